@@ -1,0 +1,1 @@
+"""Composition, calibration and the ledger. Knows mechanisms only by their events."""

@@ -1,0 +1,144 @@
+"""What a round did, in numbers that any accountant can interpret.
+
+An event is a frozen value made by a mechanism from its own fields. Accounting knows mechanisms only by these events; the ledger
+is a list of them. The JSON form of an event may gain fields but never change the meaning of one: old ledgers must stay readable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dpfedexp.errors import InputError
+
+Adjacency = Literal["replace-one", "add-remove"]
+ADJACENCIES = ("replace-one", "add-remove")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who takes part in a round: everyone, each client independently with probability `rate`, or a fixed number of them.
+
+    `rate` is the public expected fraction of the clients in every case.
+    """
+
+    kind: Literal["full", "poisson", "fixed"] = "full"
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("full", "poisson", "fixed"):
+            raise InputError(f"sampling is {self.kind!r}; it must be 'full', 'poisson' or 'fixed'.")
+        if not 0.0 < self.rate <= 1.0:
+            raise InputError(f"sampling rate is {self.rate}; it must be above 0 and at most 1.")
+        if self.kind == "full" and self.rate != 1.0:
+            raise InputError(f"sampling rate is {self.rate} with full participation; it must be 1.")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One Gaussian query of a joint release.
+
+    bound        the largest norm that one client can contribute
+    sensitivity  the largest change when the data set changes to a neighbour (under the event's adjacency, the others fixed)
+    noise        the standard deviation of the noise per coordinate, in the same unit
+    """
+
+    name: str
+    bound: float
+    sensitivity: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """All the Gaussian queries of one round, released together.
+
+    `joint_mu` is the exact supremum, over neighbours, of the joint shift in units of the noise, where the mechanism can prove that
+    it is smaller than the root of the sum of squares (full participation only). `mu` is what is charged.
+    """
+
+    setting: Literal["central", "local"]
+    adjacency: Adjacency
+    queries: tuple[Query, ...]
+    sampling: Sampling = Sampling()
+    joint_mu: float | None = None
+
+    @property
+    def separate_mu(self) -> float:
+        """The queries composed one by one: sqrt(Σ (sensitivity/noise)²)."""
+        return _norm(q.sensitivity / q.noise if q.noise > 0 else math.inf for q in self.queries)
+
+    @property
+    def mu(self) -> float:
+        """The Gaussian-DP parameter of the release without amplification."""
+        return self.separate_mu if self.joint_mu is None else self.joint_mu
+
+    @property
+    def radius(self) -> float:
+        """The largest joint norm of one client's contribution in units of the noise: what Poisson sampling needs."""
+        return _norm(q.bound / q.noise if q.noise > 0 else math.inf for q in self.queries)
+
+
+@dataclass(frozen=True)
+class PrivUnitEvent:
+    """One PrivUnit × ScalarDP report of one client.
+
+    The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
+    randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
+    """
+
+    p: float
+    cap: float
+    epsilon2: float
+    k: int
+    nominal: float
+    setting: Literal["local"] = "local"
+    adjacency: Adjacency = "replace-one"
+
+    @property
+    def direction_epsilon(self) -> float:
+        return math.log(self.p) + math.log1p(-self.cap) - math.log(self.cap) - math.log1p(-self.p)
+
+    @property
+    def epsilon(self) -> float:
+        """The exact pure ε of one report."""
+        return self.direction_epsilon + self.epsilon2
+
+
+@dataclass(frozen=True)
+class NonPrivateEvent:
+    """A round that promises nothing."""
+
+    setting: Literal["none"] = "none"
+    adjacency: Adjacency = "replace-one"
+
+
+Event = GaussianEvent | PrivUnitEvent | NonPrivateEvent
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    return {"kind": type(event).__name__, **asdict(event)}
+
+
+def from_json(data: dict[str, Any]) -> Event:
+    """The event that `to_json` wrote; a clear error for anything else."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    try:
+        match kind:
+            case "GaussianEvent":
+                fields["queries"] = tuple(Query(**q) for q in fields["queries"])
+                fields["sampling"] = Sampling(**fields["sampling"])
+                return GaussianEvent(**fields)
+            case "PrivUnitEvent":
+                return PrivUnitEvent(**fields)
+            case "NonPrivateEvent":
+                return NonPrivateEvent(**fields)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"an event of kind {kind!r} has wrong fields: {error}.") from None
+    raise InputError(f"event kind is {kind!r}; it must be GaussianEvent, PrivUnitEvent or NonPrivateEvent.")
+
+
+def _norm(ratios) -> float:
+    return math.sqrt(sum(r * r for r in ratios))

@@ -1,0 +1,37 @@
+"""Errors that are sentences for the person who typed the input."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message names the field, the value and what would be right.
+
+    The command line prints it without a traceback and exits with code 2.
+    """
+
+
+class BudgetExceeded(RuntimeError):
+    """The next round would exceed the privacy budget; nothing of it has been computed or released."""
+
+
+class LedgerError(RuntimeError):
+    """A ledger that is truncated, edited, or does not belong to the run."""
+
+
+class RoundFailed(RuntimeError):
+    """A round that may not be released, such as one with fewer survivors than the floor."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for a misspelt name, or the list of what exists."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
