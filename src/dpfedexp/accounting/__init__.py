@@ -1,1 +1,30 @@
 """Composition, calibration and the ledger. Knows mechanisms only by their events."""
+
+from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit
+from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon_curve, guarantee
+from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, Query, Sampling
+from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.accounting.ledger import Budget, Entry, Ledger
+from dpfedexp.accounting.statement import PrivacyStatement
+
+__all__ = [
+    "Budget",
+    "Entry",
+    "Event",
+    "GaussianEvent",
+    "Guarantee",
+    "Ledger",
+    "NonPrivateEvent",
+    "PrivUnitEvent",
+    "PrivacyCost",
+    "PrivacyStatement",
+    "Query",
+    "Sampling",
+    "affordable_rounds",
+    "calibrate_noise",
+    "calibrate_privunit",
+    "compose",
+    "epsilon_curve",
+    "guarantee",
+    "joint_mu",
+]

@@ -1,0 +1,146 @@
+"""What a list of rounds promises together: the tightest sound accountant, chosen automatically and named.
+
+Every accountant here composes adaptively: a round may be chosen after seeing the earlier releases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dpfedexp.accounting import gdp, privunit
+from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent
+from dpfedexp.errors import InputError, require
+
+Setting = Literal["central", "local", "none"]
+Charges = Iterable[tuple[Event, int]]
+
+GAUSSIAN = "exact Gaussian (GDP)"
+NOT_PRIVATE = "none (not private)"
+NOTHING = "none (nothing was released)"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of everything that was charged, for one client, under `adjacency`.
+
+    `mu` is set where the guarantee is exactly μ-GDP; `pure_epsilon` where it also holds at δ = 0.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    setting: Setting
+    accountant: str
+    mu: float | None = None
+    pure_epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class PrivacyCost:
+    """The same rounds per round and in total. δ is for the total; a Gaussian round is quoted at the same δ, and a
+    PrivUnit report at `delta_round` = 0, because its ε is pure."""
+
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    adjacency: Adjacency
+    setting: Setting
+    accountant: str
+    rounds: int
+    delta_round: float
+    mu_total: float | None = None
+    pure_epsilon_total: float | None = None
+
+
+def compose(charges: Charges, delta: float) -> Guarantee:
+    """The guarantee of all the charges together at δ.
+
+    Kinds of events may be mixed; settings and adjacencies may not.
+    """
+    require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
+    counts: dict[Event, int] = {}
+    for event, count in charges:
+        require(count >= 0, f"the number of rounds is {count}; it must be zero or more.")
+        if count:
+            counts[event] = counts.get(event, 0) + count
+    return _compose(tuple(counts.items()), float(delta))
+
+
+def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
+    """What `rounds` rounds of the same event promise: per round and in total."""
+    require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
+    total = compose([(event, rounds)], delta)
+    delta_round = 0.0 if isinstance(event, PrivUnitEvent) else delta
+    return PrivacyCost(
+        epsilon_round=compose([(event, 1)], delta_round).epsilon,
+        epsilon_total=total.epsilon,
+        delta=delta,
+        adjacency=total.adjacency,
+        setting=total.setting,
+        accountant=total.accountant,
+        rounds=rounds,
+        delta_round=delta_round,
+        mu_total=total.mu,
+        pure_epsilon_total=total.pure_epsilon,
+    )
+
+
+def epsilon_curve(event: Event, rounds: Sequence[int], delta: float) -> list[float]:
+    """ε after each of the given numbers of rounds."""
+    return [compose([(event, t)], delta).epsilon for t in rounds]
+
+
+@lru_cache(maxsize=65536)
+def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
+    if not counts:
+        return Guarantee(0.0, delta, "replace-one", "none", NOTHING)
+    adjacency, setting = _common(counts)
+    if any(isinstance(event, NonPrivateEvent) for event, _ in counts):
+        return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE)
+    gaussian = [(event, n) for event, n in counts if isinstance(event, GaussianEvent)]
+    reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent)]
+    if not reports:
+        epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
+        return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu)
+    pure = privunit.pure_epsilon(reports)
+    if not gaussian:
+        epsilon, accountant = privunit.epsilon(reports, delta)
+        return Guarantee(epsilon, delta, adjacency, setting, accountant, pure_epsilon=pure)
+    epsilon, accountant, _ = _gaussian_epsilon(gaussian, delta)
+    return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
+
+
+def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str, float | None]:
+    mu = gdp.compose(event.mu * math.sqrt(n) for event, n in charges)
+    if not any(is_amplified(event) for event, _ in charges):
+        return gdp.epsilon(mu, delta), GAUSSIAN, mu
+    from dpfedexp.accounting import pld
+
+    epsilon, accountant = pld.epsilon(charges, delta)
+    return epsilon, accountant, None
+
+
+def is_amplified(event: GaussianEvent) -> bool:
+    """Whether the sampling hides who took part from the observer.
+
+    In the local setting the observer is the server, which knows.
+    """
+    return event.setting == "central" and event.sampling.kind != "full" and event.sampling.rate < 1.0
+
+
+def _common(counts: Iterable[tuple[Event, int]]) -> tuple[Adjacency, Setting]:
+    private = [event for event, _ in counts if not isinstance(event, NonPrivateEvent)]
+    for name in ("adjacency", "setting"):
+        values = sorted({getattr(event, name) for event in private})
+        if len(values) > 1:
+            raise InputError(
+                f"the charges have {name} {' and '.join(map(repr, values))}; all the rounds of one statement must share one, "
+                "because their guarantees are about different changes of the data."
+            )
+    if not private:
+        return "replace-one", "none"
+    return private[0].adjacency, private[0].setting

@@ -1,0 +1,218 @@
+"""The ledger: what was charged, on disk before the round that it pays for exists.
+
+One JSON object to a line, a header and then one charge per round, hash-chained (`chain.py`). Killed at any instant, a
+run leaves a ledger that opens again and that covers every round it released. Reading it back needs only
+`events.from_json`, so any accountant can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.accounting import chain
+from dpfedexp.accounting.compose import Guarantee, compose
+from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, from_json, to_json
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
+
+FORMAT = "dpfedexp-ledger"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a run may spend in total."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0.0, f"budget epsilon is {self.epsilon}; it must be above 0.")
+        require(0.0 <= self.delta < 1.0, f"budget delta is {self.delta}; it must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    round: int
+    event: Event
+
+
+class Ledger:
+    """The charges of one run.
+
+    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk.
+    """
+
+    def __init__(
+        self, header: dict[str, Any], entries: list[Entry], writer: chain.ChainWriter | None, *, read_only: bool = False
+    ) -> None:
+        self.header = header
+        self._entries = entries
+        self._known = set(entries)
+        self._rounds = {entry.round for entry in entries}
+        self._writer = writer
+        self._read_only = read_only
+
+    @classmethod
+    def in_memory(cls, **header: Any) -> Ledger:
+        """A ledger that lives as long as the object: for library use without a run directory."""
+        return cls({"format": FORMAT, "version": VERSION, **header}, [], None)
+
+    @classmethod
+    def create(cls, path: str | Path, *, config_hash: str = "", **header: Any) -> Ledger:
+        """A new ledger file.
+
+        Refuses to replace one. `header` may hold delta, adjacency and anything else worth stating.
+        """
+        path = Path(path)
+        content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
+        try:
+            return cls(content, [], chain.ChainWriter.create(path, content))
+        except FileExistsError:
+            raise LedgerError(
+                f"{path} already exists; resume the run that wrote it, or choose another directory."
+            ) from None
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, repair: bool = False, read_only: bool = False, config_hash: str | None = None
+    ) -> Ledger:
+        """A ledger that exists, checked line by line.
+
+        `repair` drops a torn last line, which a crash during `charge` leaves and which never paid for anything.
+        `config_hash`, where given, must be the one that the ledger was created with. `read_only` changes nothing on
+        disk, ignores a torn last line, and works while a run is writing.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise LedgerError(f"{path} does not exist; a run writes its ledger before its first round.")
+        writer = None
+        if read_only:
+            content = chain.read(path)
+        else:
+            writer, content = chain.ChainWriter.open(path, repair=repair)
+        try:
+            _check_header(path, content.header, config_hash)
+            entries = _entries(path, content.records)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        return cls(content.header, entries, writer, read_only=read_only)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def is_charged(self, round: int, event: Event) -> bool:
+        return Entry(round, event) in self._known
+
+    def charge(self, round: int, event: Event, *, fresh_noise: bool = False) -> bool:
+        """Pay for a round before it is released. True when a charge was added.
+
+        After a crash a seeded simulation computes the same round again with the same randomness: the same output, so
+        nothing new is released, and a round and event that are already in the ledger are not charged twice (False is
+        returned). A deployment draws new noise, and a second noisy answer costs again: it passes `fresh_noise=True`
+        and is always charged.
+        """
+        require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
+        if self._read_only:
+            raise LedgerError("this ledger was opened for reading; open it without read_only to charge it.")
+        entry = Entry(round, event)
+        if not fresh_noise and entry in self._known:
+            return False
+        if not fresh_noise and round in self._rounds:
+            raise LedgerError(
+                f"round {round} is already charged with a different event; resume with the settings of the run, or pass "
+                "fresh_noise=True to release that round again and pay for both."
+            )
+        if self._writer is not None:
+            self._writer.append({"seq": len(self._entries) + 1, "round": round, "event": to_json(event)})
+        self._entries.append(entry)
+        self._known.add(entry)
+        self._rounds.add(round)
+        return True
+
+    def charges(self) -> list[tuple[Event, int]]:
+        """What was charged, as any accountant reads it: each distinct event and how often."""
+        counts: dict[Event, int] = {}
+        for entry in self._entries:
+            counts[entry.event] = counts.get(entry.event, 0) + 1
+        return list(counts.items())
+
+    def guarantee(self, delta: float) -> Guarantee:
+        return compose(self.charges(), delta)
+
+    def would_cost(self, event: Event, delta: float) -> Guarantee:
+        """The guarantee after one more round of `event`."""
+        return compose([*self.charges(), (event, 1)], delta)
+
+    def check(self, budget: Budget, event: Event, *, round: int | None = None) -> None:
+        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget.
+
+        A round already paid for never does.
+        """
+        if round is not None and self.is_charged(round, event):
+            return
+        after = self.would_cost(event, budget.delta).epsilon
+        if after > budget.epsilon:
+            spent = self.guarantee(budget.delta).epsilon
+            which = "the next round" if round is None else f"round {round}"
+            raise BudgetExceeded(
+                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {len(self)} rounds have spent {spent:.4f}, and "
+                f"{which} would make it {after:.4f}. It was not started."
+            )
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._read_only = True
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -> None:
+    if header.get("format") != FORMAT:
+        raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
+    if header.get("version") != VERSION:
+        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads version {VERSION}.")
+    if config_hash is not None and header.get("config") != config_hash:
+        raise LedgerError(
+            f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
+            f"{config_hash!r}); charges of different runs do not belong in one ledger."
+        )
+
+
+def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
+    entries: list[Entry] = []
+    interned: dict[Event, Event] = {}
+    for seq, record in enumerate(records, start=1):
+        try:
+            require(record["seq"] == seq, f"it is numbered {record['seq']!r} where {seq} was due")
+            require(type(record["round"]) is int, f"its round is {record['round']!r}")
+            event = from_json(record["event"])
+            _touch(event)
+            entries.append(Entry(record["round"], interned.setdefault(event, event)))
+        except (InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise LedgerError(f"{path}, line {seq + 1}: not a charge ({error}).") from None
+    return entries
+
+
+def _touch(event: Event) -> None:
+    """Use every number of an event once, so that a field of the wrong type is found here and not in an accountant."""
+    match event:
+        case GaussianEvent():
+            _ = float(event.mu) + float(event.radius)
+        case PrivUnitEvent():
+            _ = float(event.epsilon) + float(event.nominal) + float(event.k)
+        case NonPrivateEvent():
+            pass

@@ -1,0 +1,178 @@
+"""Exact composition of PrivUnit × ScalarDP reports.
+
+The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most
+half of the sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
+
+    direction  +L with probability p,             −L with probability p·e^{−L},   0 otherwise,   L = event.direction_epsilon
+    level      +ε₂ with probability e^ε₂/(e^ε₂+k), −ε₂ with probability 1/(e^ε₂+k), 0 otherwise,
+
+so T reports live on two lattices of 2T + 1 points. They are convolved as they are: nothing is discretised, every term
+is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a mixture of
+this one and of indistinguishable outputs, so it is dominated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.signal import lfilter
+
+from dpfedexp.accounting.events import PrivUnitEvent
+
+EXACT = "exact PrivUnit composition"
+RENYI = "RDP of the exact PrivUnit pair"
+PURE = "pure ε sum"
+
+_MAX_EXACT_REPORTS = 20_000
+_MAX_ATOMS = 2_000_000
+_ORDERS = 1.0 + np.logspace(-4, 5, 600)
+
+
+@dataclass(frozen=True)
+class ThreePoint:
+    """A privacy loss that is +step with probability `up`, −step with probability `up`·e^{−step}, and 0 otherwise."""
+
+    step: float
+    up: float
+
+    @property
+    def down(self) -> float:
+        return self.up * math.exp(-self.step)
+
+    @property
+    def stay(self) -> float:
+        return max(0.0, 1.0 - self.up - self.down)
+
+
+def three_points(event: PrivUnitEvent) -> tuple[ThreePoint, ...]:
+    """The independent parts of one report's privacy loss."""
+    direction = event.direction_epsilon
+    # Caps above one half overlap; randomised response dominates anything that is L-DP.
+    up = event.p if event.cap <= 0.5 else 1.0 / (1.0 + math.exp(-direction))
+    level = ThreePoint(event.epsilon2, 1.0 / (1.0 + event.k * math.exp(-event.epsilon2)))
+    return tuple(part for part in (ThreePoint(direction, up), level) if part.step > 0.0)
+
+
+def pure_epsilon(charges: Iterable[tuple[PrivUnitEvent, int]]) -> float:
+    """The sum of the exact ε of every report: holds at δ = 0."""
+    return math.fsum(event.epsilon * count for event, count in charges)
+
+
+def epsilon(charges: Sequence[tuple[PrivUnitEvent, int]], delta: float) -> tuple[float, str]:
+    """The smallest proven ε at δ over all the reports, and the name of the accountant that proved it."""
+    return _epsilon(tuple(charges), delta)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(charges: tuple[tuple[PrivUnitEvent, int], ...], delta: float) -> tuple[float, str]:
+    pure = pure_epsilon(charges)
+    if delta <= 0.0 or pure == 0.0:
+        return pure, PURE
+    parts = _parts(charges)
+    if _tractable(parts):
+        tight, name = _invert(_Losses.of(parts), pure, delta), EXACT
+    else:
+        tight, name = _renyi_epsilon(parts, delta), RENYI
+    return min((pure, PURE), (tight, name))
+
+
+def delta(charges: Iterable[tuple[PrivUnitEvent, int]], epsilon: float) -> float:
+    """The exact δ(ε) of all the reports together."""
+    return _Losses.of(_parts(charges)).delta(epsilon)
+
+
+def _parts(charges: Iterable[tuple[PrivUnitEvent, int]]) -> dict[ThreePoint, int]:
+    parts: dict[ThreePoint, int] = {}
+    for event, count in charges:
+        for part in three_points(event):
+            parts[part] = parts.get(part, 0) + count
+    return parts
+
+
+def _tractable(parts: dict[ThreePoint, int]) -> bool:
+    """Whether the lattices are short enough to convolve, and their outer product (all but the longest) to hold."""
+    sizes: dict[float, int] = {}
+    for part, count in parts.items():
+        sizes[part.step] = sizes.get(part.step, 0) + count
+    *others, longest = sorted(sizes.values())
+    return longest <= _MAX_EXACT_REPORTS and math.prod(2 * n + 1 for n in others) <= _MAX_ATOMS
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The composed loss as (explicit atoms) + (one lattice), which makes δ(ε) one pass over the atoms."""
+
+    atoms: np.ndarray
+    weights: np.ndarray
+    step: float
+    reach: int
+    above: np.ndarray
+    discounted: np.ndarray
+
+    @staticmethod
+    def of(parts: dict[ThreePoint, int]) -> _Losses:
+        lattices: dict[float, np.ndarray] = {}
+        for part, count in parts.items():
+            pmf = _power(np.array([part.down, part.stay, part.up]), count)
+            lattices[part.step] = np.convolve(lattices[part.step], pmf) if part.step in lattices else pmf
+        *others, (step, pmf) = sorted(lattices.items(), key=lambda item: item[1].size)
+        atoms, weights = np.zeros(1), np.ones(1)
+        for other_step, other in others:
+            losses = (np.arange(other.size) - other.size // 2) * other_step
+            atoms, weights = np.add.outer(atoms, losses).ravel(), np.multiply.outer(weights, other).ravel()
+        # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
+        above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
+        discounted = np.append(lfilter([1.0], [1.0, -math.exp(-step)], pmf[::-1])[::-1], 0.0)
+        return _Losses(atoms, weights, step, pmf.size // 2, above, discounted)
+
+    def delta(self, epsilon: float) -> float:
+        first = np.floor((epsilon - self.atoms) / self.step) + 1.0
+        j = np.clip(first, -self.reach, self.reach + 1).astype(np.int64)
+        discount = np.exp(np.minimum(0.0, epsilon - self.atoms - j * self.step))
+        slot = j + self.reach
+        return float(np.sum(self.weights * np.maximum(0.0, self.above[slot] - discount * self.discounted[slot])))
+
+
+def _power(pmf: np.ndarray, count: int) -> np.ndarray:
+    """The `count`-fold convolution by squaring, directly.
+
+    A Fourier transform would bury small tails under its rounding.
+    """
+    result = np.ones(1)
+    while count:
+        if count & 1:
+            result = np.convolve(result, pmf)
+        count >>= 1
+        if count:
+            pmf = np.convolve(pmf, pmf)
+    return result
+
+
+def _invert(losses: _Losses, pure: float, delta: float) -> float:
+    low, high = 0.0, pure
+    if losses.delta(0.0) <= delta:
+        return 0.0
+    while high - low > 1e-12 * max(1.0, high):
+        middle = 0.5 * (low + high)
+        if losses.delta(middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _renyi_epsilon(parts: dict[ThreePoint, int], delta: float) -> float:
+    """RDP of the same pair, which adds over rounds; sound at every order, so a grid of orders is enough."""
+    orders = _ORDERS
+    total = np.zeros_like(orders)
+    for part, count in parts.items():
+        up, down = math.log(part.up), math.log(part.down)
+        stay = math.log(part.stay) if part.stay > 0.0 else -math.inf
+        shift = (orders - 1.0) * part.step
+        total += count * np.logaddexp(np.logaddexp(up + shift, down - shift), stay) / (orders - 1.0)
+    candidates = total + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
+    return max(0.0, float(candidates.min()))

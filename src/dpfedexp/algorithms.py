@@ -1,0 +1,321 @@
+"""The paper's algorithms by name, each a few lines that compose the parts: a mechanism, a clip, a step size, a server.
+
+An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, clients, cohort, rounds), where noise that was
+asked for by its ε is calibrated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dpfedexp import step_size
+from dpfedexp.accounting import Event, Sampling, calibrate_noise
+from dpfedexp.accounting.events import ADJACENCIES, Adjacency
+from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPrivacy, PrivUnit, Release
+from dpfedexp.mechanisms.gaussian import Numerator
+from dpfedexp.mechanisms.privunit import GammaRule
+from dpfedexp.server import Adam, Extrapolate, Momentum, Server
+
+MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]
+MECHANISMS = ("none", "central-gaussian", "local-gaussian", "privunit")
+Clip = float | AdaptiveClip | Literal["adaptive"]
+Rule = Callable[[Release, Mechanism], float]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What is run: everything but the data, the model and the local steps.
+
+    Exactly one of `noise_multiplier` and `target_epsilon` is given for Gaussian noise; `target_epsilon` is for all rounds together unless
+    `target_per` is "round". PrivUnit takes its three ε per round, or a target that `bind` splits.
+    """
+
+    name: str
+    mechanism: MechanismName
+    rule: Rule = field(repr=False)
+    clip: float | AdaptiveClip = math.inf
+    numerator: Numerator | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    target_per: Literal["total", "round"] = "total"
+    delta: float = 1e-5
+    adjacency: Adjacency = "replace-one"
+    epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
+    gamma: GammaRule = "exact"
+    server: Server = field(default_factory=Extrapolate)
+    scaffold: bool = False
+    average_last: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise InputError(f"mechanism is {self.mechanism!r}, which does not exist.{nearest(self.mechanism, MECHANISMS)}")
+        if self.mechanism == "none":
+            return
+        adaptive = isinstance(self.clip, AdaptiveClip)
+        radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
+        require(0 < radius < math.inf, f"clip is {radius}; it must be a positive number.")
+        require(not adaptive or self.mechanism == "central-gaussian", _ADAPTIVE_LOCAL)
+        require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
+        if self.adjacency not in ADJACENCIES:
+            raise InputError(f"adjacency is {self.adjacency!r}, which does not exist.{nearest(self.adjacency, ADJACENCIES)}")
+        require(
+            self.adjacency == "replace-one" or self.mechanism == "central-gaussian",
+            "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
+        )
+        if self.target_epsilon is not None:
+            require(self.target_epsilon > 0, f"target_epsilon is {self.target_epsilon}; it must be positive.")
+        if self.mechanism in ("central-gaussian", "local-gaussian"):
+            require(
+                (self.noise_multiplier is None) != (self.target_epsilon is None),
+                f"noise_multiplier is {self.noise_multiplier} and target_epsilon is {self.target_epsilon}; "
+                "give exactly one of them.",
+            )
+            z = self.noise_multiplier
+            require(z is None or 0 < z < math.inf, f"noise_multiplier is {z}; it must be a positive number.")
+
+    @property
+    def private(self) -> bool:
+        return self.mechanism != "none"
+
+    def bind(self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int) -> Mechanism:
+        """The mechanism of the first round, with every constant in place."""
+        if self.mechanism == "none":
+            return NoPrivacy(self.clip if isinstance(self.clip, float) else math.inf)
+        if self.mechanism == "privunit":
+            assert not isinstance(self.clip, AdaptiveClip)
+            epsilons = self.epsilons
+            gamma = self.gamma
+            if self.target_epsilon is not None:
+                epsilons, gamma = _split(self.target_epsilon / (rounds if self.target_per == "total" else 1)), "optimal"
+            return PrivUnit(self.clip, dimension, *epsilons, gamma=gamma)
+        z = self.noise_multiplier
+        if z is None:
+            assert self.target_epsilon is not None
+            z = calibrate_noise(
+                lambda trial: self._gaussian(trial, dimension, cohort).event(sampling),
+                target_epsilon=self.target_epsilon,
+                delta=self.delta,
+                rounds=rounds if self.target_per == "total" else 1,
+            )
+        return self._gaussian(z, dimension, cohort)
+
+    def _gaussian(self, z: float, dimension: int, cohort: float) -> CentralGaussian | LocalGaussian:
+        if self.mechanism == "local-gaussian":
+            assert not isinstance(self.clip, AdaptiveClip)
+            return LocalGaussian(self.clip, z, self.numerator)
+        assert self.numerator != "naive"
+        count_noise = None
+        radius = self.clip
+        if isinstance(self.clip, AdaptiveClip):
+            radius = self.clip.initial
+            count_noise = self.clip.noise_for(cohort, z)
+            # The count's share of the budget comes out of the update's: together they cost what z alone costs.
+            share = z**-2 - (2 * count_noise) ** -2
+            require(
+                share > 0,
+                f"adaptive clip: count_noise is {count_noise:.4g}, too little for a noise multiplier of {z:.4g}; "
+                f"it must be above {z / 2:.4g}.",
+            )
+            z_update = share**-0.5
+        else:
+            z_update = z
+        # σ_ξ = dσ²/M with σ² = z²C²/M, as a multiple of C² on the sum.
+        scalar = dimension * z * z / cohort if self.numerator == "paper" else None
+        return CentralGaussian(radius, z_update, self.adjacency, self.numerator, scalar, count_noise)
+
+    def event(self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int) -> Event:
+        """What one round of the bound algorithm charges."""
+        return self.bind(dimension, clients, cohort, sampling, rounds).event(sampling)
+
+
+_ADAPTIVE_LOCAL = (
+    "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
+    "so it needs mechanism 'central-gaussian'."
+)
+
+
+def _split(epsilon: float) -> tuple[float, float, float]:
+    """A report's ε: a sixth for the norm, the rest for the direction, whose own split `gamma="optimal"` finds."""
+    return epsilon * 5 / 12, epsilon * 5 / 12, epsilon / 6
+
+
+def _clip(clip: Clip) -> float | AdaptiveClip:
+    if isinstance(clip, AdaptiveClip):
+        return clip
+    if isinstance(clip, str):
+        if clip != "adaptive":
+            raise InputError(f"clip is {clip!r}; it must be a positive number or 'adaptive'.")
+        return AdaptiveClip()
+    return float(clip)
+
+
+def _one(release: Release, mechanism: Mechanism) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class FixedRate:
+    """The step-size rule η_g = rate: FedAvg with a server learning rate."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.rate < math.inf, f"server rate is {self.rate}; it must be a positive number.")
+
+    def __call__(self, release: Release, mechanism: Mechanism) -> float:
+        return self.rate
+
+
+def _fedexp(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    return step_size.fedexp(release.statistic, release.c_bar)
+
+
+def _free(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    return step_size.free(release.statistic, release.c_bar, release.clip)
+
+
+def _cdp(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    return step_size.cdp(release.statistic, release.c_bar)
+
+
+def _ldp_gaussian(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    assert isinstance(mechanism, LocalGaussian)
+    return step_size.ldp_gaussian(release.statistic, release.c_bar, mechanism.sigma)
+
+
+def _ldp_privunit(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    return step_size.ldp_privunit(release.statistic, release.c_bar)
+
+
+def _naive(release: Release, mechanism: Mechanism) -> float:
+    assert release.statistic is not None
+    return step_size.naive(release.statistic, release.c_bar)
+
+
+def fedavg(*, server_rate: float = 1.0) -> Algorithm:
+    """FedAvg without privacy: the mean of the updates, every client weighing the same.
+
+    >>> fedavg().private
+    False
+    """
+    return Algorithm("fedavg", "none", FixedRate(server_rate))
+
+
+def fedexp() -> Algorithm:
+    """FedEXP without privacy (eq:step-size-fedexp).
+
+    >>> fedexp().average_last
+    2
+    """
+    return Algorithm("fedexp", "none", _fedexp, average_last=2)
+
+
+def dp_fedavg(
+    *,
+    clip: Clip,
+    mechanism: MechanismName = "central-gaussian",
+    server_rate: float = 1.0,
+    server_momentum: float | None = None,
+    **privacy,
+) -> Algorithm:
+    """DP-FedAvg; with `server_rate` a fixed global step size, with `server_momentum` momentum on the server.
+
+    >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).name
+    'dp_fedavg'
+    """
+    if server_momentum is not None:
+        return Algorithm(
+            "dp_fedavgm", mechanism, _one, _clip(clip), server=Momentum(server_rate, server_momentum), **privacy
+        )
+    return Algorithm("dp_fedavg", mechanism, FixedRate(server_rate), _clip(clip), **privacy)
+
+
+def dp_fedadam(
+    *, clip: Clip, mechanism: MechanismName = "central-gaussian", server_rate: float = 0.03, **privacy
+) -> Algorithm:
+    """DP-FedAdam: the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
+
+    >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr
+    0.03
+    """
+    return Algorithm("dp_fedadam", mechanism, _one, _clip(clip), server=Adam(lr=server_rate), **privacy)
+
+
+def cdp_fedexp(*, clip: Clip, numerator: Literal["free", "paper"] = "free", **privacy) -> Algorithm:
+    """CDP-FedEXP (Algorithm 2). The free rule by default: the paper's step size at DP-FedAvg's own ε.
+
+    >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
+    1.0
+    """
+    rules = {"free": _free, "paper": _cdp}
+    if numerator not in rules:
+        raise InputError(f"numerator is {numerator!r}, which does not exist.{nearest(str(numerator), rules)}")
+    return Algorithm(
+        "cdp_fedexp", "central-gaussian", rules[numerator], _clip(clip), numerator, average_last=2, **privacy
+    )
+
+
+def ldp_fedexp(
+    *,
+    clip: Clip,
+    mechanism: Literal["local-gaussian", "privunit"] = "local-gaussian",
+    numerator: Numerator | None = None,
+    **privacy,
+) -> Algorithm:
+    """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit. The Gaussian default is the free rule; PrivUnit has the paper's, which costs nothing.
+
+    >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
+    'free'
+    """
+    if mechanism == "privunit":
+        if numerator not in (None, "paper"):
+            raise InputError(f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out.")
+        return Algorithm("ldp_fedexp", mechanism, _ldp_privunit, _clip(clip), average_last=2, **privacy)
+    if mechanism != "local-gaussian":
+        known = ("local-gaussian", "privunit")
+        raise InputError(f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
+    rules: dict[str, Rule] = {"free": _free, "paper": _ldp_gaussian, "naive": _naive}
+    chosen = numerator or "free"
+    if chosen not in rules:
+        raise InputError(f"numerator is {chosen!r}, which does not exist.{nearest(chosen, rules)}")
+    return Algorithm("ldp_fedexp", mechanism, rules[chosen], _clip(clip), chosen, average_last=2, **privacy)
+
+
+def naive_ldp_fedexp(*, clip: Clip, **privacy) -> Algorithm:
+    """The paper's biased variant (eq:naive), for its figures: do not train with it.
+
+    >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
+    'naive'
+    """
+    return replace(ldp_fedexp(clip=clip, numerator="naive", **privacy), name="naive_ldp_fedexp")
+
+
+def dp_scaffold(*, clip: Clip, mechanism: MechanismName = "central-gaussian", **privacy) -> Algorithm:
+    """DP-SCAFFOLD at client level: the control variates come from what is released anyway, at DP-FedAvg's ε.
+
+    >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
+    True
+    """
+    return Algorithm("dp_scaffold", mechanism, _one, _clip(clip), scaffold=True, **privacy)
+
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedexp": fedexp,
+    "dp_fedavg": dp_fedavg,
+    "dp_fedadam": dp_fedadam,
+    "cdp_fedexp": cdp_fedexp,
+    "ldp_fedexp": ldp_fedexp,
+    "naive_ldp_fedexp": naive_ldp_fedexp,
+    "dp_scaffold": dp_scaffold,
+}

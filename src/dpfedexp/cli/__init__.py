@@ -1,0 +1,68 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import typer
+from rich.console import Console
+
+from dpfedexp import __version__
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
+
+app = typer.Typer(
+    name="dpfedexp",
+    help="Differentially private federated learning whose server step size sets itself (DP-FedEXP).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+) -> None: ...
+
+
+def _register() -> None:
+    from dpfedexp.cli import demo, privacy, train
+
+    app.command("demo")(demo.demo)
+    app.command("train")(train.train)
+    app.command("init")(train.init)
+    app.add_typer(privacy.app, name="privacy")
+
+
+_register()
+
+
+def main() -> None:
+    """The entry point: input errors are one sentence and exit code 2, never a traceback."""
+    console = Console(stderr=True)
+    warnings.showwarning = lambda message, *rest, **more: console.print(f"[yellow]Note:[/] {message}")
+    try:
+        app()
+    except (InputError, LedgerError) as error:
+        console.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (BudgetExceeded, RoundFailed) as error:
+        console.print(f"[bold red]Stopped:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(3)
+    except KeyboardInterrupt:
+        console.print("[yellow]Interrupted.[/]")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

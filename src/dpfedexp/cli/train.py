@@ -1,0 +1,130 @@
+"""`dpfedexp train` and `dpfedexp init`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpfedexp import problem
+from dpfedexp.config import Resolved, Settings, load
+from dpfedexp.errors import InputError
+from dpfedexp.simulation.output import RunFolder
+from dpfedexp.simulation.progress import show
+from dpfedexp.simulation.train import Run, train as run_training
+
+TEMPLATE = """\
+# A run of dpfedexp. Start it with: dpfedexp train {name}
+# Override anything on the command line: --set algorithm.clip=0.5 --set run.rounds=20
+
+[data]
+kind = "synthetic"          # synthetic | mnist | npz (arrays inputs, targets[, client, test_inputs, test_targets]) | factory
+clients = 1000
+dimension = 100             # of the synthetic problem
+# path = "arrays.npz"       # the .npz file, or the folder with MNIST's four IDX files
+# partition = "dirichlet"   # dirichlet (equal sizes) | dirichlet-per-class | iid | shards
+# alpha = 0.3
+# factory = "my_module:federation"     # a function (seed) -> (Federation, (test_inputs, test_targets) or None)
+
+# [model]
+# name = "mlp"              # mnist_cdp_net | mnist_ldp_net | mnist_relu_net | linear_regression | mlp | resnet18_gn | lstm_classifier
+# options = {{ inputs = 20, hidden = 32, classes = 2 }}
+# factory = "my_module:make_model"     # a function that returns an nn.Module
+
+[algorithm]
+name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam | dp_scaffold | fedavg | fedexp
+clip = "adaptive"           # or a number: the radius C
+target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
+delta = 1e-5
+# adjacency = "replace-one" # or add-remove
+# mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
+
+[local]
+lr = 0.003
+steps = 20                  # or epochs = 1
+# batch_size = 16           # full batch by default
+# proximal = 0.01           # FedProx
+
+# [participation]
+# kind = "poisson"          # full | poisson | fixed
+# rate = 0.1                # with fixed: count = 100
+
+[run]
+rounds = 50
+seed = 0
+# device = "cuda"
+# budget = 8.0              # stop before the round that would exceed this epsilon
+"""
+
+
+def train(
+    file: Annotated[Path, typer.Argument(help="The run's TOML file; `dpfedexp init` writes one.", show_default=False)],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results [default: runs/<name>-<time>].")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
+    settings = load(file, set_ or ())
+    folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    run = execute(settings, folder, data=data, progress=not quiet)
+    _print(Console(), run, folder)
+
+
+def execute(settings: Settings, folder: RunFolder, *, data: str | None = None, progress: bool = True) -> Run:
+    """Run settings into a folder."""
+    posed = problem.build(settings, data)
+    participation = settings.build_participation()
+    clients = len(posed.federation)
+    facts = Resolved(
+        parameters=sum(p.numel() for p in posed.model.parameters() if p.requires_grad),
+        clients=clients,
+        cohort=participation.expected(clients),
+    )
+    folder.write_config(settings.model_copy(update={"resolved": facts}).to_toml())
+    run = run_training(
+        posed.model,
+        posed.federation,
+        settings.build_algorithm(),
+        local=settings.build_local(),
+        participation=participation,
+        test=posed.test,
+        evaluate=posed.evaluate,
+        ledger=folder.ledger,
+        on_round=folder.record,
+        progress=progress,
+        **settings.run.model_dump(),
+    )
+    folder.finish(run)
+    return run
+
+
+def _print(console: Console, run: Run, folder: RunFolder) -> None:
+    if run.history:
+        table = Table("round", "", title=f"{folder.path}", title_justify="left")
+        shown = run.history if len(run.history) <= 8 else [*run.history[:1], *run.history[9:-1:10], run.history[-1]]
+        for record in shown:
+            table.add_row(str(record["round"]), show(record))
+        console.print(table)
+    if run.stopped:
+        console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
+    console.print(run.privacy.text, highlight=False)
+    console.print(f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl")
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("dpfedexp.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a commented TOML file to start from."""
+    if file.exists() and not force:
+        raise InputError(f"the file {str(file)!r} exists; name another one or use --force.")
+    try:
+        file.write_text(TEMPLATE.format(name=file), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the file {str(file)!r} can't be written: {error.strerror}.") from None
+    Console().print(f"Wrote [bold]{file}[/]. Next: dpfedexp train {file}")

@@ -1,0 +1,120 @@
+"""From what users hold to tensors: checked once, kept in their compact type, cast where they are used."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfedexp.errors import InputError, require
+
+Transform = Callable[[Tensor], Tensor]
+
+_CHECK_ELEMENTS = 1 << 22
+"""Elements looked at together when searching for NaN, so that the search needs no memory in proportion to the data."""
+
+_HELD = {np.dtype(kind) for kind in ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
+
+
+def as_tensor(field: str, values: Any) -> Tensor:
+    """A CPU tensor over the same memory where possible; text, objects and complex numbers are refused."""
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+        if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) or tensor.is_complex():
+            return as_tensor(field, tensor.numpy())
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise InputError(f"{field} is ragged ({error}); give one array whose rows have the same shape.") from None
+        if array.dtype not in _HELD:
+            array = _widen(field, array)
+        tensor = _share(np.ascontiguousarray(array) if array.ndim else array)
+    require(tensor.dim() >= 1, f"{field} is a single number; it must have one row per example.")
+    return tensor
+
+
+def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Wide unsigned, extended and byte-swapped numbers in a type that torch computes with."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    require(kind in "uif", f"{field} has dtype {array.dtype}; it must hold real numbers or booleans.")
+    if kind == "u" and size == 8:
+        fits = array.size == 0 or int(array.max()) < 1 << 63
+        require(fits, f"{field} holds values of 2^63 or more; they must fit in 64-bit signed integers.")
+    if kind == "u":
+        return array.astype(np.int32 if size == 2 else np.int64)
+    return array.astype(np.float64 if size > 8 else array.dtype.newbyteorder("="))
+
+
+def _share(array: NDArray[Any]) -> Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        # A read-only array (a memory map) is shared like any other: nothing here writes to it.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def check_finite(field: str, tensor: Tensor) -> None:
+    """Refuse NaN and infinities, saying how many rows hold one and which is the first."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    rows = max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:]))
+    bad, first = 0, -1
+    for start in range(0, len(tensor), rows):
+        finite = torch.isfinite(tensor[start : start + rows]).flatten(1 if tensor.dim() > 1 else 0)
+        bad_rows = (~(finite.all(dim=1) if finite.dim() > 1 else finite)).nonzero().flatten()
+        if len(bad_rows) and not bad:
+            first = start + int(bad_rows[0])
+        bad += len(bad_rows)
+    require(
+        bad == 0,
+        f"{field} is not finite (NaN, infinite, or beyond {str(tensor.dtype).removeprefix('torch.')}) in {bad} of "
+        f"{len(tensor)} rows, first in row {first}; remove or repair them.",
+    )
+
+
+def cast_inputs(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What a model eats: bytes become x/255 in float, floats become float32, other integers (tokens) become int64.
+
+    `dtype` asks for another floating type, or for integers where bytes are tokens rather than pixels.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        return inputs.to(dtype)
+    if inputs.dtype == torch.uint8:
+        return inputs.to(dtype or torch.float32).div_(255)
+    if inputs.is_floating_point() or inputs.dtype == torch.bool:
+        return inputs.to(dtype or torch.float32)
+    return inputs.to(torch.int64)
+
+
+def cast_targets(targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Class labels become int64, real targets float32 (or `dtype`, where that is a floating type)."""
+    if not targets.is_floating_point():
+        return targets.to(torch.int64)
+    return targets.to(dtype if dtype is not None and dtype.is_floating_point else torch.float32)
+
+
+def check_count(field: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least `least`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(whole and value >= least, f"{field} is {value!r}; it must be a whole number of at least {least}.")
+    return int(value)
+
+
+def check_positive(field: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    require(number and math.isfinite(value) and value > 0, f"{field} is {value!r}; it must be a number greater than 0.")
+    return float(value)
+
+
+def check_seed(seed: Any) -> int:
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    require(whole and 0 <= seed < 1 << 64, f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1.")
+    return int(seed)

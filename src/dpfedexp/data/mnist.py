@@ -1,0 +1,164 @@
+"""MNIST, or any data set in the same four files (Fashion-MNIST, KMNIST): found, or downloaded and verified."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfedexp.data.arrays import Transform
+from dpfedexp.data.download import fetch
+from dpfedexp.data.federation import Federation
+from dpfedexp.data.idx import read_idx
+from dpfedexp.errors import InputError, require
+
+FILES = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""The four standard names, and the md5 of MNIST's own decompressed bytes."""
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images as bytes [n, rows, columns] and their labels as bytes [n]."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    name: str
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """x ↦ (x − mean)/std. The two numbers must be public: computed from the clients' data they would leak from them."""
+
+    mean: float = 0.1307
+    std: float = 0.3081
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+def load_mnist(
+    data: Path | str | None = None, *, download: bool = True, mirrors: Sequence[str] | None = None
+) -> ImageData:
+    """Images and labels from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache.
+
+    A folder may hold the four files itself or in a folder `mnist` inside it, each gzipped or plain. `mirrors` (or
+    DPFEDEXP_MIRRORS, separated by spaces) replaces the public ones.
+    """
+    folder = find_mnist(data)
+    if folder is None:
+        folder = cache_folder()
+        if not download:
+            raise InputError(f"MNIST was not found; {_where_to_put(folder)}.")
+        _download(folder, mirrors)
+    paths = [_file(folder, name) for name in FILES]
+    train_images, train_labels, test_images, test_labels = (
+        torch.from_numpy(read_idx(path, dimensions=3 if "images" in path.name else 1)) for path in paths if path
+    )
+    for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
+        require(
+            images.dtype == torch.uint8 and labels.dtype == torch.uint8,
+            f"{folder} has {part} files of {images.dtype} and {labels.dtype}; images and labels must be bytes.",
+        )
+        require(
+            len(images) == len(labels),
+            f"{folder} has {len(images)} {part} images and {len(labels)} {part} labels; there must be as many.",
+        )
+    require(
+        train_images.shape[1:] == test_images.shape[1:],
+        f"{folder} has train images of shape {tuple(train_images.shape[1:])} and t10k images of shape "
+        f"{tuple(test_images.shape[1:])}; they must be the same.",
+    )
+    return ImageData(train_images, train_labels, test_images, test_labels, folder.name)
+
+
+def mnist_federation(
+    images: ImageData,
+    clients: int = 1000,
+    alpha: float = 0.3,
+    seed: int = 0,
+    *,
+    transform: Transform | None = None,
+    **options: Any,
+) -> Federation:
+    """The paper's split: the training images, [1, 28, 28] each, over equal clients, class mix ~ Dirichlet(alpha)."""
+    inputs = images.train_images.unsqueeze(1)
+    return Federation.dirichlet(
+        inputs, images.train_labels, clients=clients, alpha=alpha, seed=seed, transform=transform, **options
+    )
+
+
+def find_mnist(data: Path | str | None = None) -> Path | None:
+    """The folder with the four files; None if nobody named one and the user cache has none."""
+    named, source = (data, "data") if data is not None else (os.environ.get("DPFEDEXP_DATA"), "DPFEDEXP_DATA")
+    if named:
+        base = Path(named).expanduser()
+        candidates = [base, base / "mnist"]
+        for folder in candidates:
+            if not _missing(folder):
+                return folder
+        best = min(candidates, key=lambda folder: len(_missing(folder)))
+        raise InputError(
+            f"{source} is {str(named)!r}, and {best} lacks {', '.join(_missing(best))} (each plain or with .gz); "
+            f"put {'it' if len(_missing(best)) == 1 else 'them'} there or name another folder."
+        )
+    folder = cache_folder()
+    return None if _missing(folder) else folder
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `dpfedexp/mnist` in XDG_CACHE_HOME or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / "mnist"
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in FILES if _file(folder, name) is None]
+
+
+def _where_to_put(folder: Path) -> str:
+    return (
+        f"put {', '.join(FILES)} (each plain or with .gz) into {folder}, "
+        "or name the folder that holds them as data or in DPFEDEXP_DATA"
+    )
+
+
+def _download(folder: Path, mirrors: Sequence[str] | None) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    chosen = list(mirrors if mirrors is not None else os.environ.get("DPFEDEXP_MIRRORS", "").split() or MIRRORS)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        for name in _missing(folder):
+            task = bars.add_task(f"{name}.gz", total=None)
+            try:
+                fetch(
+                    f"{name}.gz",
+                    FILES[name],
+                    chosen,
+                    folder,
+                    lambda received, total, task=task: bars.update(task, completed=received, total=total),  # type: ignore[misc]
+                )
+            except InputError as error:
+                raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None

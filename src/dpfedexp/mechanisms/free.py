@@ -1,0 +1,19 @@
+"""The step size for free: one more coordinate that carries ‖Δ‖² inside the same ball.
+
+With x = ‖Δ‖/C, the vector u = (Δ, (C² − ‖Δ‖²)/C) has ‖u‖²/C² = x² + (1 − x²)² ≤ 1. Whatever mechanism is private for vectors of
+norm at most C therefore releases u at the same price as Δ, and C² − C·(last coordinate of the mean) is an unbiased mean of ‖Δ_i‖².
+The principle for second moments is related to Kalinin, Upadhyay and Lampert, arXiv:2502.06597.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpfedexp.clipping import clip, row_norms
+
+
+def lift(delta: Tensor, radius: float) -> Tensor:
+    """u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C."""
+    last = (radius * radius - row_norms(delta).square()).clamp_min(0.0) / radius
+    return clip(torch.cat([delta, last.to(delta.dtype)[:, None]], dim=1), radius).vectors

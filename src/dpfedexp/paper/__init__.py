@@ -1,0 +1,1 @@
+"""The paper, reproduced: its tables and figures, each from one function."""

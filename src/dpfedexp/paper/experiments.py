@@ -1,0 +1,20 @@
+"""The paper's runs as settings: the TOML files of `experiments/`, which also work with `dpfedexp train`."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+
+from dpfedexp.config import Settings, load
+from dpfedexp.errors import InputError, nearest
+
+
+def names() -> list[str]:
+    return sorted(f.name.removesuffix(".toml") for f in files("dpfedexp.experiments").iterdir() if f.name.endswith(".toml"))
+
+
+def experiment(name: str) -> Settings:
+    """The settings of one of the paper's runs, such as `mnist-cdp-fedexp`."""
+    if name not in names():
+        raise InputError(f"experiment is {name!r}, which does not exist.{nearest(name, names())}")
+    with as_file(files("dpfedexp.experiments") / f"{name}.toml") as path:
+        return load(path)

@@ -1,0 +1,209 @@
+"""Rounds: w → local updates → clip → randomize → Sums → release → step size → w'.
+
+The same functions serve a deployment; only who computes the local updates and where noise comes from differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfedexp import step_size
+from dpfedexp.accounting import Budget, Event, Ledger, Sampling
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.clipping import AdaptiveClip, clip, row_norms
+from dpfedexp.errors import InputError, require
+from dpfedexp.local import schedule
+from dpfedexp.mechanisms import Mechanism, Release
+from dpfedexp.server import State as ServerState
+from dpfedexp.simulation.random import Streams
+from dpfedexp.simulation.sampling import Participation
+from dpfedexp.simulation.vectorise import Task, Trainer
+from dpfedexp.sums import Sums
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that one round hands to the next. Vectors are float64 on the run's device.
+
+    recent    the last iterates that the reported model averages, newest last
+    radius    the clip C in force
+    control   SCAFFOLD's server control variate c, and the clients' own c_i, one row each (None without SCAFFOLD)
+    """
+
+    round: int
+    w: Tensor
+    recent: tuple[Tensor, ...]
+    radius: float
+    server: ServerState
+    control: Tensor | None = None
+    client_controls: Tensor | None = None
+
+    @property
+    def reported(self) -> Tensor:
+        """The average of the last iterates: post-processing that damps FedEXP's oscillation."""
+        return torch.stack(self.recent).mean(0) if len(self.recent) > 1 else self.w
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round shows: nothing here is private unless its name starts with `nonprivate_`."""
+
+    round: int
+    eta_g: float
+    clip: float
+    seconds: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run without its state: the parts, bound together."""
+
+    task: Task
+    trainer: Trainer
+    algorithm: Algorithm
+    mechanism: Mechanism
+    participation: Participation
+    streams: Streams
+    chunk_size: int
+    diagnostics: bool = False
+
+    @property
+    def population(self) -> int:
+        return len(self.task.clients)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.participation.sampling(self.population)
+
+    @property
+    def event(self) -> Event:
+        return self.mechanism.event(self.sampling)
+
+    def begin(self) -> State:
+        w = self.task.layout.read(self.task.model).to(self.task.device)
+        if not bool(torch.isfinite(w).all()):
+            raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
+        scaffold = self.algorithm.scaffold
+        return State(
+            round=0,
+            w=w,
+            recent=(w,),
+            radius=self.mechanism.clip,
+            server=self.algorithm.server.init(w),
+            control=torch.zeros_like(w) if scaffold else None,
+            client_controls=torch.zeros(self.population, len(w)) if scaffold else None,
+        )
+
+    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
+        """One round. It is charged to the ledger after the clients are done and before anything is released."""
+        began = time.perf_counter()
+        number = state.round + 1
+        mechanism = self._mechanism(state.radius)
+        event = mechanism.event(self.sampling)
+        if budget is not None:
+            ledger.check(budget, event)
+        cohort = self.participation.cohort(self.population, self.streams.at("participation", number))
+        sums, true_squares = self._collect(state, mechanism, cohort, number)
+        ledger.charge(number, event)
+        release = mechanism.release(
+            sums,
+            self.participation.expected(self.population),
+            self.streams.at("central noise", number),
+            self.streams.at("central scalar noise", number),
+        )
+        new, eta_g = self._advance(state, mechanism, release)
+        extra = {}
+        if self.diagnostics:
+            extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
+        return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
+
+    def _mechanism(self, radius: float) -> Mechanism:
+        return self.mechanism if radius == self.mechanism.clip else replace(self.mechanism, clip=radius)  # type: ignore[type-var]
+
+    def _collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> tuple[Sums, float]:
+        noise = self.streams.at("local noise", number)
+        w = state.w.float()
+        sums = Sums.zero(mechanism.width(len(w)), self.task.device)
+        true_squares = 0.0
+        for clients in self._chunks(cohort):
+            updates, steps = self._updates(state, w, clients, number)
+            clipped = clip(updates, mechanism.clip)
+            if state.client_controls is not None and steps is not None:
+                self._remember(state, clients, clipped.vectors, steps)
+            sums = sums + mechanism.collect(mechanism.randomize(clipped, clients, noise))
+            if self.diagnostics:
+                true_squares += float(row_norms(clipped.vectors).square().sum())
+        return sums, true_squares
+
+    def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
+        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
+        sizes = self.task.clients.sizes[cohort]
+        order = torch.argsort(sizes, stable=True)
+        empty = int((sizes == 0).sum())
+        for part in (order[:empty], order[empty:]):
+            for chunk in part.split(self.chunk_size) if len(part) else ():
+                yield cohort[chunk]
+
+    def _updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> tuple[Tensor, Tensor | None]:
+        sizes = self.task.clients.sizes[clients]
+        if int(sizes[0]) == 0:
+            return torch.zeros(len(clients), len(w), device=w.device), None
+        shuffles = self.streams.at("batches", number)
+        plan = schedule(self.task.local, sizes, lambda row: shuffles.generator(int(clients[row])))
+        correction = None
+        if state.control is not None and state.client_controls is not None:
+            correction = state.control.float() - state.client_controls[clients].to(w.device)
+        return self.trainer(w, clients, plan, number, correction), plan.steps
+
+    def _remember(self, state: State, clients: Tensor, delta: Tensor, steps: Tensor) -> None:
+        """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it."""
+        assert state.control is not None
+        assert state.client_controls is not None
+        scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
+        old = state.client_controls[clients].to(delta.device)
+        state.client_controls[clients] = (old - state.control.float() - delta / scale).cpu()
+
+    def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
+        """Post-processing: the step size, the server's move, and the next clip."""
+        eta_g = self.algorithm.rule(release, mechanism)
+        w, server = self.algorithm.server.step(state.w, release.c_bar, eta_g, state.server)
+        radius = state.radius
+        if isinstance(self.algorithm.clip, AdaptiveClip):
+            assert release.within is not None
+            radius = self.algorithm.clip.update(radius, release.within)
+        control = state.control
+        if control is not None:
+            share = self.participation.expected(self.population) / self.population
+            tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
+            control = (1 - share) * control - share * release.c_bar / (tau * self.task.local.lr)
+        keep = self.algorithm.average_last
+        recent = (*state.recent, w)[-keep:]
+        return State(state.round + 1, w, recent, radius, server, control, state.client_controls), eta_g
+
+
+def check_scaffold(algorithm: Algorithm, task: Task) -> None:
+    """SCAFFOLD divides by τ, which must be public and the same for all."""
+    require(
+        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
+        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
+    )
+
+
+def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:
+    """One line of the history."""
+    return {
+        "round": round.round,
+        **metrics,
+        "eta_g": round.eta_g,
+        "clip": round.clip,
+        "epsilon_total": epsilon,
+        "seconds": round.seconds,
+        **round.extra,
+    }

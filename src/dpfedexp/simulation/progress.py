@@ -1,0 +1,47 @@
+"""A progress bar over rounds that shows what may be shown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class RoundProgress:
+    """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal."""
+
+    def __init__(self, name: str, rounds: int, enabled: bool = True) -> None:
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[shown]}"),
+            transient=True,
+            disable=not enabled,
+        )
+        self.row = self.bar.add_task(name, total=rounds, shown="")
+
+    def __enter__(self) -> RoundProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def update(self, record: dict[str, Any]) -> None:
+        self.bar.update(self.row, completed=record["round"], shown=show(record))
+
+
+def show(record: dict[str, Any]) -> str:
+    """The public values of a round in one line."""
+    metrics = [
+        f"{key.removeprefix('test_')} {value:.4g}"
+        for key, value in record.items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "epsilon_total", "seconds") and "nonprivate" not in key
+    ]
+    epsilon = record["epsilon_total"]
+    privacy = "not private" if math.isinf(epsilon) else f"ε {epsilon:.3f}"
+    return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])

@@ -1,0 +1,235 @@
+"""`train`: a simulated run from start to end."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.errors import BudgetExceeded, InputError, require
+from dpfedexp.local import Sgd
+from dpfedexp.losses import Loss, resolve
+from dpfedexp.simulation.chunk import automatic_chunk
+from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
+from dpfedexp.simulation.evaluate import Evaluate, on_test_set
+from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.progress import RoundProgress
+from dpfedexp.simulation.random import Streams
+from dpfedexp.simulation.sampling import Full, Participation
+from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, Vectorised, check_model, choose
+
+
+DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves.
+
+    model    the trained module: the average of the last two iterates for FedEXP variants, the last one otherwise
+    history  one record per round: test metrics, eta_g, clip, epsilon_total so far, seconds
+    privacy  the statement of what was promised to whom; print it
+    stopped  why the run ended before its last round, None if it did not
+    """
+
+    model: nn.Module
+    history: list[dict[str, Any]] = field(repr=False)
+    privacy: PrivacyStatement = field(repr=False)
+    ledger: Ledger = field(repr=False)
+    trainer: str = "vectorised"
+    stopped: str | None = None
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        shown = {k: round(v, 4) for k, v in last.items() if isinstance(v, float)}
+        return f"Run({len(self.history)} rounds, {shown})"
+
+
+def train(
+    model: nn.Module,
+    federation: Clients,
+    algorithm: Algorithm,
+    *,
+    local: Sgd,
+    rounds: int,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    chunk_size: int | None = None,
+    participation: Participation | None = None,
+    loss: str | Loss | None = None,
+    test: tuple[Any, Any] | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 1,
+    budget: float | None = None,
+    ledger: Ledger | Path | str | None = None,
+    trainer: Literal["auto", "vectorised", "loop"] = "auto",
+    diagnostics: bool = False,
+    progress: bool = True,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train `model` over the clients of `federation` with a differentially private algorithm, simulated on this machine.
+
+    model          any nn.Module; it is copied, and its parameters are the starting point
+    local          what a client does: `Sgd(lr=0.1, steps=10)`
+    participation  `Full()` (default), `Poisson(rate)` or `FixedSize(count)`
+    loss           a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default
+    test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
+    budget         stop before the round that would take ε (at the algorithm's δ) above this
+    ledger         a file to charge every round to before it is released; in memory by default
+    chunk_size     clients per tensor program; automatic by default, and without effect on the result beyond rounding
+    diagnostics    also record values that are not private (their names start with `nonprivate_`), for studying the algorithm
+
+    Noise comes from `seed`: a simulation studies an algorithm; it protects nobody's real data.
+
+    >>> import torch
+    >>> from dpfedexp import Federation, Sgd, cdp_fedexp, train
+    >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(20)])
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+    >>> algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+    >>> run = train(model, clients, algorithm, local=Sgd(lr=0.1, steps=2), rounds=3, progress=False)
+    >>> len(run.history)
+    3
+    """
+    simulation, note = prepare(
+        model,
+        federation,
+        algorithm,
+        local=local,
+        rounds=rounds,
+        seed=seed,
+        device=device,
+        chunk_size=chunk_size,
+        participation=participation,
+        loss=loss,
+        trainer=trainer,
+        diagnostics=diagnostics,
+    )
+    if note:
+        warnings.warn(note, stacklevel=2)
+    require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be a positive whole number.")
+    require(budget is None or budget > 0, f"budget is {budget}; it must be a positive epsilon.")
+    if evaluate is None and test is not None:
+        inputs, targets = federation.prepare(test[0], test[1], simulation.task.device)  # type: ignore[attr-defined]
+        evaluate = on_test_set(inputs, targets, simulation.task.loss)
+    book = _ledger(ledger)
+    limit = None if budget is None else Budget(budget, algorithm.delta)
+
+    state, history, stopped = simulation.begin(), [], None
+    module = simulation.task.model
+    with RoundProgress(algorithm.name, rounds, enabled=progress) as bar:
+        for number in range(1, rounds + 1):
+            try:
+                state, shown = simulation.step(state, book, limit)
+            except BudgetExceeded as reason:
+                stopped = str(reason)
+                break
+            metrics = {}
+            if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
+                metrics = _evaluate(module, simulation, state, evaluate)
+            record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
+            history.append(record)
+            if on_round is not None:
+                on_round(record)
+            bar.update(record)
+    result = copy.deepcopy(model)
+    simulation.task.layout.write(result, state.reported.cpu())
+    statement = PrivacyStatement.from_charges(
+        book.charges(),
+        algorithm.delta,
+        algorithm=algorithm.name,
+        clients=len(federation),
+        simulated=True,
+        planned=[(simulation.event, rounds)] if stopped else None,
+        not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
+    )
+    return Run(result, history, statement, book, simulation.trainer.name, stopped)
+
+
+def prepare(
+    model: nn.Module,
+    federation: Clients,
+    algorithm: Algorithm,
+    *,
+    local: Sgd,
+    rounds: int,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    chunk_size: int | None = None,
+    participation: Participation | None = None,
+    loss: str | Loss | None = None,
+    trainer: Literal["auto", "vectorised", "loop"] = "auto",
+    diagnostics: bool = False,
+) -> tuple[Simulation, str | None]:
+    """The bound simulation, and a note for the user if the module can't be vectorised."""
+    require(isinstance(rounds, int) and rounds >= 1, f"rounds is {rounds}; it must be a positive whole number.")
+    require(
+        chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1),
+        f"chunk_size is {chunk_size}; it must be a positive whole number.",
+    )
+    require(len(federation) > 0, "the federation has no clients; it needs at least one.")
+    check_model(model)
+    where = _device(device)
+    module = copy.deepcopy(model).to(where).train()
+    layout = Layout.of(module)
+    everyone = participation or Full()
+    sampling = everyone.sampling(len(federation))
+    _, targets = federation.gather(torch.nonzero(federation.sizes > 0).flatten()[:1], torch.zeros((1, 1), dtype=torch.int64))
+    task = Task(module, layout, resolve(loss, targets), local, federation, where)
+    check_scaffold(algorithm, task)
+    streams = Streams(seed)
+    chosen, note = _trainer(task, streams, trainer)
+    mechanism = algorithm.bind(
+        layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds
+    )
+    chunk = chunk_size or automatic_chunk(task)
+    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics), note
+
+
+def _trainer(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
+    if name == "loop":
+        return Loop(task, streams), None
+    if name not in ("auto", "vectorised"):
+        raise InputError(f"trainer is {name!r}; it must be 'auto', 'vectorised' or 'loop'.")
+    chosen, reason = choose(task, streams)
+    if reason is None:
+        return chosen, None
+    if name == "vectorised":
+        raise InputError(f"the model can't be vectorised over clients: {reason}. Use trainer='loop' or 'auto'.")
+    return chosen, (
+        f"the model can't be vectorised over clients ({reason}); training them one after the other instead, "
+        "which is usually 10 to 100 times slower."
+    )
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device is {device!r}; it must be a torch device such as 'cpu' or 'cuda'.") from None
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device is {str(device)!r}, but torch sees no CUDA device here; use 'cpu'.")
+    return where
+
+
+def _evaluate(module: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
+    simulation.task.layout.write(module, state.reported)
+    module.eval()
+    metrics = {name: float(value) for name, value in evaluate(module).items()}
+    module.train()
+    return metrics
+
+
+def _ledger(ledger: Ledger | Path | str | None) -> Ledger:
+    if ledger is None:
+        return Ledger.in_memory()
+    return ledger if isinstance(ledger, Ledger) else Ledger.create(Path(ledger))

@@ -1,0 +1,221 @@
+"""Many clients in one tensor program, or one after the other where a module can't be vectorised."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dpfedexp.errors import InputError
+from dpfedexp.local import Params, Schedule, Sgd, descend
+from dpfedexp.losses import Loss, check_per_example
+from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.random import Streams
+
+
+class Clients(Protocol):
+    """What the simulator needs of a federation."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sizes(self) -> Tensor: ...
+
+    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every client of a run does: a model, a loss, local steps, on a device."""
+
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    local: Sgd
+    clients: Clients
+    device: torch.device
+
+
+class Trainer(Protocol):
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]."""
+
+    name: str
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor: ...
+
+
+Gradients = Callable[[Params, Tensor, Tensor, Tensor], Params]
+
+
+class Recorded:
+    """Records the operations of a `torch.func` program once per shape and replays them: the same numbers, without the tracing each time."""
+
+    def __init__(self, program: Gradients, keep: int = 32) -> None:
+        self.program, self.keep = program, keep
+        self.recordings: dict[tuple[torch.Size, ...], Gradients] = {}
+
+    def __call__(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+        key = (x.shape, y.shape)
+        if key not in self.recordings:
+            if len(self.recordings) >= self.keep:
+                return self.program(params, x, y, weights)
+            self.recordings[key] = make_fx(self.program)(params, x, y, weights)
+        return self.recordings[key](params, x, y, weights)
+
+
+class Vectorised:
+    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters."""
+
+    name = "vectorised"
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+        def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            losses = task.loss(functional_call(task.model, params, (x,)), y)
+            return (losses * weights).sum()
+
+        self.gradients = Recorded(vmap(grad(loss)))
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        layout, n = self.task.layout, len(clients)
+        start = layout.unflatten(w.expand(n, -1))
+        batch_of = _batches(self.task, clients, schedule)
+        end = descend(
+            self.task.local,
+            start,
+            lambda params, step: self.gradients(params, *batch_of(step)),
+            schedule.steps,
+            None if correction is None else layout.unflatten(correction),
+        )
+        return layout.flatten(end, n) - w
+
+
+class Loop:
+    """One client after the other: slower, and right for any module."""
+
+    name = "loop"
+
+    def __init__(self, task: Task, streams: Streams) -> None:
+        self.task, self.streams = task, streams
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        return torch.cat([self._one(w, clients, schedule, round, correction, row) for row in range(len(clients))])
+
+    def _one(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None, row: int
+    ) -> Tensor:
+        layout = self.task.layout
+        at = slice(row, row + 1)
+        one = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
+        batch_of = _batches(self.task, clients[at], one)
+
+        def gradient(params: Params, step: int) -> Params:
+            x, y, weights = (t[0] for t in batch_of(step))
+            real = weights > 0
+            leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
+            losses = self.task.loss(functional_call(self.task.model, leaves, (x[real],)), y[real])
+            grads = torch.autograd.grad((losses * weights[real]).sum(), list(leaves.values()), allow_unused=True)
+            zeros = (torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), grads, strict=True))
+            return {name: g[None] for name, g in zip(leaves, zeros, strict=True)}
+
+        # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
+        with torch.random.fork_rng(devices=[self.task.device] if self.task.device.type == "cuda" else []):
+            key = self.streams.at("module", round).generator(int(clients[row])).integers(2**63)
+            torch.manual_seed(int(key))
+            end = descend(
+                self.task.local,
+                layout.unflatten(w[None]),
+                gradient,
+                one.steps,
+                None if correction is None else layout.unflatten(correction[at]),
+            )
+        return layout.flatten(end, 1) - w
+
+
+def _batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
+    """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
+
+    def gather(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        positions, weights = schedule.batch(step)
+        x, y = task.clients.gather(clients, positions, task.device)
+        return x, y, weights.to(task.device)
+
+    if schedule.positions.shape[1] > 1:
+        return gather
+    constant = gather(0)
+    return lambda step: constant
+
+
+def check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise InputError(
+                f"the model's layer {name!r} is a {type(module).__name__} with running statistics: those would leave the client "
+                "without noise. Use GroupNorm, or track_running_stats=False."
+            )
+
+
+def _why_not(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"layer {name!r} ({type(module).__name__}) draws random numbers"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
+    return None
+
+
+def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
+    """The vectorised trainer if the module can be traced by `torch.func.vmap`, else the loop with the reason.
+
+    Tried on two clients with one row each, so that a failure shows before the first round.
+    """
+    reason = _why_not(task.model)
+    holders = torch.nonzero(task.clients.sizes > 0).flatten()
+    if len(holders) == 0:
+        raise InputError("every client is empty; at least one must hold data.")
+    pair = holders[[0, min(1, len(holders) - 1)]]
+    positions = torch.zeros((2, 1), dtype=torch.int64)
+    x, y = task.clients.gather(pair, positions, task.device)
+    w = task.layout.read(task.model).float().to(task.device)
+    with torch.no_grad():
+        try:
+            outputs = copy.deepcopy(task.model).eval()(x[0])
+        except Exception as error:
+            raise InputError(
+                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {_first_line(error)}"
+            ) from error
+        try:
+            losses = task.loss(outputs, y[0])
+        except Exception as error:
+            raise InputError(
+                f"the loss can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(y[0].shape)} ({y.dtype}): {_first_line(error)}"
+            ) from error
+        check_per_example(losses, len(x[0]))
+    if reason is None:
+        trainer = Vectorised(task)
+        try:
+            weights = torch.ones((2, 1), device=task.device)
+            trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)
+            return trainer, None
+        except Exception as error:
+            reason = _first_line(error)
+    return Loop(task, streams), reason
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -1,0 +1,26 @@
+"""What tests share: the real MNIST files, where the machine has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpfedexp.data.mnist import find_mnist
+from dpfedexp.errors import InputError
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """The folder with MNIST's four files; DPFEDEXP_REQUIRE_DATA=1 turns their absence from a skip into a failure."""
+    reason = "real MNIST is not here; set DPFEDEXP_DATA to a folder that holds its four files, or holds them in mnist/"
+    try:
+        folder = find_mnist(None)
+    except InputError as error:
+        folder, reason = None, f"{reason} ({error})"
+    if folder is None and os.environ.get("DPFEDEXP_REQUIRE_DATA") == "1":
+        pytest.fail(reason)
+    if folder is None:
+        pytest.skip(reason)
+    return folder

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from dpfedexp.errors import InputError
+from dpfedexp.models import MODELS, build
+
+IMAGE = (2, 1, 28, 28)
+CASES = {
+    "mnist_cdp_net": ({}, IMAGE),
+    "mnist_ldp_net": ({}, IMAGE),
+    "mnist_relu_net": ({}, IMAGE),
+    "linear_regression": ({"dimension": 7}, (2, 7)),
+    "mlp": ({"inputs": 12, "hidden": [8, 6], "classes": 3}, (2, 3, 4)),
+    "resnet18_gn": ({"classes": 10}, (1, 3, 16, 16)),
+    "lstm_classifier": ({"vocab": 11, "embed": 3, "hidden": 5, "classes": 4}, (2, 6)),
+}
+
+
+def batch(name: str, copies: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (copies, *CASES[name][1])
+    if name == "lstm_classifier":
+        return torch.randint(0, 11, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_every_model_has_a_case_here() -> None:
+    assert set(CASES) == set(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "d"),
+    [
+        ("mnist_cdp_net", {}, 5046),
+        ("mnist_ldp_net", {}, 237),
+        ("mnist_relu_net", {}, 5046),
+        ("linear_regression", {"dimension": 500}, 500),
+        ("mlp", {"inputs": 784, "hidden": 10, "classes": 3}, 784 * 10 + 10 + 33),
+        ("resnet18_gn", {}, 11_173_962),
+        ("lstm_classifier", {"vocab": 50, "embed": 8, "hidden": 64, "classes": 2}, 400 + 256 * (8 + 64 + 2) + 130),
+    ],
+)
+def test_models_have_the_stated_number_of_parameters(name: str, settings: dict, d: int) -> None:
+    assert parameters(build(name, 0, **settings)) == d
+
+
+@pytest.mark.parametrize(("name", "relus"), [("mnist_cdp_net", 1), ("mnist_ldp_net", 0), ("mnist_relu_net", 3)])
+def test_relus_are_only_where_the_table_has_them(name: str, relus: int) -> None:
+    model = build(name, 0)
+    assert sum(isinstance(layer, nn.ReLU) for layer in model.modules()) == relus
+    assert model(batch(name, 1)[0]).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_vmap_over_clients_equals_the_loop(name: str) -> None:
+    settings, _ = CASES[name]
+    clients = 2
+    models = [build(name, seed, **settings) for seed in range(clients)]
+    inputs = batch(name, clients)
+    if name == "linear_regression":
+        for number, model in enumerate(models):
+            nn.init.constant_(model.weight, number + 1.0)
+    stacked = {
+        key: torch.stack([dict(model.named_parameters())[key].detach() for model in models])
+        for key, _ in models[0].named_parameters()
+    }
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return functional_call(models[0], weights, (x,)).square().sum()
+
+    gradients = vmap(grad(loss))(stacked, inputs)
+    for number, model in enumerate(models):
+        model(inputs[number]).square().sum().backward()
+        for key, parameter in model.named_parameters():
+            # Float32 rounding: batched kernels sum in another order, over at most 10^5 terms.
+            scale = parameter.grad.abs().max().item()
+            torch.testing.assert_close(gradients[key][number], parameter.grad, rtol=1e-3, atol=1e-4 * scale + 1e-7)
+
+
+def test_the_written_out_lstm_equals_torchs() -> None:
+    ours = build("lstm_classifier", 3, **CASES["lstm_classifier"][0])
+    theirs = nn.LSTM(3, 5, batch_first=True)
+    for ending in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(theirs, f"{ending}_l0").data.copy_(getattr(ours, ending))
+    tokens = batch("lstm_classifier", 1)[0]
+    hidden = theirs(ours.embedding(tokens))[1][0][0]
+    torch.testing.assert_close(ours(tokens), ours.head(hidden), rtol=1e-5, atol=1e-6)
+
+
+def test_linear_regression_starts_at_zero_and_gives_one_number_per_row() -> None:
+    model = build("linear_regression", 0, dimension=4)
+    assert torch.equal(model.weight, torch.zeros(1, 4))
+    nn.init.constant_(model.weight, 2.0)
+    assert torch.equal(model(torch.ones(3, 4)), torch.full((3,), 8.0))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "linear_regression"])
+def test_a_seed_decides_the_start_and_the_global_generator_is_left_alone(name: str) -> None:
+    settings = CASES[name][0]
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    first, other = build(name, 1, **settings), build(name, 2, **settings)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    again = build(name, 1, **settings)
+    pairs = list(zip(first.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("mnist_cpd_net", {}, "model is 'mnist_cpd_net', which is unknown. Did you mean 'mnist_cdp_net'"),
+        ("mnist_cdp_net", {"classes": 3}, "has no setting 'classes'. It takes no settings"),
+        ("mlp", {"inputs": 3, "hiden": 4, "classes": 2}, "has no setting 'hiden'. Did you mean 'hidden'"),
+        ("mlp", {"inputs": 3}, "model 'mlp' needs hidden, classes"),
+        ("mlp", {"inputs": 3, "hidden": [4, 0], "classes": 2}, r"hidden = \[4, 0\]; it must be a whole number"),
+        ("linear_regression", {"dimension": -1}, "dimension = -1; it must be a whole number of at least 1"),
+        ("linear_regression", {"dimension": 2.5}, "dimension = 2.5"),
+        ("resnet18_gn", {"groups": 48}, "groups is 48; it must divide 64"),
+    ],
+)
+def test_a_model_that_cannot_be_built_gets_a_sentence(name: str, settings: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        build(name, 0, **settings)
