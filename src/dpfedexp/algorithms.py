@@ -1,7 +1,7 @@
 """The paper's algorithms by name, each a few lines that compose the parts: a mechanism, a clip, a step size, a server.
 
-An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, clients, cohort, rounds), where noise that was
-asked for by its ε is calibrated.
+An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, clients, cohort, rounds), where noise
+that was asked for by its ε is calibrated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.gaussian import Numerator
-from dpfedexp.mechanisms.privunit import GammaRule
+from dpfedexp.mechanisms.privunit import GammaRule, best_split
 from dpfedexp.server import Adam, Extrapolate, Momentum, Server
 
 MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]
@@ -31,8 +31,8 @@ Rule = Callable[[Release, Mechanism], float]
 class Algorithm:
     """What is run: everything but the data, the model and the local steps.
 
-    Exactly one of `noise_multiplier` and `target_epsilon` is given for Gaussian noise; `target_epsilon` is for all rounds together unless
-    `target_per` is "round". PrivUnit takes its three ε per round, or a target that `bind` splits.
+    Exactly one of `noise_multiplier` and `target_epsilon` is given for Gaussian noise; `target_epsilon` is for all rounds together
+    unless `target_per` is "round". PrivUnit takes its three ε per round, or a target that `bind` splits.
     """
 
     name: str
@@ -53,7 +53,9 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
-            raise InputError(f"mechanism is {self.mechanism!r}, which does not exist.{nearest(self.mechanism, MECHANISMS)}")
+            raise InputError(
+                f"mechanism is {self.mechanism!r}, which does not exist.{nearest(self.mechanism, MECHANISMS)}"
+            )
         if self.mechanism == "none":
             return
         adaptive = isinstance(self.clip, AdaptiveClip)
@@ -62,7 +64,9 @@ class Algorithm:
         require(not adaptive or self.mechanism == "central-gaussian", _ADAPTIVE_LOCAL)
         require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
         if self.adjacency not in ADJACENCIES:
-            raise InputError(f"adjacency is {self.adjacency!r}, which does not exist.{nearest(self.adjacency, ADJACENCIES)}")
+            raise InputError(
+                f"adjacency is {self.adjacency!r}, which does not exist.{nearest(self.adjacency, ADJACENCIES)}"
+            )
         require(
             self.adjacency == "replace-one" or self.mechanism == "central-gaussian",
             "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
@@ -88,11 +92,10 @@ class Algorithm:
             return NoPrivacy(self.clip if isinstance(self.clip, float) else math.inf)
         if self.mechanism == "privunit":
             assert not isinstance(self.clip, AdaptiveClip)
-            epsilons = self.epsilons
-            gamma = self.gamma
-            if self.target_epsilon is not None:
-                epsilons, gamma = _split(self.target_epsilon / (rounds if self.target_per == "total" else 1)), "optimal"
-            return PrivUnit(self.clip, dimension, *epsilons, gamma=gamma)
+            if self.target_epsilon is None:
+                return PrivUnit(self.clip, dimension, *self.epsilons, gamma=self.gamma)
+            per_round = self.target_epsilon / (rounds if self.target_per == "total" else 1)
+            return PrivUnit(self.clip, dimension, *best_split(per_round, dimension))
         z = self.noise_multiplier
         if z is None:
             assert self.target_epsilon is not None
@@ -109,11 +112,10 @@ class Algorithm:
             assert not isinstance(self.clip, AdaptiveClip)
             return LocalGaussian(self.clip, z, self.numerator)
         assert self.numerator != "naive"
-        count_noise = None
-        radius = self.clip
-        if isinstance(self.clip, AdaptiveClip):
-            radius = self.clip.initial
-            count_noise = self.clip.noise_for(cohort, z)
+        if not isinstance(self.clip, AdaptiveClip):
+            radius, count_noise, z_update = self.clip, None, z
+        else:
+            radius, count_noise = self.clip.initial, self.clip.noise_for(cohort, z)
             # The count's share of the budget comes out of the update's: together they cost what z alone costs.
             share = z**-2 - (2 * count_noise) ** -2
             require(
@@ -122,8 +124,6 @@ class Algorithm:
                 f"it must be above {z / 2:.4g}.",
             )
             z_update = share**-0.5
-        else:
-            z_update = z
         # σ_ξ = dσ²/M with σ² = z²C²/M, as a multiple of C² on the sum.
         scalar = dimension * z * z / cohort if self.numerator == "paper" else None
         return CentralGaussian(radius, z_update, self.adjacency, self.numerator, scalar, count_noise)
@@ -137,11 +137,6 @@ _ADAPTIVE_LOCAL = (
     "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
     "so it needs mechanism 'central-gaussian'."
 )
-
-
-def _split(epsilon: float) -> tuple[float, float, float]:
-    """A report's ε: a sixth for the norm, the rest for the direction, whose own split `gamma="optimal"` finds."""
-    return epsilon * 5 / 12, epsilon * 5 / 12, epsilon / 6
 
 
 def _clip(clip: Clip) -> float | AdaptiveClip:
@@ -272,14 +267,18 @@ def ldp_fedexp(
     numerator: Numerator | None = None,
     **privacy,
 ) -> Algorithm:
-    """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit. The Gaussian default is the free rule; PrivUnit has the paper's, which costs nothing.
+    """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
+
+    The Gaussian default is the free rule; PrivUnit has the paper's, which costs nothing either.
 
     >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
     'free'
     """
     if mechanism == "privunit":
         if numerator not in (None, "paper"):
-            raise InputError(f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out.")
+            raise InputError(
+                f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out."
+            )
         return Algorithm("ldp_fedexp", mechanism, _ldp_privunit, _clip(clip), average_last=2, **privacy)
     if mechanism != "local-gaussian":
         known = ("local-gaussian", "privunit")

@@ -34,6 +34,7 @@ class DataSettings(Section):
     partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
     alpha: float = Field(0.3, gt=0)
     shards_per_client: int = Field(2, ge=1)
+    samples_per_client: int | None = Field(None, ge=1)
     standardise: bool = False
     factory: str | None = None
 

@@ -102,8 +102,8 @@ def schedule(local: Sgd, sizes: Tensor, generator_of: Callable[[int], np.random.
         weights = real.float() / sizes[:, None]
         return Schedule(positions[:, None], weights[:, None], steps)
     tau, b = int(steps.max()), local.batch_size
-    positions = np.zeros((len(sizes), tau, b), dtype=np.int64)
-    weights = np.zeros((len(sizes), tau, b), dtype=np.float32)
+    rows = np.zeros((len(sizes), tau, b), dtype=np.int64)
+    shares = np.zeros((len(sizes), tau, b), dtype=np.float32)
     for row, (size, count) in enumerate(zip(sizes.tolist(), steps.tolist(), strict=True)):
         generator = generator_of(row)
         order, at = generator.permutation(size), 0
@@ -111,10 +111,10 @@ def schedule(local: Sgd, sizes: Tensor, generator_of: Callable[[int], np.random.
             if at >= size:
                 order, at = generator.permutation(size), 0
             batch = order[at : at + b]
-            positions[row, step, : len(batch)] = batch
-            weights[row, step, : len(batch)] = 1.0 / len(batch)
+            rows[row, step, : len(batch)] = batch
+            shares[row, step, : len(batch)] = 1.0 / len(batch)
             at += b
-    return Schedule(torch.from_numpy(positions), torch.from_numpy(weights), steps)
+    return Schedule(torch.from_numpy(rows), torch.from_numpy(shares), steps)
 
 
 def descend(

@@ -22,7 +22,11 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """½‖output − target‖²: the synthetic problem's f_i."""
-    return 0.5 * (outputs - targets).square().flatten(1).sum(1) if outputs.dim() > 1 else 0.5 * (outputs - targets).square()
+    return (
+        0.5 * (outputs - targets).square().flatten(1).sum(1)
+        if outputs.dim() > 1
+        else 0.5 * (outputs - targets).square()
+    )
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -
             return Federation.shards(x, y, shards_per_client=given.shards_per_client, **shared)
         case "dirichlet-per-class":
             return Federation.dirichlet_per_class(x, y, alpha=given.alpha, **shared)
-    return Federation.dirichlet(x, y, alpha=given.alpha, **shared)
+    return Federation.dirichlet(x, y, alpha=given.alpha, samples_per_client=given.samples_per_client, **shared)
 
 
 def _model(settings: Settings, default: str | None, options: dict[str, Any]) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
@@ -57,4 +57,6 @@ def send(handler: http.server.BaseHTTPRequestHandler, body: bytes, claimed: int 
     handler.send_response(200)
     handler.send_header("Content-Length", str(claimed or len(body)))
     handler.end_headers()
-    handler.wfile.write(body)
+    # A client that gives up resets the connection.
+    with suppress(ConnectionError):
+        handler.wfile.write(body)

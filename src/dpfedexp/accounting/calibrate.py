@@ -34,15 +34,15 @@ def calibrate_noise(make_event: Callable[[float], Event], *, target_epsilon: flo
         low, high = high, high * 4.0
         if high > _MOST_NOISE:
             raise InputError(
-                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; no noise multiplier up to "
-                f"{_MOST_NOISE:g} reaches it. Raise target_epsilon, or make sure that the mechanism is private."
+                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; no noise multiplier "
+                f"up to {_MOST_NOISE:g} reaches it. Raise target_epsilon, or make sure that the mechanism is private."
             )
     while low == high or epsilon(low) <= target_epsilon:
         low, high = low / 4.0, low
         if low < _LEAST_NOISE:
             raise InputError(
-                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; even a noise multiplier of "
-                f"{_LEAST_NOISE:g} costs less, so no noise needs to be calibrated. Lower target_epsilon."
+                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; even a noise multiplier "
+                f"of {_LEAST_NOISE:g} costs less, so there is nothing to calibrate. Lower target_epsilon."
             )
     return math.exp(_root(lambda x: epsilon(math.exp(x)), target_epsilon, math.log(low), math.log(high)))
 
@@ -64,8 +64,8 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
         low, high = high, high * 2
         if high > _MOST_ROUNDS:
             raise InputError(
-                f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it, so this mechanism sets no limit. "
-                "Lower target_epsilon or the noise."
+                f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it, so this mechanism sets no "
+                "limit. Lower target_epsilon or the noise."
             )
     while high - low > 1:
         middle = (low + high) // 2
@@ -91,7 +91,7 @@ def calibrate_privunit(
         low /= 2.0
     require(
         epsilon(low) <= target_epsilon,
-        f"target_epsilon is {target_epsilon:g} over {rounds} rounds; no report is private enough for it. Raise target_epsilon.",
+        f"target_epsilon is {target_epsilon:g} over {rounds} rounds; no report is private enough for it. Raise it.",
     )
     while epsilon(high) <= target_epsilon:
         if high > 64.0 * target_epsilon + 64.0:

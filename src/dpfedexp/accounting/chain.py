@@ -97,8 +97,8 @@ class ChainWriter:
             if chain.torn:
                 if not repair:
                     raise LedgerError(
-                        f"{path} ends in an incomplete line, as a crash leaves it; that line was never acknowledged. Open it "
-                        "with repair=True to drop it."
+                        f"{path} ends in an incomplete line, as a crash leaves it; that line was never acknowledged. "
+                        "Open it with repair=True to drop it."
                     )
                 os.ftruncate(fd, chain.complete_bytes)
                 os.fsync(fd)
@@ -173,7 +173,7 @@ def _check_head(path: Path, hashes: list[str]) -> None:
     except FileNotFoundError:
         if records:
             raise LedgerError(
-                f"{head} is missing beside a ledger with {records} charges; without it missing lines cannot be ruled out."
+                f"{head} is missing beside a ledger with {records} charges; without it, removed lines go unnoticed."
             ) from None
         return
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -138,8 +138,8 @@ def _common(counts: Iterable[tuple[Event, int]]) -> tuple[Adjacency, Setting]:
         values = sorted({getattr(event, name) for event in private})
         if len(values) > 1:
             raise InputError(
-                f"the charges have {name} {' and '.join(map(repr, values))}; all the rounds of one statement must share one, "
-                "because their guarantees are about different changes of the data."
+                f"the charges have {name} {' and '.join(map(repr, values))}; all the rounds of one statement must share "
+                "one, because their guarantees are about different changes of the data."
             )
     if not private:
         return "replace-one", "none"

@@ -163,8 +163,8 @@ class Ledger:
             spent = self.guarantee(budget.delta).epsilon
             which = "the next round" if round is None else f"round {round}"
             raise BudgetExceeded(
-                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {len(self)} rounds have spent {spent:.4f}, and "
-                f"{which} would make it {after:.4f}. It was not started."
+                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {len(self)} rounds have spent "
+                f"{spent:.4f}, and {which} would make it {after:.4f}. It was not started."
             )
 
     def close(self) -> None:

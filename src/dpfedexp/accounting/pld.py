@@ -32,7 +32,7 @@ UNAMPLIFIED = "exact Gaussian (GDP), no amplification claimed"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
-_MAX_ROUND_GRID = 2**17
+_MAX_ROUND_GRID = 2**16
 _MAX_TOTAL_GRID = 2**19
 _FOURIER_ERROR = 1e-16  # per round: below this a tail of the Fourier convolution is rounding, not probability
 

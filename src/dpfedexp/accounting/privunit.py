@@ -3,12 +3,12 @@
 The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most
 half of the sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
 
-    direction  +L with probability p,             −L with probability p·e^{−L},   0 otherwise,   L = event.direction_epsilon
+    direction  +L with probability p,              −L with probability p·e^{−L},    0 otherwise,
     level      +ε₂ with probability e^ε₂/(e^ε₂+k), −ε₂ with probability 1/(e^ε₂+k), 0 otherwise,
 
-so T reports live on two lattices of 2T + 1 points. They are convolved as they are: nothing is discretised, every term
-is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a mixture of
-this one and of indistinguishable outputs, so it is dominated.
+with L = `event.direction_epsilon`, so T reports live on two lattices of 2T + 1 points. They are convolved as they are:
+nothing is discretised, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other
+pair of clients is a mixture of this one and of indistinguishable outputs, so it is dominated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from dpfedexp.accounting.events import PrivUnitEvent
+from dpfedexp.errors import require
 
 EXACT = "exact PrivUnit composition"
 RENYI = "RDP of the exact PrivUnit pair"
@@ -55,6 +56,15 @@ def three_points(event: PrivUnitEvent) -> tuple[ThreePoint, ...]:
     up = event.p if event.cap <= 0.5 else 1.0 / (1.0 + math.exp(-direction))
     level = ThreePoint(event.epsilon2, 1.0 / (1.0 + event.k * math.exp(-event.epsilon2)))
     return tuple(part for part in (ThreePoint(direction, up), level) if part.step > 0.0)
+
+
+def exact_event(epsilon0: float, epsilon1: float, epsilon2: float) -> PrivUnitEvent:
+    """The event of PrivUnit(ε₀, ε₁) with the exact γ and ScalarDP(ε₂): the same in every dimension."""
+    for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1), ("epsilon2", epsilon2)):
+        require(0.0 < value <= 500.0, f"{name} is {value}; it must be above 0 and at most 500.")
+    levels = math.ceil(math.exp(epsilon2 / 3.0) * (1.0 - 1e-12))
+    p, cap = 1.0 / (1.0 + math.exp(-epsilon0)), 1.0 / (1.0 + math.exp(epsilon1))
+    return PrivUnitEvent(p, cap, epsilon2, levels, epsilon0 + epsilon1 + epsilon2)
 
 
 def pure_epsilon(charges: Iterable[tuple[PrivUnitEvent, int]]) -> float:

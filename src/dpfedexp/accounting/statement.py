@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpfedexp.accounting import gdp
@@ -17,7 +17,7 @@ from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import PrivUnitEvent
 
 TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
-METRICS = "anything measured on the clients' data without noise, such as training loss, raw norms or a test score on their data"
+METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
@@ -49,7 +49,6 @@ class PrivacyStatement:
     planned_rounds: int | None = None
     planned_epsilon_total: float | None = None
     not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
-    shown: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def from_charges(
@@ -71,7 +70,7 @@ class PrivacyStatement:
         delta_round = 0.0 if pure_rounds else delta
         per_round = max((compose([(event, 1)], delta_round).epsilon for event, _ in charges), default=0.0)
         advantage = membership_advantage(total)
-        statement = PrivacyStatement(
+        return PrivacyStatement(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
             setting=total.setting,
@@ -91,8 +90,11 @@ class PrivacyStatement:
             not_covered=(TUNING, METRICS, OTHER_USES, *not_covered),
             **_plan(planned, delta),
         )
-        object.__setattr__(statement, "shown", _shown(statement))
-        return statement
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+        return _shown(self)
 
     @property
     def text(self) -> str:
@@ -106,12 +108,12 @@ class PrivacyStatement:
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
-        return json.dumps({**values, "text": self.text}, indent=2, ensure_ascii=False)
+        return json.dumps({**values, "shown": self.shown, "text": self.text}, indent=2, ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> PrivacyStatement:
         values: dict[str, Any] = json.loads(text)
-        values.pop("text", None)
+        values = {name: value for name, value in values.items() if name not in ("shown", "text")}
         for name in ("epsilon_round", "epsilon_total"):
             values[name] = math.inf if values[name] is None else values[name]
         return PrivacyStatement(**{**values, "not_covered": tuple(values["not_covered"])})
@@ -146,7 +148,6 @@ def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
 
 
 def _shown(s: PrivacyStatement) -> dict[str, str]:
-    """The figures as the text prints them, so that a reader can find each of them in the JSON."""
     shown = {
         "clients": f"{s.clients}",
         "rounds": f"{s.rounds}",

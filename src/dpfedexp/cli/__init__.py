@@ -29,16 +29,19 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
 ) -> None: ...
 
 
 def _register() -> None:
-    from dpfedexp.cli import demo, privacy, train
+    from dpfedexp.cli import demo, paper, privacy, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
     app.command("init")(train.init)
+    app.command("paper")(paper.paper)
     app.add_typer(privacy.app, name="privacy")
 
 

@@ -15,7 +15,8 @@ from dpfedexp.config import Resolved, Settings, load
 from dpfedexp.errors import InputError
 from dpfedexp.simulation.output import RunFolder
 from dpfedexp.simulation.progress import show
-from dpfedexp.simulation.train import Run, train as run_training
+from dpfedexp.simulation.train import Run
+from dpfedexp.simulation.train import train as run_training
 
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
@@ -31,7 +32,7 @@ dimension = 100             # of the synthetic problem
 # factory = "my_module:federation"     # a function (seed) -> (Federation, (test_inputs, test_targets) or None)
 
 # [model]
-# name = "mlp"              # mnist_cdp_net | mnist_ldp_net | mnist_relu_net | linear_regression | mlp | resnet18_gn | lstm_classifier
+# name = "mlp"              # or mnist_cdp_net, mnist_ldp_net, mnist_relu_net, linear_regression, resnet18_gn, lstm_classifier
 # options = {{ inputs = 20, hidden = 32, classes = 2 }}
 # factory = "my_module:make_model"     # a function that returns an nn.Module
 
@@ -113,7 +114,9 @@ def _print(console: Console, run: Run, folder: RunFolder) -> None:
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(run.privacy.text, highlight=False)
-    console.print(f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl")
+    console.print(
+        f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl"
+    )
 
 
 def init(

@@ -23,6 +23,10 @@ _LARGEST = 1 << 28
 """Bytes, packed or unpacked, beyond which an answer cannot be the file that was asked for."""
 
 
+class NotDownloaded(InputError):
+    """No mirror gave the right file."""
+
+
 class _Refused(Exception):
     """A mirror did not give the right file; the next one may."""
 
@@ -49,7 +53,7 @@ def fetch(
             return _fetch_from(f"{mirror.rstrip('/')}/{name}", name, md5, folder, progress, timeout)
         except _Refused as refusal:
             refusals.append(f"{mirror} {refusal}")
-    raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}.")
+    raise NotDownloaded(f"{name} could not be downloaded: {'; '.join(refusals)}.")
 
 
 def _fetch_from(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.data.arrays import Transform
-from dpfedexp.data.download import fetch
+from dpfedexp.data.download import NotDownloaded, fetch
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.idx import read_idx
 from dpfedexp.errors import InputError, require
@@ -160,5 +160,5 @@ def _download(folder: Path, mirrors: Sequence[str] | None) -> None:
                     folder,
                     lambda received, total, task=task: bars.update(task, completed=received, total=total),  # type: ignore[misc]
                 )
-            except InputError as error:
+            except NotDownloaded as error:
                 raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None

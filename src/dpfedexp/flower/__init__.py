@@ -1,0 +1,52 @@
+"""The same algorithms as a real federation on Flower: `DpFedExp` on the server, `private_training` on the clients.
+
+Flower is imported when one of these names is first used, so the rest of the library works without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dpfedexp.errors import InputError
+
+if TYPE_CHECKING:
+    from dpfedexp.flower.client import hosted_clients, private_training, privatize
+    from dpfedexp.flower.cohort import train_hosted
+    from dpfedexp.flower.guard import Guard
+    from dpfedexp.flower.noise import deployment_noise
+    from dpfedexp.flower.server import DpFedExp
+    from dpfedexp.flower.settings import strategy_from
+
+_HOME = {
+    "DpFedExp": "server",
+    "Guard": "guard",
+    "deployment_noise": "noise",
+    "hosted_clients": "client",
+    "private_training": "client",
+    "privatize": "client",
+    "strategy_from": "settings",
+    "train_hosted": "cohort",
+}
+
+__all__ = [
+    "DpFedExp",
+    "Guard",
+    "deployment_noise",
+    "hosted_clients",
+    "private_training",
+    "privatize",
+    "strategy_from",
+    "train_hosted",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "flwr":
+            raise
+        raise InputError("Flower is not installed; install it with: pip install 'dpfedexp[flower]'.") from None

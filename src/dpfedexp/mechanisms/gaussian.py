@@ -1,7 +1,7 @@
 """Gaussian noise, added by the server (central) or by every client (local).
 
-The noise multiplier z is the noise's standard deviation on a sum in units of the clip C: the paper's central setting is z = 5 on the
-sum over clients, its local setting z = 0.7 on each client's own update.
+The noise multiplier z is the noise's standard deviation on a sum in units of the clip C: the paper's central setting is z = 5 on
+the sum over clients, its local setting z = 0.7 on each client's own update.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CentralGaussian:
 
     Formal guarantee: the sum of rows that `collect` has put into the ball of radius C (it does not trust the clients' own clipping)
     changes by at most 2C (replace-one) or C (add-remove) with one client, and gets noise of standard deviation zC that is fixed
-    before the round. With `numerator="paper"`, Σ‖Δ_i‖² ∈ [0, C²] per client gets noise `scalar_multiplier`·C²; with `count_noise`, the
-    number of clients within the clip gets that noise. All are one joint event. With `numerator="free"` the step size costs nothing.
+    before the round. With `numerator="paper"`, Σ‖Δ_i‖² ∈ [0, C²] per client gets noise `scalar_multiplier`·C²; with `count_noise`,
+    the number of clients within the clip gets that noise. All are one joint event. With `numerator="free"` the step size is free.
     """
 
     clip: float
@@ -91,8 +91,9 @@ class CentralGaussian:
 class LocalGaussian:
     """Every client adds its own noise; the server is not trusted.
 
-    Formal guarantee: a client's report is its vector inside the ball of radius C plus noise of standard deviation zC per coordinate:
-    replacing the client's whole data set moves it by at most 2C. Everything the server does is post-processing, the step size included.
+    Formal guarantee: a client's report is its vector inside the ball of radius C plus noise of standard deviation zC per
+    coordinate: replacing the client's whole data set moves it by at most 2C. Everything the server does is post-processing, the
+    step size included.
     """
 
     clip: float

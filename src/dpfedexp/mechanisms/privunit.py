@@ -1,8 +1,8 @@
 """PrivUnit × ScalarDP (Bhowmick et al. 2018): a client's direction and norm, each randomised on its own.
 
-Formal guarantee: the structured report (Ĵ, V) is ε-locally differentially private with ε = log(p(1−q)/(q(1−p))) + ε₂, where q is the mass
-of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it; c, r̂ and ŝ are post-processing. The paper's box draws from the cap
-"with probability γ", which must read p: taken literally, E[z] points away from u.
+Formal guarantee: the structured report (Ĵ, V) is ε-locally differentially private with ε = log(p(1−q)/(q(1−p))) + ε₂, where q is
+the mass of the cap {⟨v,u⟩ ≥ γ} and p the probability of drawing from it; c, r̂ and ŝ are post-processing. The paper's box draws from
+the cap "with probability γ", which must read p: taken literally, E[z] points away from u.
 """
 
 from __future__ import annotations
@@ -95,6 +95,27 @@ def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule 
     return _direction(dimension, p, gamma, 0.5 * float(betaincc(0.5, half, gamma * gamma)))
 
 
+@lru_cache(maxsize=256)
+def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
+    """(ε₀, ε₁, ε₂) with sum ε that give c the least variance for a client at the clip: E[r̂²]/m² at r = C.
+
+    Searched over shares of ε₂, because its number of levels k makes the variance jump.
+    """
+
+    def variance(epsilon2: float) -> float:
+        scalar = ScalarDP(epsilon2, 1.0)
+        e, top = math.exp(epsilon2), scalar.a * (scalar.k - scalar.b)
+        others = sum((scalar.a * (j - scalar.b)) ** 2 for j in range(scalar.k)) if scalar.k < 10_000 else math.inf
+        half = (epsilon - epsilon2) / 2
+        return (e * top**2 + others) / (e + scalar.k) / direction(dimension, half, half, "optimal").m ** 2
+
+    require(0 < epsilon <= 500, f"epsilon is {epsilon}; it must be above 0 and at most 500.")
+    epsilon2 = min((share * epsilon for share in np.linspace(0.02, 0.8, 79) if share * epsilon < 25), key=variance)
+    chosen = direction(dimension, (epsilon - epsilon2) / 2, (epsilon - epsilon2) / 2, "optimal")
+    epsilon0 = math.log(chosen.p / (1 - chosen.p))
+    return epsilon0, float(epsilon - epsilon2 - epsilon0), float(epsilon2)
+
+
 def sample_height(constants: Direction, uniform: Tensor) -> Tensor:
     """⟨V,u⟩ from uniforms [n, 2] by inverse distribution functions: no rejection, exact for every dimension.
 
@@ -149,7 +170,7 @@ class PrivUnit:
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
         delta = clipped.vectors
-        n, d = delta.shape
+        d = delta.shape[1]
         norms = row_norms(delta)
         gaussian = noise.normal(clients, 2 * d if bool((norms == 0).any()) else d, delta.device, delta.dtype)
         uniform = noise.uniform(clients, 5)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from importlib.resources import as_file, files
+from typing import Any
 
-from dpfedexp.config import Settings, load
+from dpfedexp.config import Settings, load, parse
 from dpfedexp.errors import InputError, nearest
 
 
 def names() -> list[str]:
-    return sorted(f.name.removesuffix(".toml") for f in files("dpfedexp.experiments").iterdir() if f.name.endswith(".toml"))
+    return sorted(
+        f.name.removesuffix(".toml") for f in files("dpfedexp.experiments").iterdir() if f.name.endswith(".toml")
+    )
 
 
 def experiment(name: str) -> Settings:
@@ -18,3 +21,16 @@ def experiment(name: str) -> Settings:
         raise InputError(f"experiment is {name!r}, which does not exist.{nearest(name, names())}")
     with as_file(files("dpfedexp.experiments") / f"{name}.toml") as path:
         return load(path)
+
+
+def vary(settings: Settings, changes: dict[str, Any]) -> Settings:
+    """The same settings but for `{"algorithm.clip": 0.5, …}`; None takes a setting away."""
+    tree = settings.model_dump(exclude_none=True)
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        branch = tree.setdefault(section, {})
+        if value is None:
+            branch.pop(name, None)
+        else:
+            branch[name] = value
+    return parse(tree)

@@ -13,37 +13,57 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 
-def run_all(work: Callable[[Job], Done], jobs: Sequence[Job], description: str, *, on_device: bool = False) -> list[Done]:
-    """work(job) for every job, in the order of the jobs, with a progress bar; one after the other on a GPU or a single core."""
+def run_all(
+    work: Callable[[Job], Done],
+    jobs: Sequence[Job],
+    description: str,
+    *,
+    on_device: bool = False,
+    cost: Callable[[Job], float] = lambda job: 1.0,
+) -> list[Done]:
+    """work(job) for every job, in the order of the jobs, with a progress bar; one after the other on a GPU or a single core.
+
+    `cost` weighs the jobs, so that the estimate of the time left knows the long ones from the short.
+    """
     with Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[done]}/{task.fields[jobs]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
         transient=True,
+        # The usual window of 30 seconds is shorter than one job.
+        speed_estimate_period=3600.0,
     ) as bar:
-        row = bar.add_task(description, total=len(jobs))
+        row = bar.add_task(description, total=sum(map(cost, jobs)), done=0, jobs=len(jobs))
+        finished = 0
+
+        def advance(job: Job) -> None:
+            nonlocal finished
+            finished += 1
+            bar.update(row, advance=cost(job), done=finished)
+
         workers = min(_cores(), len(jobs))
         if on_device or workers < 2:
             results = []
             for job in jobs:
                 results.append(work(job))
-                bar.advance(row)
+                advance(job)
             return results
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_single_thread) as pool:
-            futures = [pool.submit(work, job) for job in jobs]
+            futures = {pool.submit(work, job): job for job in jobs}
             try:
                 for future in as_completed(futures):
                     future.result()
-                    bar.advance(row)
+                    advance(futures[future])
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

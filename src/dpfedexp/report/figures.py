@@ -1,45 +1,59 @@
-"""Figures, drawn with matplotlib, in colours that print and that colour-blind readers tell apart."""
+"""Charts drawn with matplotlib as PNG, SVG and PDF, in colours that print and that colour-blind readers tell apart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+from dpfedexp.report.document import Chart, Panel
+from dpfedexp.report.palette import colours
 
-COLOURS = {"fedexp": "#0072B2", "fedavg": "#D55E00", "scaffold": "#009E73"}
-LABELS = {"fedexp": "DP-FedEXP", "fedavg": "DP-FedAvg", "scaffold": "DP-SCAFFOLD"}
-SETTINGS = {"cdp": "central DP", "ldp-gaussian": "local DP (Gaussian)", "ldp-privunit": "local DP (PrivUnit)"}
-
-Curves = dict[str, dict[str, list[list[float]]]]
+FORMATS = ("png", "svg", "pdf")
 
 
-def distance_figure(curves: Curves, stem: Path, ylabel: str = "distance to the optimum", log: bool = True) -> list[Path]:
-    """Fig. 1: mean over seeds with a band of one standard deviation, one panel per setting; PNG and SVG."""
+def draw(chart: Chart, folder: Path) -> list[Path]:
+    """One file per format, named after the chart."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(4.6 * len(curves), 3.6), squeeze=False, layout="constrained")
-    for axis, (setting, algorithms) in zip(axes[0], curves.items(), strict=True):
-        for algorithm, runs in algorithms.items():
-            values = np.asarray(runs)
-            rounds = np.arange(1, values.shape[1] + 1)
-            mean = values.mean(0)
-            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-            axis.plot(rounds, mean, color=COLOURS[algorithm], label=LABELS[algorithm], linewidth=1.8)
-            axis.fill_between(rounds, mean - spread, mean + spread, color=COLOURS[algorithm], alpha=0.2, linewidth=0)
-        axis.set_title(SETTINGS[setting])
-        axis.set_xlabel("round")
-        if log:
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-        axis.grid(alpha=0.25, which="both")
-    axes[0][0].set_ylabel(ylabel)
-    axes[0][0].legend(frameon=False)
-    written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    for path in written:
-        figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    count = len(chart.panels)
+    width = min(count, 3)
+    height = -(-count // width)
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpfedexp", "font.size": 9}):
+        figure, axes = pyplot.subplots(
+            height, width, figsize=(4.3 * width, 3.5 * height), squeeze=False, layout="constrained"
+        )
+        for axis in axes.flat[count:]:
+            axis.set_visible(False)
+        for axis, panel in zip(axes.flat, chart.panels, strict=False):
+            _panel(axis, panel)
+        written = [folder / f"{chart.name}.{suffix}" for suffix in FORMATS]
+        for path in written:
+            stamp = (
+                {"Date": None} if path.suffix == ".svg" else {"CreationDate": None} if path.suffix == ".pdf" else None
+            )
+            figure.savefig(path, dpi=160, metadata=stamp)
+        pyplot.close(figure)
     return written
+
+
+def _panel(axis, panel: Panel) -> None:
+    for series, colour in zip(panel.series, colours(panel), strict=True):
+        style = "--" if series.dashed else "-"
+        marker = "o" if len(series.x) <= 12 else None
+        axis.plot(
+            series.x, series.y, style, color=colour, label=series.name, linewidth=1.7, marker=marker, markersize=3.5
+        )
+        if series.low is not None and series.high is not None:
+            axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.16, linewidth=0)
+    axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.log_x:
+        axis.set_xscale("log")
+    if panel.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        low, high = axis.get_ylim()
+        axis.yaxis.set_minor_formatter("{x:g}" if high / low < 12 else "")
+    axis.grid(alpha=0.25, which="both" if not panel.log_y else "major")
+    axis.legend(frameon=False, fontsize=8)

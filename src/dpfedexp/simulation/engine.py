@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,38 +16,15 @@ from torch import Tensor
 from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.clipping import AdaptiveClip, clip, row_norms
+from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, require
 from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.server import State as ServerState
+from dpfedexp.round import State, advance, at_radius
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Participation
 from dpfedexp.simulation.vectorise import Task, Trainer
 from dpfedexp.sums import Sums
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything that one round hands to the next. Vectors are float64 on the run's device.
-
-    recent    the last iterates that the reported model averages, newest last
-    radius    the clip C in force
-    control   SCAFFOLD's server control variate c, and the clients' own c_i, one row each (None without SCAFFOLD)
-    """
-
-    round: int
-    w: Tensor
-    recent: tuple[Tensor, ...]
-    radius: float
-    server: ServerState
-    control: Tensor | None = None
-    client_controls: Tensor | None = None
-
-    @property
-    def reported(self) -> Tensor:
-        """The average of the last iterates: post-processing that damps FedEXP's oscillation."""
-        return torch.stack(self.recent).mean(0) if len(self.recent) > 1 else self.w
 
 
 @dataclass(frozen=True)
@@ -105,7 +82,7 @@ class Simulation:
         """One round. It is charged to the ledger after the clients are done and before anything is released."""
         began = time.perf_counter()
         number = state.round + 1
-        mechanism = self._mechanism(state.radius)
+        mechanism = at_radius(self.mechanism, state.radius)
         event = mechanism.event(self.sampling)
         if budget is not None:
             ledger.check(budget, event)
@@ -123,9 +100,6 @@ class Simulation:
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
-
-    def _mechanism(self, radius: float) -> Mechanism:
-        return self.mechanism if radius == self.mechanism.clip else replace(self.mechanism, clip=radius)  # type: ignore[type-var]
 
     def _collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> tuple[Sums, float]:
         noise = self.streams.at("local noise", number)
@@ -171,21 +145,9 @@ class Simulation:
         state.client_controls[clients] = (old - state.control.float() - delta / scale).cpu()
 
     def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
-        """Post-processing: the step size, the server's move, and the next clip."""
-        eta_g = self.algorithm.rule(release, mechanism)
-        w, server = self.algorithm.server.step(state.w, release.c_bar, eta_g, state.server)
-        radius = state.radius
-        if isinstance(self.algorithm.clip, AdaptiveClip):
-            assert release.within is not None
-            radius = self.algorithm.clip.update(radius, release.within)
-        control = state.control
-        if control is not None:
-            share = self.participation.expected(self.population) / self.population
-            tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
-            control = (1 - share) * control - share * release.c_bar / (tau * self.task.local.lr)
-        keep = self.algorithm.average_last
-        recent = (*state.recent, w)[-keep:]
-        return State(state.round + 1, w, recent, radius, server, control, state.client_controls), eta_g
+        tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
+        share = self.participation.expected(self.population) / self.population
+        return advance(self.algorithm, mechanism, release, state, share=share, travel=tau * self.task.local.lr)
 
 
 def check_scaffold(algorithm: Algorithm, task: Task) -> None:

@@ -16,7 +16,9 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 def on_test_set(inputs: Tensor, targets: Tensor, loss: Loss, batch: int = 2048) -> Evaluate:
     """Mean loss and, for class labels, accuracy over a test set that stays on its device."""
     if len(inputs) != len(targets) or len(inputs) == 0:
-        raise InputError(f"the test set has {len(inputs)} inputs and {len(targets)} targets; it needs equally many, at least 1.")
+        raise InputError(
+            f"the test set has {len(inputs)} inputs and {len(targets)} targets; it needs equally many, at least 1."
+        )
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         total, right = 0.0, 0

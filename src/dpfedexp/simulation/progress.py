@@ -40,7 +40,9 @@ def show(record: dict[str, Any]) -> str:
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in record.items()
-        if isinstance(value, float) and key not in ("eta_g", "clip", "epsilon_total", "seconds") and "nonprivate" not in key
+        if isinstance(value, float)
+        and key not in ("eta_g", "clip", "epsilon_total", "seconds")
+        and "nonprivate" not in key
     ]
     epsilon = record["epsilon_total"]
     privacy = "not private" if math.isinf(epsilon) else f"ε {epsilon:.3f}"

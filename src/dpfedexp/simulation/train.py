@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
 from dpfedexp.algorithms import Algorithm
@@ -24,8 +24,7 @@ from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Full, Participation
-from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, Vectorised, check_model, choose
-
+from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, check_model, choose
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
@@ -181,14 +180,14 @@ def prepare(
     layout = Layout.of(module)
     everyone = participation or Full()
     sampling = everyone.sampling(len(federation))
-    _, targets = federation.gather(torch.nonzero(federation.sizes > 0).flatten()[:1], torch.zeros((1, 1), dtype=torch.int64))
+    holders = torch.nonzero(federation.sizes > 0).flatten()
+    require(len(holders) > 0, "every client is empty; at least one must hold data.")
+    _, targets = federation.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
     task = Task(module, layout, resolve(loss, targets), local, federation, where)
     check_scaffold(algorithm, task)
     streams = Streams(seed)
     chosen, note = _trainer(task, streams, trainer)
-    mechanism = algorithm.bind(
-        layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds
-    )
+    mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
     chunk = chunk_size or automatic_chunk(task)
     return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics), note
 

@@ -1,0 +1,41 @@
+"""`dpfedexp paper`: the paper's tables and figures, and what goes beyond them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfedexp.paper import parts
+from dpfedexp.paper.cells import Place
+from dpfedexp.paper.scale import Scale
+from dpfedexp.report import console as terminal
+from dpfedexp.report.write import save
+
+PartName = StrEnum("PartName", [(name, name) for name in (*parts.PARTS, "all")])  # type: ignore[misc]
+
+
+def paper(
+    part: Annotated[PartName, typer.Argument(help="Which part of the paper.", show_default=False)],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small runs with the same shape of results, in minutes.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 … [default: cuda if there is one]", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with MNIST's four files, or another set in their place.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("paper-results"),
+) -> None:
+    """Reproduce the paper: every number beside the printed one, with the runs behind it kept and never repeated."""
+    chosen = list(parts.PARTS) if part == "all" else [str(part)]
+    scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick)
+    console = terminal.wide()
+    for section in parts.run(chosen, scale, Place(device, data), out):
+        terminal.show(console, section)
+        written = save(section, out)
+        console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)

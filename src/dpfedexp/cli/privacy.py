@@ -1,0 +1,372 @@
+"""`dpfedexp privacy`: what rounds cost, what a target needs, what a run promised and whether that is true."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dpfedexp.accounting import (
+    Event,
+    GaussianEvent,
+    PrivacyCost,
+    Query,
+    Sampling,
+    affordable_rounds,
+    calibrate_noise,
+    calibrate_privunit,
+    guarantee,
+)
+from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.errors import InputError, require
+
+app = typer.Typer(no_args_is_help=True, help="Privacy: epsilon, noise, rounds, and what a run promised.")
+
+
+class Mechanism(StrEnum):
+    central_gaussian = "central-gaussian"
+    local_gaussian = "local-gaussian"
+    privunit = "privunit"
+
+
+class AdjacencyName(StrEnum):
+    replace_one = "replace-one"
+    add_remove = "add-remove"
+
+
+class SamplingKind(StrEnum):
+    poisson = "poisson"
+    fixed = "fixed"
+
+
+class Per(StrEnum):
+    total = "total"
+    round = "round"
+
+
+MechanismOption = Annotated[Mechanism, typer.Option("--mechanism", help="Who adds the noise, and how.")]
+NoiseOption = Annotated[
+    float | None,
+    typer.Option("--noise-multiplier", "-z", help="Noise std on the sum over the clip C (local: on each update)."),
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", "-T", help="How many rounds are released.")]
+DeltaOption = Annotated[float, typer.Option("--delta", help="δ of the total.")]
+RateOption = Annotated[
+    float, typer.Option("--sampling-rate", "-q", help="Expected fraction of the clients in a round.")
+]
+SamplingOption = Annotated[
+    SamplingKind, typer.Option("--sampling", help="How a cohort is drawn when the rate is below 1.")
+]
+AdjacencyOption = Annotated[AdjacencyName, typer.Option("--adjacency", help="What changes between neighbours.")]
+Epsilon0Option = Annotated[float, typer.Option("--epsilon0", help="PrivUnit: ε₀.")]
+Epsilon1Option = Annotated[float, typer.Option("--epsilon1", help="PrivUnit: ε₁.")]
+Epsilon2Option = Annotated[float, typer.Option("--epsilon2", help="PrivUnit: ε₂, for the norm.")]
+TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
+PerOption = Annotated[Per, typer.Option("--per", help="Whether the target is for all the rounds or for one.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The flags that describe one round."""
+
+    mechanism: Mechanism
+    rate: float
+    sampling: SamplingKind
+    adjacency: AdjacencyName
+    epsilons: tuple[float, float, float]
+
+    def event(self, z: float) -> GaussianEvent:
+        require(z > 0.0 and math.isfinite(z), f"noise-multiplier is {z}; it must be a finite number above 0.")
+        require(0.0 < self.rate <= 1.0, f"sampling-rate is {self.rate}; it must be above 0 and at most 1.")
+        both = 2.0 if self.adjacency == "replace-one" else 1.0
+        if self.mechanism == Mechanism.local_gaussian:
+            self._require_replace_one()
+            return GaussianEvent("local", "replace-one", (Query("update", 1.0, 2.0, z),))
+        sampling = Sampling() if self.rate == 1.0 else Sampling(self.sampling.value, self.rate)
+        return GaussianEvent("central", self.adjacency.value, (Query("update", 1.0, both, z),), sampling)
+
+    def report(self, total: float | None = None) -> Any:
+        """PrivUnit's event; with `total`, its three ε scaled to sum to that."""
+        self._require_replace_one()
+        scale = 1.0 if total is None else total / sum(self.epsilons)
+        return exact_event(*(scale * epsilon for epsilon in self.epsilons))
+
+    def one_round(self, z: float | None) -> Event:
+        if self.mechanism == Mechanism.privunit:
+            return self.report()
+        require(
+            z is not None,
+            f"noise-multiplier is missing; {self.mechanism.value} needs one, such as --noise-multiplier 5.",
+        )
+        assert z is not None
+        return self.event(z)
+
+    def _require_replace_one(self) -> None:
+        require(
+            self.adjacency == "replace-one",
+            f"adjacency is {self.adjacency.value!r} with {self.mechanism.value}; it must be 'replace-one', because a client that "
+            "reports by itself cannot be hidden by leaving it out.",
+        )
+
+
+@app.command()
+def epsilon(
+    mechanism: MechanismOption = Mechanism.central_gaussian,
+    noise_multiplier: NoiseOption = None,
+    rounds: RoundsOption = 1,
+    delta: DeltaOption = 1e-5,
+    sampling_rate: RateOption = 1.0,
+    sampling: SamplingOption = SamplingKind.poisson,
+    adjacency: AdjacencyOption = AdjacencyName.replace_one,
+    epsilon0: Epsilon0Option = 2.0,
+    epsilon1: Epsilon1Option = 2.0,
+    epsilon2: Epsilon2Option = 2.0,
+    as_json: JsonOption = False,
+) -> None:
+    """What do these rounds cost, each and together?"""
+    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
+    cost = guarantee(plan.one_round(noise_multiplier), rounds, delta)
+    extra = {} if mechanism == Mechanism.privunit else {"noise_multiplier": noise_multiplier}
+    _show_cost(cost, {"mechanism": mechanism.value, **extra, "sampling_rate": sampling_rate}, as_json)
+
+
+@app.command()
+def noise(
+    target: TargetOption,
+    mechanism: MechanismOption = Mechanism.central_gaussian,
+    rounds: RoundsOption = 1,
+    delta: DeltaOption = 1e-5,
+    sampling_rate: RateOption = 1.0,
+    sampling: SamplingOption = SamplingKind.poisson,
+    adjacency: AdjacencyOption = AdjacencyName.replace_one,
+    per: PerOption = Per.total,
+    epsilon0: Epsilon0Option = 2.0,
+    epsilon1: Epsilon1Option = 2.0,
+    epsilon2: Epsilon2Option = 2.0,
+    as_json: JsonOption = False,
+) -> None:
+    """How much noise does a target ε need? For PrivUnit: which ε₀, ε₁, ε₂, in the proportions given."""
+    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
+    over = rounds if per == Per.total else 1
+    about: dict[str, Any] = {"mechanism": mechanism.value, "target_epsilon": target, "per": per.value}
+    event: Event
+    if mechanism == Mechanism.privunit:
+        at = delta if per == Per.total else 0.0
+        one = calibrate_privunit(plan.report, target_epsilon=target, delta=at, rounds=over)
+        scale = one / sum(plan.epsilons)
+        event = plan.report(one)
+        about |= {"noise_multiplier": None}
+        about |= {f"epsilon{i}": scale * value for i, value in enumerate(plan.epsilons)}
+    else:
+        z = calibrate_noise(plan.event, target_epsilon=target, delta=delta, rounds=over)
+        event = plan.event(z)
+        about |= {"noise_multiplier": z, "sampling_rate": sampling_rate}
+    _show_cost(guarantee(event, rounds, delta), about, as_json)
+
+
+@app.command()
+def rounds(
+    target: TargetOption,
+    mechanism: MechanismOption = Mechanism.central_gaussian,
+    noise_multiplier: NoiseOption = None,
+    delta: DeltaOption = 1e-5,
+    sampling_rate: RateOption = 1.0,
+    sampling: SamplingOption = SamplingKind.poisson,
+    adjacency: AdjacencyOption = AdjacencyName.replace_one,
+    epsilon0: Epsilon0Option = 2.0,
+    epsilon1: Epsilon1Option = 2.0,
+    epsilon2: Epsilon2Option = 2.0,
+    as_json: JsonOption = False,
+) -> None:
+    """How many rounds does a target ε pay for?"""
+    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
+    event = plan.one_round(noise_multiplier)
+    affordable = affordable_rounds(event, target, delta)
+    if affordable == 0:
+        one = guarantee(event, 1, delta)
+        raise InputError(
+            f"epsilon is {target:g}, which pays for no round: a single one costs {one.epsilon_round:.4f}. "
+            "Raise epsilon or the noise."
+        )
+    about = {"mechanism": mechanism.value, "noise_multiplier": noise_multiplier, "target_epsilon": target}
+    _show_cost(guarantee(event, affordable, delta), about, as_json)
+
+
+@app.command()
+def explain(run: RunArgument, as_json: JsonOption = False) -> None:
+    """What did a run promise, in plain language? Computed from its ledger."""
+    from dpfedexp.accounting.verify import read_claim, recompute
+
+    statement = recompute(run, read_claim(run))
+    typer.echo(statement.to_json() if as_json else statement.text)
+
+
+@app.command()
+def verify(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Is a run's claim true? Recomputes it from the ledger and the configuration; exit code 1 if they disagree."""
+    from dpfedexp.accounting.verify import read_claim, recompute, verify_run
+
+    planned, unplanned = _planned_event(run)
+    checks = verify_run(run, planned)
+    passed = all(check.passed for check in checks)
+    if as_json:
+        # Without a whole ledger there is nothing to recompute, and the checks say so.
+        found = json.loads(recompute(run, read_claim(run)).to_json()) if checks[0].passed else {}
+        keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds")
+        _print_json(
+            {
+                "verified": passed,
+                **{key: found.get(key) for key in keys},
+                "checks": [dataclasses.asdict(check) for check in checks],
+                "configuration_checked": planned is not None,
+            }
+        )
+    else:
+        table = Table("check", "result", "detail", title=f"Verification of {run}")
+        for check in checks:
+            table.add_row(check.name, "[green]ok[/]" if check.passed else "[bold red]FAILED[/]", check.detail)
+        if planned is None:
+            table.add_row("configuration", "[yellow]not checked[/]", unplanned)
+        console = Console()
+        console.print(table)
+        verdict = (
+            "[bold green]The claim holds.[/]" if passed else "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]"
+        )
+        console.print(verdict)
+    if not passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def table1(as_json: JsonOption = False) -> None:
+    """The paper's Table 1, recomputed for 49 and 50 rounds, with totals, joint and free figures."""
+    from dpfedexp.paper import table1 as paper
+
+    rows = paper.table1()
+    if as_json:
+        headline = rows[-1]
+        keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant")
+        _print_json(
+            {
+                "headline": headline.algorithm,
+                **{key: getattr(headline, key) for key in keys},
+                "rounds": paper.ROUNDS,
+                "rows": [dataclasses.asdict(row) for row in rows],
+            }
+        )
+        return
+    title = f"Table 1 of the paper, recomputed (ε at δ = {paper.DELTA:g}, replace-one)"
+    table = Table(title=title, caption=_CAPTION, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    for column in ("setting", "algorithm"):
+        table.add_column(column, no_wrap=True)
+    for column in ("printed", "T = 1", "T = 49", "T = 50", "pure"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        figures = (row.printed, row.epsilon_round, row.epsilon_49, row.epsilon_total, row.pure_total)
+        cells = ["–" if value is None else f"{value:.3f}" for value in figures]
+        table.add_row(row.setting, row.algorithm, *cells)
+    Console().print(table)
+
+
+_CAPTION = (
+    "The paper's central figures are those of T = 49 rounds (it runs 50), its local ones those of one round; a client gets the "
+    "total over all rounds. Separate: the paper's scalar query composed with the vector. Joint: the same release, with its exact "
+    "joint sensitivity. Free: the squared norm as one more coordinate inside the clip. Pure: T = 50 at δ = 0."
+)
+
+
+@app.command()
+def plot(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write: .png, .svg or .pdf.")] = Path(
+        "privacy.png"
+    ),
+    mechanism: MechanismOption = Mechanism.central_gaussian,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option("--noise-multiplier", "-z", help="Repeat for several.")
+    ] = None,
+    rounds: RoundsOption = 50,
+    delta: DeltaOption = 1e-5,
+    sampling_rate: RateOption = 1.0,
+    sampling: SamplingOption = SamplingKind.poisson,
+    adjacency: AdjacencyOption = AdjacencyName.replace_one,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw ε over rounds for several noise multipliers, and the noise that a target ε needs."""
+    from dpfedexp.accounting.plot import plot_privacy
+
+    require(
+        mechanism != Mechanism.privunit,
+        "mechanism is 'privunit', which has no noise multiplier to draw; it must be central-gaussian or local-gaussian.",
+    )
+    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (2.0, 2.0, 2.0))
+    noises = noise_multiplier or (
+        [2.0, 5.0, 10.0, 20.0] if mechanism == Mechanism.central_gaussian else [0.7, 2.0, 5.0, 10.0]
+    )
+    title = f"{mechanism.value}, {adjacency.value}" + (f", q = {sampling_rate:g}" if sampling_rate < 1.0 else "")
+    make: Callable[[float], Event] = plan.event
+    plot_privacy(make, out, noises=noises, rounds=rounds, delta=delta, title=title)
+    cost = guarantee(make(noises[0]), rounds, delta)
+    about = {"mechanism": mechanism.value, "noise_multiplier": noises[0], "file": str(out)}
+    if as_json:
+        _show_cost(cost, about, as_json)
+    else:
+        typer.echo(f"Written: {out}")
+
+
+def _planned_event(run: Path) -> tuple[Event | None, str]:
+    """The event of one round by the run's own configuration, or None and why it is not known."""
+    path = run / "config.toml"
+    if not path.exists():
+        return None, "the run has no config.toml"
+    from dpfedexp.config import load
+
+    try:
+        event = load(path).planned_event()
+    except InputError as error:
+        return None, f"config.toml can't be read: {error}"
+    return event, "" if event is not None else "config.toml does not say how large the model and the federation were"
+
+
+def _show_cost(cost: PrivacyCost, about: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json({**about, **dataclasses.asdict(cost)})
+        return
+    table = Table(show_header=False, title="Privacy")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in about.items():
+        if value is not None:
+            table.add_row(name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
+    table.add_row("rounds", str(cost.rounds))
+    table.add_row("ε of one round", f"{cost.epsilon_round:.4f} at δ = {cost.delta_round:g}")
+    table.add_row("ε in total", f"[bold]{cost.epsilon_total:.4f}[/] at δ = {cost.delta:g}")
+    if cost.pure_epsilon_total is not None:
+        table.add_row("ε in total, pure", f"{cost.pure_epsilon_total:.4f} at δ = 0")
+    table.add_row("adjacency", cost.adjacency)
+    table.add_row("setting", cost.setting)
+    table.add_row("accountant", cost.accountant)
+    Console().print(table)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

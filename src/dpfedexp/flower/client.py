@@ -1,0 +1,150 @@
+"""The client's side: what leaves a node is a report of the mechanism and nothing else.
+
+`private_training` is a Flower mod for a train function:
+
+    @app.train(mods=[private_training])
+    def train(msg: Message, context: Context) -> Message: ...
+
+The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in local
+privacy, randomises it, before a reply exists. Metrics, losses, numbers of examples and error texts stay on the node.
+
+What is private about a client is what the message says about its data; that it answers at all, and when, is visible to the server.
+"""
+
+from __future__ import annotations
+
+from logging import ERROR
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.supercore import log
+from torch import Tensor
+
+from dpfedexp.clipping import clip
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
+from dpfedexp.flower.guard import Guard, Refused
+from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.flower.wire import HOSTED, Request, report_content, sums_content
+from dpfedexp.mechanisms import Mechanism, Noise, PrivUnit, Report
+
+REFUSAL = "dpfedexp: "
+"""How the texts begin that this library puts into an error reply; the server shows no others."""
+
+MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
+_OWN_CONTROL = "dpfedexp.own-control"
+_FAILED_PRECONDITION = 6
+"""Flower's error code MOD_FAILED_PRECONDITION."""
+
+
+def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) -> Report:
+    """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
+
+    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the mechanism
+    adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes from the operating
+    system unless a test passes its own.
+
+    >>> from dpfedexp.mechanisms import CentralGaussian
+    >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
+    tensor([[0.6000, 0.8000]])
+    """
+    rows = update[None] if update.dim() == 1 else update
+    clients = torch.arange(len(rows))
+    return mechanism.randomize(clip(rows.float(), mechanism.clip), clients, noise or deployment_noise())
+
+
+def hosted_clients(message: Message) -> tuple[int, ...]:
+    """Which of the clients that this node hosts take part; empty where the node is one client."""
+    return Request.from_message(message).clients
+
+
+def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
+    try:
+        request = Request.from_message(message)
+        model = message.content.array_records.get(MODEL)
+        if model is None:
+            raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
+        layout = layout_of(model)
+        w = to_flat(model, layout).float()
+        if isinstance(request.mechanism, PrivUnit):
+            require(
+                request.mechanism.dimension == len(w),
+                f"the mechanism is for {request.mechanism.dimension} parameters, but the model has {len(w)}.",
+            )
+        guard = Guard.of_node(context.node_config)
+        if guard is not None:
+            guard.admit(request.round, request.mechanism, request.sampling)
+    except (InputError, Refused) as reason:
+        return _refuse(message, str(reason))
+    try:
+        corrected = _correct(message, context, request, len(w))
+        trained = call_next(corrected, context)
+        update = _update(trained, request, w)
+    except Exception as error:
+        log(ERROR, "the app's train function failed on this node", exc_info=error)
+        return _refuse(message, "the app's train function failed; the node's own log says why.")
+    if request.travel is not None:
+        _remember(message, context, request, update)
+    report = privatize(update, request.mechanism)
+    if request.clients:
+        return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
+    return Message(report_content(report, request), reply_to=message)
+
+
+def _refuse(message: Message, reason: str) -> Message:
+    return Message(Error(_FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
+
+
+def _update(trained: Message, request: Request, w: Tensor) -> Tensor:
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
+    if trained.has_error():
+        raise RuntimeError(trained.error.reason or "the app returned an error")
+    records = trained.content.array_records
+    if request.clients:
+        rows = records[HOSTED]["rows"].numpy()
+        require(
+            rows.shape == (len(request.clients), len(w)),
+            f"the app returned updates of shape {rows.shape} for {len(request.clients)} hosted clients of {len(w)} parameters.",
+        )
+        return torch.from_numpy(rows.astype(np.float32))
+    require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
+    layout = layout_of(records[MODEL])
+    flat = to_flat(records[MODEL], layout).float()
+    require(len(flat) == len(w), f"the app returned {len(flat)} parameters; the model has {len(w)}.")
+    return flat - w
+
+
+def _correct(message: Message, context: Context, request: Request, dimension: int) -> Message:
+    """With SCAFFOLD, the message with the record `correction` = c − c_i, which the app adds to every gradient."""
+    if request.travel is None:
+        return message
+    control = message.content.array_records.get(CONTROL)
+    model = message.content.array_records[MODEL]
+    if control is None:
+        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
+    layout = layout_of(model)
+    correction = to_flat(control, layout).float() - _own_control(context, dimension)
+    message.content = RecordDict({**message.content, CORRECTION: to_arrays(correction, layout)})
+    return message
+
+
+def _own_control(context: Context, dimension: int) -> Tensor:
+    record = context.state.array_records.get(_OWN_CONTROL)
+    return torch.zeros(dimension) if record is None else torch.from_numpy(record["c_i"].numpy())
+
+
+def _remember(message: Message, context: Context, request: Request, update: Tensor) -> None:
+    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
+
+    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the next
+    round's c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    """
+    assert request.travel is not None
+    delta = clip(update[None], request.mechanism.clip).vectors[0]
+    layout = layout_of(message.content.array_records[MODEL])
+    c = to_flat(message.content.array_records[CONTROL], layout).float()
+    own = _own_control(context, len(delta)) - c - delta / request.travel
+    context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})

@@ -1,0 +1,53 @@
+"""One node that hosts many simulated clients and trains them as one tensor program.
+
+For studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs the node is trusted
+with their reports: it is a simulation of those clients, not a protection of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from torch import Tensor, nn
+
+from dpfedexp.algorithms import fedavg
+from dpfedexp.errors import require
+from dpfedexp.flower.arrays import to_flat
+from dpfedexp.flower.client import MODEL, hosted_clients
+from dpfedexp.flower.wire import HOSTED
+from dpfedexp.local import Sgd, schedule
+from dpfedexp.losses import Loss
+from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.vectorise import Clients
+
+
+def train_hosted(
+    message: Message, model: nn.Module, clients: Clients, *, local: Sgd, loss: str | Loss | None = None
+) -> RecordDict:
+    """The content of an app's reply for the hosted clients that the message asks for; `clients` are all that the node hosts."""
+    asked = torch.tensor(hosted_clients(message))
+    require(
+        len(asked) > 0 and int(asked.max()) < len(clients),
+        f"the server asks for hosted client {int(asked.max())}, but this node hosts {len(clients)}; clients_per_node is the "
+        "same number on the server and in the node's configuration.",
+    )
+    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, seed=secrets.randbits(62), loss=loss)
+    w = to_flat(message.content.array_records[MODEL], simulation.task.layout).float().to(simulation.task.device)
+    rows = [_updates(simulation, w, chunk) for chunk in asked.split(simulation.chunk_size)]
+    return RecordDict({HOSTED: ArrayRecord({"rows": Array(np.ascontiguousarray(torch.cat(rows).numpy()))})})
+
+
+def _updates(simulation, w: Tensor, chunk: Tensor) -> Tensor:
+    """Updates of a chunk in the order asked; an empty client's is zero."""
+    updates = torch.zeros(len(chunk), len(w))
+    sizes = simulation.task.clients.sizes[chunk]
+    full = torch.nonzero(sizes > 0).flatten()
+    if len(full):
+        shuffles = simulation.streams.at("batches", 1)
+        holders = chunk[full]
+        plan = schedule(simulation.task.local, sizes[full], lambda row: shuffles.generator(int(holders[row])))
+        updates[full] = simulation.trainer(w, holders, plan, 1).cpu()
+    return updates

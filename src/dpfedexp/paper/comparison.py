@@ -1,0 +1,141 @@
+"""Fig. 1: three privacy settings × three algorithms, on one problem, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfedexp.config import Settings
+from dpfedexp.paper.cells import Result, Results, TrainingCell
+from dpfedexp.paper.experiments import experiment
+from dpfedexp.paper.published import ALGORITHMS, LAST_ROUNDS, SETTINGS
+from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.seeds import Paired, Spread, last_rounds, paired, spread
+from dpfedexp.report.document import Panel, Series, Table
+
+Key = tuple[str, str]
+
+
+def runs(problem: str, scale: Scale) -> dict[Key, list[Settings]]:
+    """(setting, algorithm) → the paper's settings, once for every seed."""
+    return {
+        (setting, algorithm): scale.runs(experiment(f"{problem}-{setting}-{algorithm}"))
+        for setting in SETTINGS
+        for algorithm in ALGORITHMS
+    }
+
+
+def cells(problem: str, scale: Scale) -> list[TrainingCell]:
+    return [TrainingCell(settings) for group in runs(problem, scale).values() for settings in group]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished runs of one problem, and the metric that they are compared by."""
+
+    metric: str
+    factor: float
+    larger_is_better: bool
+    settings: dict[Key, list[Settings]]
+    results: dict[Key, list[Result]]
+
+    @staticmethod
+    def of(problem: str, scale: Scale, results: Results) -> Comparison:
+        planned = runs(problem, scale)
+        metric, factor = ("test_accuracy", 100.0) if problem == "mnist" else ("distance", 1.0)
+        done = {key: results.training(group) for key, group in planned.items()}
+        return Comparison(metric, factor, problem == "mnist", planned, done)
+
+    def finals(self, key: Key) -> list[float]:
+        """One number per seed: the metric over the last rounds."""
+        return [self.factor * last_rounds(result, self.metric) for result in self.results[key]]
+
+    def spread(self, key: Key) -> Spread:
+        return spread(self.finals(key))
+
+    def gain(self, setting: str, over: str) -> Paired:
+        """FedEXP against another algorithm, paired over seeds; a positive gain is an improvement."""
+        return paired(
+            self.finals((setting, "fedexp")), self.finals((setting, over)), larger_is_better=self.larger_is_better
+        )
+
+    def gains_table(self, title: str, note: str, published: dict[Key, float] | None = None) -> Table:
+        """FedEXP beside every other algorithm."""
+        columns = [
+            "setting",
+            "FedEXP against",
+            "gain",
+            *(["paper's gain"] if published else []),
+            "seeds",
+            "p (t)",
+            "p (sign)",
+        ]
+        rows = []
+        for setting, name in SETTINGS.items():
+            for other in ("fedavg", "scaffold"):
+                test = self.gain(setting, other)
+                theirs = [f"{published[setting, other]:+.2f}"] if published else []
+                p_t, p_sign = ("–" if p is None else f"{p:.2g}" for p in (test.p_t, test.p_sign))
+                rows.append(
+                    [name, ALGORITHMS[other], f"{test.gain:+.2f}", *theirs, f"{test.wins} of {test.n}", p_t, p_sign]
+                )
+        return Table(title, columns, rows, note)
+
+    def panels(self, metric: str, y_label: str, factor: float = 1.0, log_y: bool = False) -> list[Panel]:
+        """The metric over rounds, a panel to a setting."""
+        return [
+            Panel(
+                name,
+                "round",
+                y_label,
+                [line(self.results[setting, a], metric, label, a, factor) for a, label in ALGORITHMS.items()],
+                log_y=log_y,
+            )
+            for setting, name in SETTINGS.items()
+        ]
+
+    def epsilons(self, key: Key) -> list[str]:
+        first = self.results[key][0]
+        return [f"{first['epsilon_round']:.3f}", f"{first['epsilon_total']:.3f}"]
+
+    def data(self) -> list[dict]:
+        return [
+            {
+                "setting": setting,
+                "algorithm": algorithm,
+                "mean": self.spread((setting, algorithm)).mean,
+                "sd": self.spread((setting, algorithm)).sd,
+                "per_seed": self.finals((setting, algorithm)),
+                "seconds": [round(result["seconds"], 2) for result in group],
+                "epsilon_round": group[0]["epsilon_round"],
+                "epsilon_total": group[0]["epsilon_total"],
+            }
+            for (setting, algorithm), group in self.results.items()
+        ]
+
+    def configuration(self) -> dict[str, str]:
+        return {
+            f"{SETTINGS[setting]}, {ALGORITHMS[algorithm]}": group[0].to_toml()
+            for (setting, algorithm), group in self.settings.items()
+        }
+
+    def privacy(self) -> dict[str, str]:
+        return {
+            f"{SETTINGS[setting]}, {ALGORITHMS[algorithm]}": group[0]["privacy"]
+            for (setting, algorithm), group in self.results.items()
+        }
+
+
+def line(results: Sequence[Result], metric: str, name: str, colour: str = "", factor: float = 1.0) -> Series:
+    """A metric over rounds: mean over seeds, with a band of one standard deviation."""
+    values = factor * np.array([[r[metric] for r in result["history"]] for result in results], dtype=float)
+    values = np.where(np.isfinite(values), values, np.nanmax(values, initial=0.0, where=np.isfinite(values)))
+    mean = values.mean(0)
+    sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    rounds = list(range(1, len(mean) + 1))
+    return Series(name, rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)
+
+
+LAST = f"the average of the last {LAST_ROUNDS} rounds"

@@ -1,0 +1,58 @@
+"""How much of the paper is run: all of it, or a quick version with the same shape of results."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dpfedexp.config import Settings
+from dpfedexp.paper.experiments import vary
+
+QUICK_CLIENTS, QUICK_IMAGES, QUICK_ROUNDS = 100, 20, 15
+QUICK_PRIVUNIT = {"algorithm.epsilon0": 8.0, "algorithm.epsilon1": 8.0, "algorithm.gamma": "exact"}
+
+QUICK_NOTE = (
+    f"Quick: {QUICK_CLIENTS} clients with {QUICK_IMAGES} images each and {QUICK_ROUNDS} rounds on MNIST, few seeds. The noise on the mean "
+    "update is that of the full run (noise multiplier × M/1000 in CDP, × sqrt(M/1000) in LDP, larger ε in PrivUnit), so the "
+    "shape of the results is kept and ε is not: these ε are far larger than the paper's."
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`seeds` runs of everything; `quick` shrinks the MNIST runs."""
+
+    seeds: int = 5
+    quick: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        return [QUICK_NOTE] if self.quick else []
+
+    def command(self, part: str) -> str:
+        return f"dpfedexp paper {part} --seeds {self.seeds}" + (" --quick" if self.quick else "")
+
+    def runs(self, settings: Settings, seeds: int | None = None) -> list[Settings]:
+        """The settings at this scale, once for every seed."""
+        sized = shrink(settings) if self.quick and settings.data.kind == "mnist" else settings
+        return [sized.with_seed(seed) for seed in range(min(self.seeds, seeds or self.seeds))]
+
+
+def shrink(settings: Settings) -> Settings:
+    """A small run whose mean update is as noisy as that of the full one."""
+    share = QUICK_CLIENTS / settings.data.clients
+    changes: dict[str, Any] = {
+        "data.clients": QUICK_CLIENTS,
+        "data.samples_per_client": QUICK_IMAGES,
+        "run.rounds": QUICK_ROUNDS,
+    }
+    algorithm = settings.algorithm
+    z = algorithm.noise_multiplier
+    if algorithm.mechanism == "privunit":
+        changes |= QUICK_PRIVUNIT
+    elif z is not None:
+        changes["algorithm.noise_multiplier"] = z * (
+            math.sqrt(share) if algorithm.mechanism == "local-gaussian" else share
+        )
+    return vary(settings, changes)

@@ -1,0 +1,80 @@
+"""Means over seeds, and whether one algorithm beats another when both are run on the same seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import binomtest, ttest_rel
+
+from dpfedexp.paper.published import LAST_ROUNDS
+
+
+def last_rounds(result: dict[str, Any], metric: str, rounds: int = LAST_ROUNDS) -> float:
+    """The metric of a run averaged over its last rounds; infinite if the run diverged."""
+    values = [record.get(metric) for record in result["history"][-rounds:]]
+    return math.inf if any(value is None for value in values) else statistics.fmean(values)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds."""
+
+    mean: float
+    sd: float
+    n: int
+
+    def show(self, digits: int = 2) -> str:
+        if not math.isfinite(self.mean):
+            return "diverged"
+        return f"{self.mean:.{digits}f} ({self.sd:.{digits}f})" if self.n > 1 else f"{self.mean:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    finite = all(math.isfinite(value) for value in values)
+    sd = statistics.stdev(values) if len(values) > 1 and finite else 0.0
+    return Spread(statistics.fmean(values), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Gains of one algorithm over another, seed by seed; p values are one-sided, for "it gains nothing".
+
+    With 5 seeds the exact sign test can't go below 1/32; the t test can, and assumes that the gains are about normal.
+    """
+
+    gain: float
+    wins: int
+    n: int
+    p_t: float | None
+    p_sign: float | None
+
+    def show(self, digits: int = 2) -> str:
+        tests = "" if self.p_t is None else f", p = {self.p_t:.2g} (t), {self.p_sign:.2g} (sign)"
+        return f"{self.gain:+.{digits}f}, {self.wins} of {self.n} seeds{tests}"
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float], *, larger_is_better: bool) -> Paired:
+    """Are ours better than theirs on the same seeds?"""
+    sign = 1.0 if larger_is_better else -1.0
+    gains = [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
+    wins = sum(gain > 0 for gain in gains)
+    if len(gains) < 2 or not all(map(math.isfinite, gains)):
+        return Paired(statistics.fmean(gains), wins, len(gains), None, None)
+    p_sign = float(binomtest(wins, len(gains), alternative="greater").pvalue)
+    # Identical gains leave no spread for a t test to judge by.
+    p_t = float(ttest_rel(ours, theirs, alternative="greater" if larger_is_better else "less").pvalue)
+    return Paired(statistics.fmean(gains), wins, len(gains), None if math.isnan(p_t) else p_t, p_sign)
+
+
+def test_note(seeds: int) -> str:
+    """What the p values are, and what so few seeds can show."""
+    if seeds < 2:
+        return "One seed: no test."
+    return (
+        f"Paired over n = {seeds} seeds, one-sided: t test, and exact sign test, which can't go below {0.5**seeds:.2g} "
+        "with so few seeds."
+    )

@@ -1,0 +1,79 @@
+"""Fig. 3: η_g over rounds, from the runs of Fig. 1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpfedexp.paper import comparison
+from dpfedexp.paper.cells import Cell, Results
+from dpfedexp.paper.comparison import Comparison, line
+from dpfedexp.paper.published import SETTINGS
+from dpfedexp.paper.scale import Scale
+from dpfedexp.report.document import Chart, Claim, Panel, Section, Table
+
+PROBLEMS = {"synthetic": "Synthetic", "mnist": "MNIST"}
+
+
+def cells(scale: Scale) -> list[Cell]:
+    return [cell for problem in PROBLEMS for cell in comparison.cells(problem, scale)]
+
+
+def section(scale: Scale, results: Results) -> Section:
+    seen = {problem: Comparison.of(problem, scale, results) for problem in PROBLEMS}
+    panels = [
+        Panel(
+            title,
+            "round",
+            "η_g",
+            [line(seen[problem].results[s, "fedexp"], "eta_g", name, s) for s, name in SETTINGS.items()],
+            log_y=True,
+        )
+        for problem, title in PROBLEMS.items()
+    ]
+    chart = Chart(
+        "step-history", "η_g of DP-FedEXP over rounds", "Mean over seeds, band of one standard deviation.", panels
+    )
+    return Section(
+        name="step-history",
+        title="η_g over rounds (Fig. 3)",
+        text=["The global step size of DP-FedEXP in the runs of Fig. 1; DP-FedAvg's and DP-SCAFFOLD's is 1."],
+        tables=[_table(seen)],
+        charts=[chart],
+        claims=_claims(seen),
+        notes=scale.notes,
+        command=scale.command("step-history"),
+    )
+
+
+def _mean(comparison: Comparison, setting: str) -> np.ndarray:
+    runs = comparison.results[setting, "fedexp"]
+    return np.array([[r["eta_g"] for r in run["history"]] for run in runs], dtype=float).mean(0)
+
+
+def _table(seen: dict[str, Comparison]) -> Table:
+    rows = []
+    for problem, title in PROBLEMS.items():
+        for setting, name in SETTINGS.items():
+            eta = _mean(seen[problem], setting)
+            shown = [eta[0], eta[len(eta) // 4], eta[len(eta) // 2], eta[-1]]
+            rows.append([title, name, *(f"{value:.2f}" for value in shown)])
+    note = "The paper shows this in a figure and prints no values."
+    return Table(
+        "η_g, mean over seeds", ["problem", "setting", "first round", "at ¼", "at ½", "last round"], rows, note
+    )
+
+
+def _claims(seen: dict[str, Comparison]) -> list[Claim]:
+    claims = []
+    for setting, name in SETTINGS.items():
+        eta = _mean(seen["synthetic"], setting)
+        fifth = max(1, len(eta) // 5)
+        early, late = eta[:fifth].mean(), eta[-fifth:].mean()
+        claims.append(
+            Claim(
+                f"Synthetic, {name}: η_g falls as training goes on (first fifth of the rounds against the last)",
+                f"{early:.2f} → {late:.2f}",
+                bool(late < early),
+            )
+        )
+    return claims

@@ -1,0 +1,146 @@
+"""Composition of PrivUnit reports against enumeration, mpmath and other accountants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import mpmath
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+
+from dpfedexp.accounting import PrivUnitEvent, compose
+from dpfedexp.accounting import privunit as accountant
+from dpfedexp.accounting.privunit import exact_event
+
+PAPER = exact_event(2.0, 2.0, 2.0)
+OTHER = PrivUnitEvent(p=0.7, cap=0.3, epsilon2=1.0, k=2, nominal=3.0)
+
+
+def atoms(event: PrivUnitEvent) -> list[tuple[float, float]]:
+    """(loss, probability) of one report, written out from the definition of the mechanism."""
+    direction = event.direction_epsilon
+    away = (1 - event.p) * event.cap / (1 - event.cap)
+    total = math.exp(event.epsilon2) + event.k
+    first = [(direction, event.p), (-direction, away), (0.0, 1 - event.p - away)]
+    second = [(event.epsilon2, math.exp(event.epsilon2) / total), (-event.epsilon2, 1 / total), (0.0, (event.k - 1) / total)]
+    return [(a + b, p * q) for (a, p), (b, q) in itertools.product(first, second)]
+
+
+def enumerate_delta(events: list[PrivUnitEvent], epsilon: float) -> float:
+    """δ(ε) as the sum over every combination of outcomes."""
+    total = 0.0
+    for outcome in itertools.product(*(atoms(event) for event in events)):
+        loss, probability = sum(a for a, _ in outcome), math.prod(p for _, p in outcome)
+        total += probability * max(0.0, -math.expm1(epsilon - loss))
+    return total
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0, 5.9, 8.0, 14.0, 17.9])
+def test_three_reports_match_enumeration(epsilon):
+    assert accountant.delta([(PAPER, 3)], epsilon) == pytest.approx(enumerate_delta([PAPER] * 3, epsilon), rel=1e-11, abs=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 9.0, 13.0])
+def test_heterogeneous_reports_match_enumeration(epsilon):
+    mixed = accountant.delta([(PAPER, 2), (OTHER, 1)], epsilon)
+    assert mixed == pytest.approx(enumerate_delta([PAPER, PAPER, OTHER], epsilon), rel=1e-11, abs=1e-15)
+
+
+def test_one_report_has_the_exact_epsilon_of_its_event():
+    assert PAPER.epsilon == pytest.approx(6.0, rel=1e-12)
+    assert accountant.delta([(PAPER, 1)], PAPER.epsilon) == pytest.approx(0.0, abs=1e-15)
+    assert accountant.delta([(PAPER, 1)], PAPER.epsilon - 1e-3) > 1e-4
+
+
+def test_50_rounds_of_the_paper_are_300_pure_and_289_67_tight():
+    total = compose([(PAPER, 50)], 1e-5)
+    assert total.epsilon == pytest.approx(289.67, abs=5e-3)
+    assert total.pure_epsilon == pytest.approx(300.0, abs=1e-9)
+    assert total.accountant == accountant.EXACT
+
+
+def test_50_rounds_match_50_digits():
+    """The same double sum over both lattices, in multiprecision."""
+    rounds, epsilon = 50, 289.67
+    with mpmath.workdps(50):
+        lattices = []
+        for part in accountant.three_points(PAPER):
+            up = mpmath.mpf(part.up)
+            down = up * mpmath.exp(-mpmath.mpf(part.step))
+            pmf = {0: mpmath.mpf(1)}
+            for _ in range(rounds):
+                new: dict[int, mpmath.mpf] = {}
+                for j, p in pmf.items():
+                    for step, q in ((1, up), (-1, down), (0, 1 - up - down)):
+                        new[j + step] = new.get(j + step, mpmath.mpf(0)) + p * q
+                pmf = new
+            lattices.append((mpmath.mpf(part.step), pmf))
+        (step1, pmf1), (step2, pmf2) = lattices
+        exact = mpmath.fsum(
+            p * q * (1 - mpmath.exp(epsilon - i * step1 - j * step2))
+            for i, p in pmf1.items()
+            for j, q in pmf2.items()
+            if i * step1 + j * step2 > epsilon
+        )
+    assert accountant.delta([(PAPER, rounds)], epsilon) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_agrees_with_dp_accounting_on_randomised_response():
+    """Two levels (k = 1) and no direction are randomised response, which dp-accounting composes on a grid."""
+    event = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=1.0, k=1, nominal=1.0)
+    noise = 2.0 / (math.exp(1.0) + 1.0)
+    theirs = privacy_loss_distribution.from_randomized_response(noise, 2, value_discretization_interval=1e-4).self_compose(30)
+    # Losses are rounded up to the grid there, by at most 30 · 1e-4 in total.
+    ours = compose([(event, 30)], 1e-5).epsilon
+    assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-5), abs=30e-4)
+
+
+def test_10_000_rounds_are_fast_and_tighter_than_renyi():
+    start = time.perf_counter()
+    total = compose([(PAPER, 10_000)], 1e-5)
+    assert time.perf_counter() - start < 5.0
+    renyi = accountant._renyi_epsilon(accountant._parts([(PAPER, 10_000)]), 1e-5)
+    assert total.accountant == accountant.EXACT
+    assert total.epsilon < renyi < 60_000
+
+
+@pytest.mark.parametrize("rounds", [30_000, 10**6, 10**9])
+def test_beyond_the_exact_limit_a_named_sound_bound_stands_in(rounds):
+    total = compose([(PAPER, rounds)], 1e-5)
+    assert total.accountant == accountant.RENYI
+    expected = rounds * sum(probability * loss for loss, probability in atoms(PAPER))
+    assert expected < total.epsilon < 6.0 * rounds
+
+
+def test_renyi_bound_is_never_below_the_exact_one():
+    for rounds in (1, 7, 50, 400):
+        for delta in (1e-12, 1e-5, 1e-2):
+            exact, _ = accountant.epsilon([(PAPER, rounds)], delta)
+            assert accountant._renyi_epsilon(accountant._parts([(PAPER, rounds)]), delta) >= exact
+
+
+def test_many_different_mechanisms_fall_back_and_stay_below_the_pure_sum():
+    charges = [(exact_event(1.0 + i / 10, 2.0, 1.0 + i / 7), 200) for i in range(5)]
+    total = compose(charges, 1e-5)
+    assert total.accountant == accountant.RENYI
+    assert 0.0 < total.epsilon < accountant.pure_epsilon(charges)
+
+
+def test_overlapping_caps_are_charged_as_randomised_response():
+    event = PrivUnitEvent(p=0.9, cap=0.6, epsilon2=1.0, k=2, nominal=3.0)
+    direction = accountant.three_points(event)[0]
+    assert direction.up == pytest.approx(1 / (1 + math.exp(-event.direction_epsilon)))
+    assert direction.stay == pytest.approx(0.0, abs=1e-15)
+
+
+def test_delta_zero_gives_the_pure_sum():
+    total = compose([(PAPER, 50)], 0.0)
+    assert (total.epsilon, total.accountant) == (accountant.pure_epsilon([(PAPER, 50)]), accountant.PURE)
+
+
+def test_epsilon_grows_with_rounds_and_falls_with_delta():
+    totals = [compose([(PAPER, t)], 1e-5).epsilon for t in (1, 2, 5, 50, 51, 500)]
+    assert totals == sorted(totals)
+    assert compose([(PAPER, 50)], 1e-8).epsilon > compose([(PAPER, 50)], 1e-4).epsilon

@@ -1,0 +1,225 @@
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpfedexp import InputError
+from dpfedexp.accounting import Sampling
+from dpfedexp.clipping import Clipped, clip
+from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.mechanisms.privunit import best_split, direction, sample_direction, sample_height
+from dpfedexp.simulation.random import Streams
+
+DIMENSIONS = [2, 3, 10, 237, 5046]
+
+
+def reports(mechanism, delta, count, seed=0):
+    rows = clip(delta.expand(count, -1).clone(), mechanism.clip)
+    return mechanism.randomize(rows, torch.arange(count), Streams(seed).at("local noise", 1))
+
+
+@pytest.mark.parametrize("gamma", ["exact", "paper", "optimal"])
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_c_is_unbiased(d, gamma):
+    """Along Δ and along a fixed other direction, within five standard errors of the mean."""
+    clip_radius = 0.3
+    mechanism = PrivUnit(clip_radius, d, gamma=gamma)
+    delta = torch.randn(1, d, generator=torch.Generator().manual_seed(d))
+    delta = delta / delta.norm() * 0.2
+    count = min(200_000, 40_000_000 // d)
+    _, c = mechanism.reconstruct(reports(mechanism, delta, count))
+    other = torch.randn(d, generator=torch.Generator().manual_seed(1))
+    other = other - (other @ delta[0]) * delta[0] / delta[0].square().sum()
+    for probe, expected in ((delta[0] / delta.norm(), 0.2), (other / other.norm(), 0.0)):
+        along = (c @ probe).double()
+        assert abs(float(along.mean()) - expected) < 5 * float(along.std()) / math.sqrt(count)
+
+
+def test_taking_the_cap_with_probability_gamma_would_point_away():
+    """The misprint "w.p. γ": with γ in place of p, the mean of V is on the wrong side of u."""
+    constants = direction(237, 2.0, 2.0)
+    uniform = torch.rand(200_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right = sample_height(constants, uniform)
+    literal = sample_height(
+        type(constants)(237, constants.gamma, constants.gamma, constants.q, constants.log_m), uniform
+    )
+    assert float(literal.mean()) < -5 * float(literal.std()) / math.sqrt(200_000)
+    assert float(right.mean()) == pytest.approx(constants.m, rel=0.02)
+
+
+@pytest.mark.parametrize("d", [2, 3, 5, 50, 237, 1000, 5046, 10**5, 10**6, 10**7])
+@pytest.mark.parametrize("epsilon1", [0.5, 2.0, 6.0])
+def test_log_m_agrees_with_fifty_digits(d, epsilon1):
+    """m = E⟨V,u⟩, evaluated from p, γ and q at 50 digits; the printed formula overflows near d = 1000."""
+    constants = direction(d, 2.0, epsilon1)
+    with mpmath.workdps(50):
+        half = mpmath.mpf(d - 1) / 2
+        gamma, p = mpmath.mpf(constants.gamma), mpmath.mpf(constants.p)
+        q = mpmath.betainc(half, mpmath.mpf(1) / 2, 0, 1 - gamma**2, regularized=True) / 2
+        cap_mean = (1 - gamma**2) ** half / ((d - 1) * mpmath.beta(mpmath.mpf(1) / 2, half))
+        log_m = mpmath.log(cap_mean * (p / q - (1 - p) / (1 - q)))
+    assert abs(constants.log_m - float(log_m)) < 1e-9
+
+
+def test_log_m_equals_the_printed_formula_where_that_can_be_evaluated():
+    d, epsilon0, epsilon1 = 20, 2.0, 2.0
+    constants = direction(d, epsilon0, epsilon1)
+    with mpmath.workdps(50):
+        alpha, tau, gamma, p = mpmath.mpf(d - 1) / 2, (1 + constants.gamma) / 2, constants.gamma, constants.p
+        whole, part = mpmath.beta(alpha, alpha), mpmath.betainc(alpha, alpha, 0, tau)
+        printed = (1 - gamma**2) ** alpha / (2 ** (d - 2) * (d - 1)) * (p / (whole - part) - (1 - p) / part)
+    assert constants.m == pytest.approx(float(printed), rel=1e-10)
+
+
+@pytest.mark.parametrize("d", [2, 3, 10, 237, 5046, 10**5, 10**6])
+@pytest.mark.parametrize("gamma", ["exact", "optimal"])
+@pytest.mark.parametrize(("epsilon0", "epsilon1"), [(2.0, 2.0), (0.5, 4.0), (4.0, 1.0)])
+def test_the_exact_density_ratio_is_within_epsilon(d, gamma, epsilon0, epsilon1):
+    """The density of V is constant inside the cap and outside it; its mass is computed from γ, not taken from q."""
+    constants = direction(d, epsilon0, epsilon1, gamma)
+    mass = 0.5 * stats.beta.sf(constants.gamma**2, 0.5, (d - 1) / 2)
+    ratio = math.log(constants.p / mass) - math.log((1 - constants.p) / (1 - mass))
+    # The inverse incomplete beta function is good to about 1e-12; a looser rule would show at 1e-2.
+    assert ratio <= epsilon0 + epsilon1 + 1e-9
+    assert ratio == pytest.approx(epsilon0 + epsilon1, abs=1e-9)
+    assert constants.epsilon == pytest.approx(ratio, abs=1e-9)
+
+
+def test_the_papers_gamma_wastes_budget_in_high_dimension():
+    """NOTES: the true ε is 5.586 at ε₀ = ε₁ = ε₂ = 2, and the exact γ is 1.235 times the paper's."""
+    paper, exact = direction(5046, 2.0, 2.0, "paper"), direction(5046, 2.0, 2.0)
+    assert paper.epsilon + 2.0 == pytest.approx(5.586, abs=1e-3)
+    assert exact.gamma / paper.gamma == pytest.approx(1.235, abs=1e-3)
+
+
+def test_the_papers_gamma_is_unsound_in_two_dimensions_and_the_event_says_so():
+    event = PrivUnit(1.0, 2, gamma="paper").event(Sampling())
+    assert event.epsilon > event.nominal + 0.1
+    assert PrivUnit(1.0, 2).event(Sampling()).epsilon == pytest.approx(6.0, abs=1e-9)
+
+
+def test_exact_gamma_and_optimal_split_cut_the_variance_as_in_the_notes():
+    """Variance of the direction at ε₀+ε₁ = 4, against the paper's γ: 1.28 and 1.41 times less."""
+    paper, exact, optimal = (direction(237, 2.0, 2.0, rule) for rule in ("paper", "exact", "optimal"))
+    variance = [1 / c.m**2 - 1 for c in (paper, exact, optimal)]
+    assert variance[0] / variance[1] == pytest.approx(1.28, abs=0.02)
+    assert variance[0] / variance[2] == pytest.approx(1.41, abs=0.02)
+    assert math.log(optimal.p / (1 - optimal.p)) == pytest.approx(1.34, abs=0.02)
+
+
+@pytest.mark.parametrize("d", [2, 3, 10, 237])
+def test_heights_have_the_exact_distribution(d):
+    """Kolmogorov–Smirnov against the mixture of the two truncated laws of ⟨V,u⟩."""
+    constants = direction(d, 2.0, 2.0)
+    uniform = torch.rand(100_000, 2, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
+    drawn = sample_height(constants, uniform).numpy()
+
+    def whole(t):
+        return 0.5 * (1 + np.sign(t) * stats.beta.cdf(t * t, 0.5, (d - 1) / 2))
+
+    def mixture(t):
+        low = whole(constants.gamma)
+        inside = np.clip((whole(t) - low) / (1 - low), 0, 1)
+        outside = np.clip(whole(t) / low, 0, 1)
+        return constants.p * inside + (1 - constants.p) * outside
+
+    assert stats.kstest(drawn, mixture).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("d", [2, 3, 237, 100_000])
+def test_v_is_a_unit_vector_at_the_drawn_height(d):
+    unit = torch.zeros(20, d)
+    unit[:, 0] = 1.0
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(20, 2, generator=generator, dtype=torch.float64)
+    constants = direction(d, 2.0, 2.0)
+    v = sample_direction(unit, constants, torch.randn(20, d, generator=generator), uniform)
+    assert torch.allclose(v.double().norm(dim=1), torch.ones(20, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(v[:, 0].double(), sample_height(constants, uniform), atol=1e-6)
+
+
+def test_ten_million_dimensions_are_drawn_without_rejection():
+    d = 10**7
+    mechanism = PrivUnit(1.0, d)
+    delta = torch.zeros(1, d)
+    delta[0, 0] = 1.0
+    report = mechanism.randomize(clip(delta, 1.0), torch.zeros(1, dtype=torch.int64), Streams(0).at("local noise", 1))
+    assert float(report.vector.double().norm()) == pytest.approx(1.0, abs=1e-6)
+    assert math.isfinite(mechanism.direction.log_m)
+
+
+def test_a_zero_update_is_sent_with_mean_zero():
+    mechanism = PrivUnit(0.3, 10)
+    _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 100_000))
+    assert bool(torch.isfinite(c).all())
+    assert torch.all(c.double().mean(0).abs() < 5 * c.double().std(0) / math.sqrt(100_000))
+
+
+def test_a_zero_row_does_not_change_what_its_neighbours_draw():
+    mechanism = PrivUnit(0.3, 10)
+    rows = clip(torch.randn(4, 10, generator=torch.Generator().manual_seed(0)), 0.3)
+    with_zero = Clipped(torch.cat([rows.vectors, torch.zeros(1, 10)]), torch.ones(5, dtype=torch.bool))
+    noise = Streams(0).at("local noise", 1)
+    alone = mechanism.randomize(rows, torch.arange(4), noise)
+    together = mechanism.randomize(with_zero, torch.arange(5), noise)
+    assert torch.equal(alone.vector, together.vector[:4])
+    assert torch.equal(alone.level, together.level[:4])
+
+
+def test_the_papers_integer_test_for_the_sign_misses_in_float32():
+    """Algorithm `norm-privunit` literally: r̂ ≥ 0 exactly when m‖c‖/a + b is an integer."""
+    mechanism = PrivUnit(0.3, 237)
+    r_hat, c = mechanism.reconstruct(reports(mechanism, torch.full((1, 237), 0.01), 2000))
+    j = c.norm(dim=1) * mechanism.direction.m / mechanism.scalar.a + mechanism.scalar.b
+    literal = j == j.round()
+    assert float((literal == (r_hat >= 0)).double().mean()) < 0.99
+
+
+def test_r_hat_and_s_hat_come_back_from_c_alone():
+    mechanism = PrivUnit(0.3, 237)
+    report = reports(mechanism, torch.full((1, 237), 0.01), 2000)
+    r_hat, c = mechanism.reconstruct(report)
+    recovered, s_hat = mechanism.recover(c)
+    assert torch.allclose(recovered, r_hat)
+    assert torch.allclose(s_hat, mechanism.scalar.squared_norm(r_hat))
+
+
+def variance_at_the_clip(mechanism):
+    """Var(c)/C² at r = C, exactly: E[r̂²]/m² − 1 from the law of Ĵ."""
+    e, k = math.exp(mechanism.epsilon2), mechanism.scalar.k
+    levels = torch.arange(k + 1)
+    weights = torch.where(levels == k, e / (e + k), 1 / (e + k)).double()
+    return float((weights * mechanism.scalar.magnitude(levels).square()).sum()) / mechanism.direction.m**2 - 1
+
+
+def test_the_best_split_has_the_least_variance():
+    paper = variance_at_the_clip(PrivUnit(1.0, 237, gamma="paper"))
+    optimal = variance_at_the_clip(PrivUnit(1.0, 237, gamma="optimal"))
+    best = variance_at_the_clip(PrivUnit(1.0, 237, *best_split(6.0, 237)))
+    assert paper == pytest.approx(178.7, abs=0.1)
+    assert best < optimal < paper
+    for epsilon2 in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+        half = (6.0 - epsilon2) / 2
+        assert best <= variance_at_the_clip(PrivUnit(1.0, 237, half, half, epsilon2, "optimal")) * (1 + 1e-6)
+
+
+def test_the_best_split_spends_all_of_epsilon_and_no_more():
+    for epsilon in (0.5, 6.0, 20.0):
+        assert PrivUnit(1.0, 50, *best_split(epsilon, 50)).event(Sampling()).epsilon == pytest.approx(epsilon, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((1, 2.0, 2.0), "2 parameters"),
+        ((10, 0.0, 2.0), "epsilon0"),
+        ((10, 2.0, -1.0), "epsilon1"),
+        ((10, 2.0, 2.0, "x"), "gamma"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(arguments, named):
+    with pytest.raises(InputError, match=named):
+        direction(*arguments)

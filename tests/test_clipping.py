@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfedexp import AdaptiveClip, InputError
+from dpfedexp.clipping import clip
+
+
+def exact_norm(row: torch.Tensor) -> float:
+    return math.sqrt(math.fsum(float(v) ** 2 for v in row))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20),
+    st.floats(1e-3, 1e3),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_clipped_norm_never_exceeds_the_radius(values, radius, dtype):
+    row = clip(torch.tensor([values], dtype=dtype), radius).vectors[0]
+    assert exact_norm(row) <= radius
+
+
+def test_a_row_inside_the_ball_is_left_as_it_is():
+    rows = torch.randn(10, 7) * 0.01
+    assert torch.equal(clip(rows, 1.0).vectors, rows)
+
+
+def test_a_row_outside_keeps_its_direction():
+    row = torch.tensor([[3.0, 4.0]])
+    assert torch.allclose(clip(row, 1.0).vectors, torch.tensor([[0.6, 0.8]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_becomes_zero_and_the_others_stay(bad):
+    rows = torch.ones(3, 4) * 0.1
+    rows[1, 2] = bad
+    out = clip(rows, 1.0).vectors
+    assert torch.equal(out[1], torch.zeros(4))
+    assert torch.equal(out[[0, 2]], rows[[0, 2]])
+
+
+def test_huge_float64_rows_whose_square_overflows_become_zero():
+    assert torch.equal(clip(torch.full((1, 2), 1e200, dtype=torch.float64), 1.0).vectors, torch.zeros(1, 2))
+
+
+def test_an_update_of_1e12_is_scaled_to_the_radius():
+    assert exact_norm(clip(torch.full((1, 100), 1e12), 0.3).vectors[0]) == pytest.approx(0.3, rel=1e-6)
+
+
+def test_within_tells_which_rows_were_inside():
+    assert clip(torch.tensor([[0.5], [2.0]]), 1.0).within.tolist() == [True, False]
+
+
+def test_adaptive_clip_moves_towards_the_quantile():
+    adaptive = AdaptiveClip(initial=1.0)
+    assert adaptive.update(1.0, noisy_fraction=1.0) < 1.0 < adaptive.update(1.0, noisy_fraction=0.0)
+    assert adaptive.update(1.0, noisy_fraction=0.5) == 1.0
+    assert adaptive.update(1.0, 0.0) == pytest.approx(math.exp(0.2 * 0.5))
+
+
+@pytest.mark.parametrize("wrong", [{"initial": 0.0}, {"quantile": 1.0}, {"rate": 0.0}, {"count_noise": -1.0}])
+def test_adaptive_clip_refuses_wrong_settings_by_name(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        AdaptiveClip(**wrong)
