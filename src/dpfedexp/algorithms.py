@@ -33,6 +33,9 @@ class Algorithm:
 
     Exactly one of `noise_multiplier` and `target_epsilon` is given for Gaussian noise; `target_epsilon` is for all rounds together
     unless `target_per` is "round". PrivUnit takes its three ε per round, or a target that `bind` splits.
+
+    >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).private
+    True
     """
 
     name: str

@@ -137,6 +137,12 @@ class Settings(Section):
         sampling = self.build_participation().sampling(facts.clients)
         return self.build_algorithm().event(facts.parameters, facts.clients, facts.cohort, sampling, self.run.rounds)
 
+    def check(self) -> None:
+        """Everything that can be wrong without looking at data, before any folder is made."""
+        self.build_algorithm()
+        self.build_local()
+        self.build_participation()
+
     def build_algorithm(self) -> Algorithm:
         return _algorithm(self.algorithm)
 
@@ -210,7 +216,7 @@ def _sentence(error: Any) -> str:
             annotation = section.model_fields[part].annotation
             section = next((a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_section(a)), Section)
         return f"{field} is not a setting.{nearest(place[-1], section.model_fields)}"
-    message = error["msg"].removeprefix("Input should be ")
+    message = error["msg"].removeprefix("Input should be ").partition(", unable")[0]
     if error["type"] == "missing":
         return f"{field} is missing."
     return f"{field} is {error['input']!r}; it must be {message}."

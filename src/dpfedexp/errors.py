@@ -10,11 +10,23 @@ class InputError(ValueError):
     """Something the user gave is wrong; the message names the field, the value and what would be right.
 
     The command line prints it without a traceback and exits with code 2.
+
+    >>> from dpfedexp import cdp_fedexp
+    >>> cdp_fedexp(clip=-1.0, noise_multiplier=5.0)
+    Traceback (most recent call last):
+    dpfedexp.errors.InputError: clip is -1.0; it must be a positive number.
     """
 
 
 class BudgetExceeded(RuntimeError):
-    """The next round would exceed the privacy budget; nothing of it has been computed or released."""
+    """The next round would exceed the privacy budget; nothing of it has been computed or released.
+
+    >>> from dpfedexp.accounting import Budget, GaussianEvent, Ledger, Query
+    >>> event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
+    >>> Ledger.in_memory().check(Budget(epsilon=1.0, delta=1e-5), event)
+    Traceback (most recent call last):
+    dpfedexp.errors.BudgetExceeded: the budget is epsilon 1 at delta 1e-05; ...
+    """
 
 
 class LedgerError(RuntimeError):

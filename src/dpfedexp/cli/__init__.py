@@ -7,6 +7,7 @@ import warnings
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from dpfedexp import __version__
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
@@ -51,14 +52,14 @@ _register()
 def main() -> None:
     """The entry point: input errors are one sentence and exit code 2, never a traceback."""
     console = Console(stderr=True)
-    warnings.showwarning = lambda message, *rest, **more: console.print(f"[yellow]Note:[/] {message}")
+    warnings.showwarning = lambda message, *rest, **more: console.print(f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True)
     try:
         app()
     except (InputError, LedgerError) as error:
-        console.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except (BudgetExceeded, RoundFailed) as error:
-        console.print(f"[bold red]Stopped:[/] {error}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]Stopped:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(3)
     except KeyboardInterrupt:
         console.print("[yellow]Interrupted.[/]")

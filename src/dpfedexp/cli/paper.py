@@ -17,6 +17,11 @@ from dpfedexp.report.write import save
 PartName = StrEnum("PartName", [(name, name) for name in (*parts.PARTS, "all")])  # type: ignore[misc]
 
 
+class Problem(StrEnum):
+    synthetic = "synthetic"
+    mnist = "mnist"
+
+
 def paper(
     part: Annotated[PartName, typer.Argument(help="Which part of the paper.", show_default=False)],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
@@ -29,11 +34,14 @@ def paper(
     data: Annotated[
         str | None, typer.Option(help="Folder with MNIST's four files, or another set in their place.")
     ] = None,
+    problem: Annotated[
+        Problem | None, typer.Option(help="Only the runs of this problem, in grid, step-history and beyond.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("paper-results"),
 ) -> None:
     """Reproduce the paper: every number beside the printed one, with the runs behind it kept and never repeated."""
     chosen = list(parts.PARTS) if part == "all" else [str(part)]
-    scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick)
+    scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
     console = terminal.wide()
     for section in parts.run(chosen, scale, Place(device, data), out):
         terminal.show(console, section)

@@ -71,6 +71,7 @@ def train(
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
     settings = load(file, set_ or ())
+    settings.check()
     folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}")
     run = execute(settings, folder, data=data, progress=not quiet)
     _print(Console(), run, folder)

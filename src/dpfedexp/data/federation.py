@@ -24,6 +24,10 @@ class Federation:
     All of them take these options: `dtype` (a floating type other than float32, or int64 for bytes that are tokens),
     `transform` (applied to the cast batch of inputs), `allow_shared` (a row may belong to several clients) and
     `finite` (False keeps NaN and infinities instead of refusing them).
+
+    >>> images, labels = torch.zeros(60, 28, 28, dtype=torch.uint8), torch.arange(60) % 10
+    >>> Federation.dirichlet(images, labels, clients=6, alpha=0.3, seed=0)
+    Federation(6 clients, 10 rows each, inputs (28, 28) uint8)
     """
 
     def __init__(

@@ -5,21 +5,20 @@
     @app.train(mods=[private_training])
     def train(msg: Message, context: Context) -> Message: ...
 
-The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in local
-privacy, randomises it, before a reply exists. Metrics, losses, numbers of examples and error texts stay on the node.
+The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
+local privacy, randomises it, before a reply exists. Metrics, losses, numbers of examples and error texts stay on the node.
 
 What is private about a client is what the message says about its data; that it answers at all, and when, is visible to the server.
 """
 
 from __future__ import annotations
 
-from logging import ERROR
+import logging
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.supercore import log
 from torch import Tensor
 
 from dpfedexp.clipping import clip
@@ -29,6 +28,9 @@ from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.noise import deployment_noise
 from dpfedexp.flower.wire import HOSTED, Request, report_content, sums_content
 from dpfedexp.mechanisms import Mechanism, Noise, PrivUnit, Report
+from dpfedexp.simulation.flat import Layout
+
+_log = logging.getLogger("flwr")
 
 REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
@@ -42,9 +44,9 @@ _FAILED_PRECONDITION = 6
 def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) -> Report:
     """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
 
-    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the mechanism
-    adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes from the operating
-    system unless a test passes its own.
+    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
+    mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
+    from the operating system unless a test passes its own.
 
     >>> from dpfedexp.mechanisms import CentralGaussian
     >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
@@ -80,14 +82,14 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
     except (InputError, Refused) as reason:
         return _refuse(message, str(reason))
     try:
-        corrected = _correct(message, context, request, len(w))
+        corrected = _correct(message, context, request, layout)
         trained = call_next(corrected, context)
-        update = _update(trained, request, w)
+        update = _update(trained, request, layout, w)
     except Exception as error:
-        log(ERROR, "the app's train function failed on this node", exc_info=error)
+        _log.error("the app's train function failed on this node", exc_info=error)
         return _refuse(message, "the app's train function failed; the node's own log says why.")
     if request.travel is not None:
-        _remember(message, context, request, update)
+        _remember(message, context, request, layout, update)
     report = privatize(update, request.mechanism)
     if request.clients:
         return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
@@ -98,7 +100,7 @@ def _refuse(message: Message, reason: str) -> Message:
     return Message(Error(_FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
 
 
-def _update(trained: Message, request: Request, w: Tensor) -> Tensor:
+def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
     """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
@@ -111,22 +113,17 @@ def _update(trained: Message, request: Request, w: Tensor) -> Tensor:
         )
         return torch.from_numpy(rows.astype(np.float32))
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
-    layout = layout_of(records[MODEL])
-    flat = to_flat(records[MODEL], layout).float()
-    require(len(flat) == len(w), f"the app returned {len(flat)} parameters; the model has {len(w)}.")
-    return flat - w
+    return to_flat(records[MODEL], layout).float() - w
 
 
-def _correct(message: Message, context: Context, request: Request, dimension: int) -> Message:
+def _correct(message: Message, context: Context, request: Request, layout: Layout) -> Message:
     """With SCAFFOLD, the message with the record `correction` = c − c_i, which the app adds to every gradient."""
     if request.travel is None:
         return message
     control = message.content.array_records.get(CONTROL)
-    model = message.content.array_records[MODEL]
     if control is None:
         raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
-    layout = layout_of(model)
-    correction = to_flat(control, layout).float() - _own_control(context, dimension)
+    correction = to_flat(control, layout).float() - _own_control(context, layout.dimension)
     message.content = RecordDict({**message.content, CORRECTION: to_arrays(correction, layout)})
     return message
 
@@ -136,15 +133,14 @@ def _own_control(context: Context, dimension: int) -> Tensor:
     return torch.zeros(dimension) if record is None else torch.from_numpy(record["c_i"].numpy())
 
 
-def _remember(message: Message, context: Context, request: Request, update: Tensor) -> None:
+def _remember(message: Message, context: Context, request: Request, layout: Layout, update: Tensor) -> None:
     """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
 
-    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the next
-    round's c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
+    next c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
     """
     assert request.travel is not None
     delta = clip(update[None], request.mechanism.clip).vectors[0]
-    layout = layout_of(message.content.array_records[MODEL])
     c = to_flat(message.content.array_records[CONTROL], layout).float()
     own = _own_control(context, len(delta)) - c - delta / request.travel
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})

@@ -1,7 +1,7 @@
 """One node that hosts many simulated clients and trains them as one tensor program.
 
-For studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs the node is trusted
-with their reports: it is a simulation of those clients, not a protection of them.
+For studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs the node is
+trusted with their reports: it is a simulation of those clients, not a protection of them.
 """
 
 from __future__ import annotations

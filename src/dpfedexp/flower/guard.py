@@ -6,12 +6,12 @@
     mechanisms = ["local-gaussian", "privunit"]
     max_clip = 1.0
 
-Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from a
-message. What was spent is kept in a ledger next to it, `<name>.ledger.jsonl`, over all runs and restarts. A node takes part only if the
-round is within every limit, and the round is charged before the report exists.
+Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
+a message. What was spent is kept in a ledger next to it, `<name>.ledger.jsonl`, over all runs and restarts. A node takes part only
+if the round is within every limit, and the round is charged before the report exists.
 
-A client does not trust what it can't see: it charges every round that it answers at full price, as if it had been sure to take part,
-and for the replacement of all of its data.
+A client does not trust what it can't see: it charges every round that it answers at full price, as if it had been sure to take
+part, and for the replacement of all of its data.
 """
 
 from __future__ import annotations
@@ -117,11 +117,8 @@ class Guard:
                 import fcntl
 
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.ledger.exists():
-                book = Ledger.open(self.ledger, repair=True)
-            else:
-                book = Ledger.create(self.ledger, delta=self.delta)
-            with book:
+            known = self.ledger.exists()
+            with Ledger.open(self.ledger, repair=True) if known else Ledger.create(self.ledger) as book:
                 yield book
         except (LedgerError, OSError) as error:
             raise Refused(f"this node's own ledger can't be used: {error}") from None
@@ -138,8 +135,8 @@ def client_event(mechanism: Mechanism, sampling: Sampling) -> Event:
 
 
 def total(charges: Charges, delta: float) -> float:
-    """ε of everything that a node answered. Central and local rounds promise things about different observers, so their ε are added, with
-    the δ shared between them."""
+    """ε of everything that a node answered. Central and local rounds promise things about different observers, so their ε are
+    added, with the δ shared between them."""
     settings: dict[str, list[tuple[Event, int]]] = {}
     for event, count in charges:
         settings.setdefault(event.setting, []).append((event, count))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
-from logging import INFO
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.errors import RoundFailed
+
+_log = logging.getLogger("flwr")
 
 Asked = dict[int, tuple[int, ...]]
 """Node id → which of its hosted clients; (0,) on a node that is one client."""
@@ -34,7 +35,7 @@ def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float, poll: f
                 f"{needed}. Start more SuperNodes, or lower the number of clients or the floor; then resume."
             )
         if not told:
-            log(INFO, "Waiting up to %g s for nodes: %d of %d are connected", seconds, len(nodes), wanted)
+            _log.info("Waiting up to %g s for nodes: %d of %d are connected", seconds, len(nodes), wanted)
             told = True
         time.sleep(poll)
 

@@ -1,7 +1,7 @@
 """A mechanism as text, so that the server can tell its clients exactly what is run.
 
-A client builds the same object from it, and with it the same noise and the same event for its own ledger. What comes from the wire is
-checked field by field: a server may be wrong or worse.
+A client builds the same object from it, and with it the same noise and the same event for its own ledger. What comes from the wire
+is checked field by field: a server may be wrong or worse.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def decode(text: str) -> Mechanism:
     if kind not in KINDS:
         raise InputError(f"the mechanism's kind is {kind!r}, which does not exist.{nearest(str(kind), KINDS)}")
     names = {field.name for field in fields(KINDS[kind])}
-    require(
-        set(values) == names, f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(names)}."
-    )
+    require(set(values) == names, f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(names)}.")
     for name, value in values.items():
         _check(kind, name, value)
     if values["clip"] is None:

@@ -42,7 +42,7 @@ class Request:
     round: int
     nonce: str
     mechanism: Mechanism
-    sampling: Sampling = Sampling()
+    sampling: Sampling
     clients: tuple[int, ...] = ()
     travel: float | None = None
 
@@ -78,7 +78,7 @@ class Request:
             values["nonce"],  # type: ignore[arg-type]
             decode(values["mechanism"]),  # type: ignore[arg-type]
             Sampling(values["sampling"], values["rate"]),  # type: ignore[arg-type]
-            tuple(clients),
+            tuple(int(c) for c in clients),
             values["travel"] or None,  # type: ignore[arg-type]
         )
 

@@ -129,13 +129,20 @@ class Comparison:
 
 
 def line(results: Sequence[Result], metric: str, name: str, colour: str = "", factor: float = 1.0) -> Series:
-    """A metric over rounds: mean over seeds, with a band of one standard deviation."""
-    values = factor * np.array([[r[metric] for r in result["history"]] for result in results], dtype=float)
-    values = np.where(np.isfinite(values), values, np.nanmax(values, initial=0.0, where=np.isfinite(values)))
+    """A metric over rounds: mean over seeds, with a band of one standard deviation; a run that diverged stays at its last value."""
+    rounds = [record["round"] for record in results[0]["history"] if metric in record]
+    runs = [[record[metric] for record in result["history"] if metric in record] for result in results]
+    values = factor * np.array([_filled(run) for run in runs])
     mean = values.mean(0)
     sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-    rounds = list(range(1, len(mean) + 1))
     return Series(name, rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)
+
+
+def _filled(values: list[float | None]) -> list[float]:
+    filled: list[float] = []
+    for value in values:
+        filled.append(value if value is not None else filled[-1] if filled else 0.0)
+    return filled
 
 
 LAST = f"the average of the last {LAST_ROUNDS} rounds"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfedexp.paper import mnist, step_history, step_size, synthetic, table1_section
+from dpfedexp.paper import beyond, grid, mnist, step_history, step_size, synthetic, table1_section
 from dpfedexp.paper.cells import Cell, Place, Results, Store
 from dpfedexp.paper.scale import Scale
 from dpfedexp.report.document import Section
@@ -24,6 +24,8 @@ PARTS = {
     "mnist": Part(mnist.cells, mnist.section),
     "step-size": Part(step_size.cells, step_size.section),
     "step-history": Part(step_history.cells, step_history.section),
+    "grid": Part(grid.cells, grid.section),
+    "beyond": Part(beyond.cells, beyond.section),
 }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfedexp.config import Settings
+from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.paper.experiments import vary
+from dpfedexp.simulation.sampling import Full
 
 QUICK_CLIENTS, QUICK_IMAGES, QUICK_ROUNDS = 100, 20, 15
 QUICK_PRIVUNIT = {"algorithm.epsilon0": 8.0, "algorithm.epsilon1": 8.0, "algorithm.gamma": "exact"}
@@ -21,17 +23,22 @@ QUICK_NOTE = (
 
 @dataclass(frozen=True)
 class Scale:
-    """`seeds` runs of everything; `quick` shrinks the MNIST runs."""
+    """`seeds` runs of everything; `quick` shrinks the MNIST runs; `problem` leaves out the runs of the other one."""
 
     seeds: int = 5
     quick: bool = False
+    problem: str | None = None
 
     @property
     def notes(self) -> list[str]:
         return [QUICK_NOTE] if self.quick else []
 
     def command(self, part: str) -> str:
-        return f"dpfedexp paper {part} --seeds {self.seeds}" + (" --quick" if self.quick else "")
+        only = f" --problem {self.problem}" if self.problem else ""
+        return f"dpfedexp paper {part} --seeds {self.seeds}{only}" + (" --quick" if self.quick else "")
+
+    def includes(self, problem: str) -> bool:
+        return self.problem in (None, problem)
 
     def runs(self, settings: Settings, seeds: int | None = None) -> list[Settings]:
         """The settings at this scale, once for every seed."""
@@ -48,11 +55,25 @@ def shrink(settings: Settings) -> Settings:
         "run.rounds": QUICK_ROUNDS,
     }
     algorithm = settings.algorithm
-    z = algorithm.noise_multiplier
+    z = _noise_multiplier(settings)
     if algorithm.mechanism == "privunit":
         changes |= QUICK_PRIVUNIT
     elif z is not None:
         changes["algorithm.noise_multiplier"] = z * (
             math.sqrt(share) if algorithm.mechanism == "local-gaussian" else share
         )
+        changes["algorithm.target_epsilon"] = None
     return vary(settings, changes)
+
+
+def _noise_multiplier(settings: Settings) -> float | None:
+    """The noise of the full run, calibrated where the settings ask for an ε."""
+    algorithm = settings.algorithm
+    if algorithm.target_epsilon is None:
+        return algorithm.noise_multiplier
+    given = settings.build_algorithm()
+    plain = replace(given, clip=1.0, numerator=None, mechanism="central-gaussian")
+    clients = settings.data.clients
+    bound = plain.bind(1, clients, clients, Full().sampling(clients), settings.run.rounds)
+    assert isinstance(bound, CentralGaussian)
+    return bound.noise_multiplier

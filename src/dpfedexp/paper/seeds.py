@@ -15,7 +15,7 @@ from dpfedexp.paper.published import LAST_ROUNDS
 
 def last_rounds(result: dict[str, Any], metric: str, rounds: int = LAST_ROUNDS) -> float:
     """The metric of a run averaged over its last rounds; infinite if the run diverged."""
-    values = [record.get(metric) for record in result["history"][-rounds:]]
+    values = [record[metric] for record in result["history"][-rounds:] if metric in record]
     return math.inf if any(value is None for value in values) else statistics.fmean(values)
 
 

@@ -15,20 +15,20 @@ PROBLEMS = {"synthetic": "Synthetic", "mnist": "MNIST"}
 
 
 def cells(scale: Scale) -> list[Cell]:
-    return [cell for problem in PROBLEMS for cell in comparison.cells(problem, scale)]
+    return [cell for problem in PROBLEMS if scale.includes(problem) for cell in comparison.cells(problem, scale)]
 
 
 def section(scale: Scale, results: Results) -> Section:
-    seen = {problem: Comparison.of(problem, scale, results) for problem in PROBLEMS}
+    seen = {problem: Comparison.of(problem, scale, results) for problem in PROBLEMS if scale.includes(problem)}
     panels = [
         Panel(
-            title,
+            PROBLEMS[problem],
             "round",
             "η_g",
-            [line(seen[problem].results[s, "fedexp"], "eta_g", name, s) for s, name in SETTINGS.items()],
+            [line(shown.results[s, "fedexp"], "eta_g", name, s) for s, name in SETTINGS.items()],
             log_y=True,
         )
-        for problem, title in PROBLEMS.items()
+        for problem, shown in seen.items()
     ]
     chart = Chart(
         "step-history", "η_g of DP-FedEXP over rounds", "Mean over seeds, band of one standard deviation.", panels
@@ -52,11 +52,11 @@ def _mean(comparison: Comparison, setting: str) -> np.ndarray:
 
 def _table(seen: dict[str, Comparison]) -> Table:
     rows = []
-    for problem, title in PROBLEMS.items():
+    for problem, runs in seen.items():
         for setting, name in SETTINGS.items():
-            eta = _mean(seen[problem], setting)
+            eta = _mean(runs, setting)
             shown = [eta[0], eta[len(eta) // 4], eta[len(eta) // 2], eta[-1]]
-            rows.append([title, name, *(f"{value:.2f}" for value in shown)])
+            rows.append([PROBLEMS[problem], name, *(f"{value:.2f}" for value in shown)])
     note = "The paper shows this in a figure and prints no values."
     return Table(
         "η_g, mean over seeds", ["problem", "setting", "first round", "at ¼", "at ½", "last round"], rows, note
@@ -65,7 +65,7 @@ def _table(seen: dict[str, Comparison]) -> Table:
 
 def _claims(seen: dict[str, Comparison]) -> list[Claim]:
     claims = []
-    for setting, name in SETTINGS.items():
+    for setting, name in SETTINGS.items() if "synthetic" in seen else ():
         eta = _mean(seen["synthetic"], setting)
         fifth = max(1, len(eta) // 5)
         early, late = eta[:fifth].mean(), eta[-fifth:].mean()

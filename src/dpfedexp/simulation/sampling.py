@@ -29,7 +29,11 @@ class Participation(Protocol):
 
 @dataclass(frozen=True)
 class Full:
-    """Every client in every round."""
+    """Every client in every round.
+
+    >>> Full().expected(1000)
+    1000.0
+    """
 
     def sampling(self, clients: int) -> Sampling:
         return Sampling()

@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: venv demo test lint clean help
+
+help:
+	@echo "make demo   install, run the paper's synthetic experiments, name the report"
+	@echo "make test   install, run the whole test suite"
+	@echo "make lint   ruff and mypy"
+	@echo "make venv   only make the virtual environment"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null 2>&1 && P=$(PYTHON) || P=python3; \
+	  test -x $(BIN)/python || $$P -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	# torch first and exactly: a looser request may bring gigabytes of accelerator packages along.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower,secure,dev]"
+	touch $(STAMP)
+
+demo: venv
+	$(BIN)/dpfedexp demo --out demo
+
+test: venv
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: venv
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,136 @@
+"""What goes beyond the paper, as a list of runs: each a variation of one of the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpfedexp.config import Settings
+from dpfedexp.paper.experiments import experiment, vary
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 15.456)
+FULL_EPSILON = 15.456
+"""What the paper's central noise costs over 50 rounds at δ = 1e-5."""
+SERVER_RATES = (2.0, 4.0, 8.0, 16.0)
+ADAM_RATES = (0.003, 0.01, 0.03)
+STARTING_CLIPS = (0.01, 0.1, 1.0, 10.0)
+SWEEP_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the paper's runs with changes. `method` gathers those of which the best one counts, `x` is where it stands on a chart."""
+
+    group: str
+    label: str
+    base: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    method: str = ""
+    x: float | None = None
+    seeds: int | None = None
+    in_quick: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        return vary(experiment(self.base), self.changes)
+
+
+FREE = {"algorithm.numerator": "free"}
+
+
+def _rules() -> Iterator[Variant]:
+    for base, name in (
+        ("mnist-cdp-fedexp", "MNIST, CDP"),
+        ("mnist-ldp-gaussian-fedexp", "MNIST, LDP (Gaussian)"),
+        ("synthetic-cdp-fedexp", "Synthetic, CDP"),
+        ("synthetic-ldp-gaussian-fedexp", "Synthetic, LDP (Gaussian)"),
+    ):
+        quick = base in ("mnist-cdp-fedexp", "synthetic-cdp-fedexp", "synthetic-ldp-gaussian-fedexp")
+        yield Variant("rule", f"{name}, the paper's numerator", base, in_quick=quick)
+        yield Variant("rule", f"{name}, free rule", base, FREE, in_quick=quick)
+
+
+def _privunit() -> Iterator[Variant]:
+    for problem, name in (("mnist", "MNIST"), ("synthetic", "Synthetic")):
+        base = f"{problem}-ldp-privunit-fedexp"
+        quick = problem == "synthetic"
+        yield Variant("privunit", f"{name}, the paper's γ", base, in_quick=quick)
+        yield Variant("privunit", f"{name}, exact γ", base, {"algorithm.gamma": "exact"}, in_quick=quick)
+        yield Variant("privunit", f"{name}, optimal split", base, {"algorithm.gamma": "optimal"}, in_quick=quick)
+        spend = {"algorithm.epsilon0": 2.5, "algorithm.epsilon1": 2.5, "algorithm.epsilon2": 1.0}
+        label = f"{name}, optimal split, ε₂ = 1 and 5 for the direction"
+        yield Variant("privunit", label, base, {"algorithm.gamma": "optimal", **spend}, in_quick=quick)
+
+
+def _sweep() -> Iterator[Variant]:
+    for epsilon in EPSILONS:
+        target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": epsilon}
+        same = {"x": epsilon, "seeds": SWEEP_SEEDS}
+        quick = epsilon in (4.0, FULL_EPSILON)
+        yield Variant(
+            "sweep",
+            f"ε = {epsilon:g}, DP-FedEXP",
+            "mnist-cdp-fedexp",
+            FREE | target,
+            "DP-FedEXP",
+            in_quick=quick,
+            **same,
+        )
+        yield Variant(
+            "sweep", f"ε = {epsilon:g}, DP-FedAvg", "mnist-cdp-fedavg", target, "DP-FedAvg", in_quick=quick, **same
+        )
+        for rate in SERVER_RATES:
+            changes = {**target, "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+            label = f"ε = {epsilon:g}, DP-FedAvg, server rate {rate:g}"
+            yield Variant("sweep", label, "mnist-cdp-fedavg", changes, "best fixed server rate", **same)
+        for rate in ADAM_RATES:
+            changes = {**target, "algorithm.name": "dp_fedadam", "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+            label = f"ε = {epsilon:g}, DP-FedAdam, server rate {rate:g}"
+            yield Variant("sweep", label, "mnist-cdp-fedavg", changes, "best DP-FedAdam", **same)
+
+
+def _no_knobs() -> Iterator[Variant]:
+    target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": FULL_EPSILON}
+    for start in STARTING_CLIPS:
+        changes = {**FREE, **target, "algorithm.clip": "adaptive", "algorithm.adaptive": {"initial": start}}
+        label = f"CDP-FedEXP, adaptive clip from {start:g}"
+        yield Variant("no knobs", label, "mnist-cdp-fedexp", changes, "no knobs", start, in_quick=start in (0.1, 10.0))
+    tuned = FREE | target
+    yield Variant("no knobs", "CDP-FedEXP, tuned clip 0.3", "mnist-cdp-fedexp", tuned, "tuned DP-FedEXP", in_quick=True)
+    yield Variant("no knobs", "DP-FedAvg, tuned clip 1", "mnist-cdp-fedavg", target, "tuned DP-FedAvg", in_quick=True)
+    adaptive = {**target, "algorithm.clip": "adaptive", "algorithm.adaptive": {"initial": 1.0}}
+    yield Variant("no knobs", "DP-FedAvg, adaptive clip from 1", "mnist-cdp-fedavg", adaptive, "adaptive DP-FedAvg")
+    for rate in SERVER_RATES:
+        changes = {**target, "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+        label = f"DP-FedAvg, clip 0.3, server rate {rate:g}"
+        yield Variant("no knobs", label, "mnist-cdp-fedavg", changes, "best fixed server rate", seeds=SWEEP_SEEDS)
+    for rate in ADAM_RATES:
+        changes = {**target, "algorithm.name": "dp_fedadam", "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+        label = f"DP-FedAdam, clip 0.3, server rate {rate:g}"
+        yield Variant("no knobs", label, "mnist-cdp-fedavg", changes, "best DP-FedAdam", seeds=SWEEP_SEEDS)
+
+
+def _network() -> Iterator[Variant]:
+    target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": FULL_EPSILON}
+    relu = {**FREE, **target, "model.name": "mnist_relu_net", "data.standardise": True}
+    yield Variant("network", "the paper's network", "mnist-cdp-fedexp", FREE | target, in_quick=True)
+    yield Variant("network", "ReLU and standardised inputs, η_l = 0.1, C = 0.3", "mnist-cdp-fedexp", relu)
+    better = {**relu, "local.lr": 0.3, "algorithm.clip": 0.5}
+    label = "ReLU and standardised inputs, η_l = 0.3, C = 0.5"
+    yield Variant("network", label, "mnist-cdp-fedexp", better, in_quick=True)
+
+
+def _participation() -> Iterator[Variant]:
+    sampled = {
+        "algorithm.noise_multiplier": None,
+        "algorithm.target_epsilon": 8.0,
+        "algorithm.adjacency": "add-remove",
+        "participation.kind": "poisson",
+        "participation.rate": 0.1,
+    }
+    yield Variant("participation", "CDP-FedEXP, free rule, C = 0.3", "mnist-cdp-fedexp", FREE | sampled)
+    yield Variant("participation", "DP-FedAvg, C = 1", "mnist-cdp-fedavg", sampled)
+
+
+VARIANTS: tuple[Variant, ...] = (*_rules(), *_privunit(), *_sweep(), *_no_knobs(), *_network(), *_participation())

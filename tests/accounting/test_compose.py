@@ -1,0 +1,112 @@
+"""The choice of the accountant, and what may be composed with what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from events_by_hand import central, local
+
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, epsilon_curve, gdp, guarantee
+from dpfedexp.accounting.compose import GAUSSIAN, NOT_PRIVATE
+from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.errors import InputError
+
+
+def test_full_participation_is_exact_gdp_per_round_and_in_total():
+    cost = guarantee(central(5.0), 50, 1e-5)
+    assert cost.epsilon_total == pytest.approx(15.4562, abs=5e-5)
+    assert cost.epsilon_round == pytest.approx(gdp.epsilon(0.4, 1e-5), rel=1e-12)
+    assert (cost.accountant, cost.adjacency, cost.setting, cost.rounds) == (GAUSSIAN, "replace-one", "central", 50)
+    assert cost.mu_total == pytest.approx(0.4 * math.sqrt(50))
+
+
+def test_local_gaussian_has_a_per_round_and_a_total_figure():
+    cost = guarantee(local(0.7), 50, 1e-5)
+    assert cost.epsilon_round == pytest.approx(15.658, abs=5e-4)
+    assert cost.epsilon_total == pytest.approx(289.34, abs=5e-3)
+
+
+def test_privunit_is_pure_per_round_and_tight_in_total():
+    cost = guarantee(exact_event(2.0, 2.0, 2.0), 50, 1e-5)
+    assert cost.epsilon_round == pytest.approx(6.0, abs=1e-9)
+    assert cost.delta_round == 0.0
+    assert cost.pure_epsilon_total == pytest.approx(300.0, abs=1e-9)
+    assert cost.epsilon_total == pytest.approx(289.67, abs=5e-3)
+
+
+def test_free_rule_is_the_same_event_as_fedavg_at_every_dimension():
+    """It adds a coordinate inside the same ball, so its event has the same numbers and there is nothing left to charge."""
+    assert compose([(central(5.0, clip=0.3), 50)], 1e-5).epsilon == pytest.approx(15.4562, abs=5e-5)
+
+
+def test_joint_mu_is_what_is_charged_where_the_mechanism_proves_it():
+    queries = (Query("update", 1.0, 2.0, 5.0), Query("squared norms", 1.0, 1.0, 12.5))
+    separate = GaussianEvent("central", "replace-one", queries)
+    joint = GaussianEvent("central", "replace-one", queries, joint_mu=0.4)
+    assert compose([(separate, 50)], 1e-5).epsilon == pytest.approx(15.8509, abs=5e-5)
+    assert compose([(joint, 50)], 1e-5).epsilon == pytest.approx(15.4562, abs=5e-5)
+
+
+def test_adaptive_clippings_count_query_costs_what_the_notes_say():
+    """z = 5 with a count noise of M/20 = 50 at M = 1000 is as good as z = 5.006 … because 1/(2·50) is added in quadrature."""
+    queries = (Query("update", 1.0, 2.0, 5.0), Query("within clip", 0.5, 1.0, 50.0))
+    event = GaussianEvent("central", "replace-one", queries)
+    assert 2.0 / event.mu == pytest.approx(5.0 / math.sqrt(1 + (1 / 50 / 0.4) ** 2), rel=1e-12)
+
+
+def test_sampling_amplifies_nothing_against_the_server_in_the_local_setting():
+    sampled = GaussianEvent("local", "replace-one", (Query("update", 1.0, 2.0, 0.7),), Sampling("poisson", 0.01))
+    assert compose([(sampled, 50)], 1e-5).epsilon == compose([(local(0.7), 50)], 1e-5).epsilon
+
+
+def test_different_gaussian_rounds_add_their_mu_squared():
+    total = compose([(central(5.0), 30), (central(3.0), 10)], 1e-5)
+    assert total.epsilon == pytest.approx(gdp.epsilon(math.sqrt(30 * 0.16 + 10 * 4 / 9), 1e-5), rel=1e-12)
+
+
+def test_order_and_grouping_do_not_matter():
+    a, b = central(5.0), central(3.0)
+    one = compose([(a, 2), (b, 1), (a, 3)], 1e-5).epsilon
+    assert one == pytest.approx(compose([(b, 1), (a, 5)], 1e-5).epsilon, rel=1e-14)
+
+
+def test_local_gaussian_and_privunit_rounds_compose_to_at_most_the_sum():
+    report = exact_event(1.0, 1.0, 1.0)
+    total = compose([(local(2.0), 5), (report, 5)], 1e-5)
+    assert total.epsilon == pytest.approx(compose([(local(2.0), 5)], 1e-5).epsilon + 15.0, rel=1e-9)
+    assert "pure" in total.accountant
+    assert GAUSSIAN in total.accountant
+
+
+@pytest.mark.parametrize(
+    ("other", "field"), [(central(5.0, adjacency="add-remove"), "adjacency"), (local(5.0), "setting")]
+)
+def test_adjacencies_and_settings_are_never_mixed(other, field):
+    with pytest.raises(InputError, match=f"the charges have {field}"):
+        compose([(central(5.0), 1), (other, 1)], 1e-5)
+
+
+def test_one_non_private_round_makes_everything_infinite():
+    total = compose([(central(5.0), 10), (NonPrivateEvent(), 1)], 1e-5)
+    assert (total.epsilon, total.accountant) == (math.inf, NOT_PRIVATE)
+
+
+def test_nothing_released_costs_nothing():
+    assert compose([], 1e-5).epsilon == 0.0
+    assert compose([(central(5.0), 0)], 1e-5).epsilon == 0.0
+
+
+def test_bad_input_is_a_sentence():
+    with pytest.raises(InputError, match="delta is 1.5"):
+        compose([(central(5.0), 1)], 1.5)
+    with pytest.raises(InputError, match="rounds is 0"):
+        guarantee(central(5.0), 0, 1e-5)
+    with pytest.raises(InputError, match="number of rounds is -1"):
+        compose([(central(5.0), -1)], 1e-5)
+
+
+def test_curve_is_epsilon_after_each_number_of_rounds():
+    curve = epsilon_curve(central(5.0), [1, 49, 50], 1e-5)
+    assert curve[1:] == pytest.approx([15.2571, 15.4562], abs=5e-5)
+    assert curve[0] == guarantee(central(5.0), 1, 1e-5).epsilon_total

@@ -1,0 +1,226 @@
+"""Subsampled rounds: against quadrature, dp-accounting and Opacus, and on settings that break accountants."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+from events_by_hand import central
+
+from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose, guarantee, pld
+
+REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
+ADD_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def hockey_stick(q: float, up: float, low: float, epsilon: float) -> float:
+    """δ(ε) between (1−q)N(0,1) + qN(up,1) and (1−q)N(0,1) + qN(low,1), by the trapezoid rule on 400 000 points."""
+    x = np.linspace(min(0, up, low) - 12, max(0, up, low) + 12, 400_001)
+
+    def density(centre: float) -> np.ndarray:
+        return ((1 - q) * np.exp(-(x**2) / 2) + q * np.exp(-((x - centre) ** 2) / 2)) / math.sqrt(2 * math.pi)
+
+    return float(np.trapezoid(np.maximum(0.0, density(up) - math.exp(epsilon) * density(low)), x))
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.01, 0.5), (0.1, 1.0), (0.5, 0.7), (0.9, 2.0)])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_one_poisson_round_is_the_hockey_stick_of_its_dominating_pair(q, z, adjacency):
+    delta, r = 1e-5, 1 / z
+    epsilon = compose([(central(z, rate=q, adjacency=adjacency), 1)], delta).epsilon
+    if adjacency == "replace-one":
+        exact = hockey_stick(q, r, -r, epsilon)
+    else:
+        exact = max(hockey_stick(q, r, 0.0, epsilon), hockey_stick(q, 0.0, r, epsilon))
+    assert exact <= delta * (1 + 1e-6)
+    # Pessimistic rounding to a grid of 512 points per standard deviation moves δ by less than this.
+    assert exact == pytest.approx(delta, rel=2e-3)
+
+
+@pytest.mark.parametrize(("q", "r"), [(0.05, 2.0), (0.5, 1.0), (0.9, 2.0)])
+def test_no_other_pair_of_clients_is_worse_than_the_opposite_one(q, r):
+    """Replace-one under Poisson sampling, in the plane: other angles and norms have a smaller δ at every ε."""
+    grid = np.linspace(-8 - r, 8 + r, 601)
+    x, y = np.meshgrid(grid, grid)
+    cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
+
+    def density(angle: float, norm: float) -> np.ndarray:
+        centred = np.exp(-((x - norm * math.cos(angle)) ** 2 + (y - norm * math.sin(angle)) ** 2) / 2)
+        return (1 - q) * np.exp(-(x * x + y * y) / 2) + q * centred
+
+    upper = density(0.0, r)
+    for epsilon in (0.05, 0.5, 1.5):
+        worst = float(np.maximum(0, upper - math.exp(epsilon) * density(math.pi, r)).sum() * cell)
+        for angle in (0.0, 1.0, 2.0, 2.8, math.pi):
+            for norm in (0.0, 0.5 * r, 0.9 * r):
+                other = density(angle, norm)
+                one = float(np.maximum(0, upper - math.exp(epsilon) * other).sum() * cell)
+                two = float(np.maximum(0, other - math.exp(epsilon) * upper).sum() * cell)
+                assert max(one, two) <= worst * (1 + 1e-3)  # the sum over a grid of 0.03 is good to 1e-3
+
+
+def test_q_01_z_1_1000_rounds_is_25_2_and_no_slower_than_dp_accounting():
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    start = time.perf_counter()
+    accountant = pld_privacy_accountant.PLDAccountant(ADD_REMOVE)
+    accountant.compose(event, 1000)
+    theirs = accountant.get_epsilon(1e-5)
+    their_time = time.perf_counter() - start
+    pld._epsilon.cache_clear()
+    pld._one_round.cache_clear()
+    start = time.perf_counter()
+    ours, name = pld.epsilon([(central(1.0, rate=0.1, adjacency="add-remove"), 1000)], 1e-5)
+    our_time = time.perf_counter() - start
+    assert ours == pytest.approx(25.2, abs=0.02)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert name == pld.PLD
+    assert our_time < 5 * their_time
+
+
+def test_z_05_q_02_500_rounds_is_finite():
+    total = compose([(central(0.5, rate=0.2, adjacency="add-remove"), 500)], 1e-5)
+    assert total.epsilon == pytest.approx(166.566, abs=0.01)
+
+
+def test_random_poisson_settings_agree_with_dp_accounting():
+    random = np.random.default_rng(2)
+    for i in range(24):
+        z, q = 10 ** random.uniform(-0.2, 0.7), 10 ** random.uniform(-2, -0.2)
+        rounds, delta = int(10 ** random.uniform(0, 2.3)), 10 ** random.uniform(-8, -3)
+        adjacency, relation = (("replace-one", REPLACE_ONE), ("add-remove", ADD_REMOVE))[i % 2]
+        theirs = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
+            z, sampling_prob=q, value_discretization_interval=5e-4, neighboring_relation=relation
+        ).self_compose(rounds)
+        ours = compose([(central(z, rate=q, adjacency=adjacency), rounds)], delta)
+        assert ours.accountant == pld.PLD
+        assert ours.epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3, abs=1e-6)
+
+
+def test_rdp_of_dp_accounting_is_never_below_ours():
+    random = np.random.default_rng(3)
+    for _ in range(12):
+        z, q = 10 ** random.uniform(-0.2, 0.7), 10 ** random.uniform(-2, -0.3)
+        rounds, delta = int(10 ** random.uniform(0, 3)), 10 ** random.uniform(-8, -3)
+        accountant = rdp_privacy_accountant.RdpAccountant([*range(2, 64), 128, 256], ADD_REMOVE)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), rounds)
+        ours = compose([(central(z, rate=q, adjacency="add-remove"), rounds)], delta).epsilon
+        assert accountant.get_epsilon(delta) >= ours
+
+
+def test_rdp_of_opacus_is_never_below_ours():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants.analysis import rdp as opacus_rdp
+
+        orders = [1 + x / 10 for x in range(6, 100)] + list(range(11, 256, 4))
+        random = np.random.default_rng(4)
+        for i in range(24):
+            z, q = 10 ** random.uniform(-0.2, 0.7), 1.0 if i % 3 == 0 else 10 ** random.uniform(-2, -0.3)
+            rounds, delta = int(10 ** random.uniform(0, 3)), 10 ** random.uniform(-8, -3)
+            curve = opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=rounds, orders=orders)
+            theirs, _ = opacus_rdp.get_privacy_spent(orders=orders, rdp=curve, delta=delta)
+            ours = compose([(central(z, rate=q, adjacency="add-remove"), rounds)], delta).epsilon
+            assert theirs >= ours * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("z", [1e-6, 0.01, 0.3, 1e4])
+@pytest.mark.parametrize(("q", "rounds"), [(1e-6, 10**6), (1e-3, 10**9), (0.3, 1000), (0.999999, 10**6)])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_extreme_settings_neither_hang_nor_raise(z, q, rounds, adjacency):
+    event = central(z, rate=q, adjacency=adjacency)
+    start = time.perf_counter()
+    total = compose([(event, rounds)], 1e-5)
+    assert time.perf_counter() - start < 20.0
+    assert math.isfinite(total.epsilon)
+    assert total.accountant in (pld.PLD, pld.RDP, pld.UNAMPLIFIED)
+    unamplified = compose([(central(z, adjacency=adjacency), rounds)], 1e-5).epsilon
+    assert 0.0 <= total.epsilon <= unamplified * (1 + 1e-9)
+
+
+def test_noise_of_zero_is_not_private():
+    assert compose([(central(0.0, rate=0.1), 3)], 1e-5).epsilon == math.inf
+
+
+def test_delta_below_the_rounding_of_the_convolution_falls_back_to_rdp():
+    event = central(2.0, rate=0.1, adjacency="add-remove")
+    total = compose([(event, 10**5)], 1e-12)
+    assert total.accountant in (pld.RDP, pld.UNAMPLIFIED)
+    assert total.epsilon > compose([(event, 10**5)], 1e-5).epsilon
+
+
+def test_two_stage_composition_equals_one_stage():
+    part = pld._one_round(pld.Round.of(central(2.0, rate=0.05, adjacency="add-remove")), 2.0**-12)
+    whole = part.self_compose(3000).get_epsilon_for_delta(1e-5)
+    assert pld._repeat(part, 3000).get_epsilon_for_delta(1e-5) == pytest.approx(whole, rel=1e-6)
+
+
+def test_fixed_size_replace_one_is_rdp_without_replacement_with_the_full_sensitivity():
+    z, q, rounds = 8.0, 0.05, 100
+    accountant = rdp_privacy_accountant.RdpAccountant(list(range(2, 64)), REPLACE_ONE)
+    # Replacing a client moves the sum by 2C: noise zC over that is z/2.
+    event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(z / 2))
+    accountant.compose(event, rounds)
+    total = compose([(central(z, rate=q, kind="fixed"), rounds)], 1e-5)
+    assert total.accountant == pld.RDP
+    assert total.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    assert total.epsilon < compose([(central(z), rounds)], 1e-5).epsilon
+
+
+def test_fixed_size_replace_one_covers_a_known_lower_bound():
+    """With every other update zero, a sampled cohort releases exactly the pair of Poisson sampling."""
+    z, q = 4.0, 0.1
+    epsilon = compose([(central(z, rate=q, kind="fixed"), 1)], 1e-5).epsilon
+    assert hockey_stick(q, 1 / z, -1 / z, epsilon) <= 1e-5
+
+
+def test_fixed_size_add_remove_claims_no_amplification():
+    total = compose([(central(3.0, rate=0.1, kind="fixed", adjacency="add-remove"), 20)], 1e-5)
+    assert total.accountant == pld.UNAMPLIFIED
+    assert total.epsilon == pytest.approx(compose([(central(3.0, adjacency="add-remove"), 20)], 1e-5).epsilon, rel=1e-9)
+
+
+def test_poisson_uses_the_joint_norm_of_all_queries():
+    """The joint sensitivity of NOTES §4 does not survive Poisson sampling; the norm of one client's contribution does."""
+    sampling = Sampling("poisson", 0.1)
+    both = (Query("update", 1.0, 2.0, 5.0), Query("squared norms", 1.0, 1.0, 12.5))
+    joint = GaussianEvent("central", "replace-one", both, sampling)
+    equal = central(1 / math.hypot(1 / 5.0, 1 / 12.5), rate=0.1)
+    assert compose([(joint, 50)], 1e-5).epsilon == pytest.approx(compose([(equal, 50)], 1e-5).epsilon, rel=1e-9)
+    assert compose([(joint, 50)], 1e-5).epsilon > compose([(central(5.0, rate=0.1), 50)], 1e-5).epsilon
+
+
+def test_rounds_with_changing_clips_are_one_distribution():
+    clips = np.random.default_rng(5).uniform(0.01, 10, 40)
+    assert len({pld.Round.of(central(3.0, rate=0.1, clip=float(c))) for c in clips}) == 1
+    changing = compose([(central(3.0, rate=0.1, clip=float(c)), 1) for c in clips], 1e-5).epsilon
+    assert changing == pytest.approx(compose([(central(3.0, rate=0.1), 40)], 1e-5).epsilon, rel=1e-9)
+
+
+def test_sampled_and_full_rounds_compose():
+    sampled, full = central(3.0, rate=0.1), central(10.0)
+    together = compose([(sampled, 30), (full, 3)], 1e-5).epsilon
+    assert together > max(compose([(sampled, 30)], 1e-5).epsilon, compose([(full, 3)], 1e-5).epsilon)
+    assert together < compose([(sampled, 30)], 5e-6).epsilon + compose([(full, 3)], 5e-6).epsilon
+
+
+def test_almost_full_sampling_approaches_full_participation():
+    full = compose([(central(5.0), 50)], 1e-5).epsilon
+    assert compose([(central(5.0, rate=0.9999999), 50)], 1e-5).epsilon == pytest.approx(full, rel=1e-3)
+
+
+def test_epsilon_after_every_round_of_a_run_is_cheap():
+    event = central(1.0, rate=0.1, adjacency="add-remove")
+    guarantee(event, 1, 1e-5)
+    start = time.perf_counter()
+    curve = [compose([(event, t)], 1e-5).epsilon for t in range(1, 41)]
+    assert time.perf_counter() - start < 10.0
+    assert curve == sorted(curve)
+    start = time.perf_counter()
+    assert [compose([(event, t)], 1e-5).epsilon for t in range(1, 41)] == curve
+    assert time.perf_counter() - start < 0.05

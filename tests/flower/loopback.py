@@ -1,0 +1,117 @@
+"""Flower without a network: a grid that runs the real ClientApp in this process, through the real serialisation of messages."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+from dpfedexp.data import synthetic_regression
+from dpfedexp.flower import private_training
+from dpfedexp.local import Sgd
+from dpfedexp.models import linear_regression
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+def through_the_wire(message: Message) -> Message:
+    """The message as its receiver gets it: every object serialised and read back."""
+    contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
+    received = inflate_object_from_contents(message.object_id, contents)
+    received.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return received
+
+
+class LoopbackGrid(Grid):
+    """Nodes 1 … n, each with its own context. `reply_of` may replace what a node answers (None: nothing arrives)."""
+
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int,
+        *,
+        node_config: dict | None = None,
+        reply_of: Callable[[Message, Message], Message | list[Message] | None] | None = None,
+    ) -> None:
+        self.app, self.reply_of = app, reply_of
+        self.contexts = {
+            n: Context(1, n, {"partition-id": n - 1, "num-partitions": nodes, **(node_config or {})}, RecordDict(), {})
+            for n in range(1, nodes + 1)
+        }
+        self.inbox: list[Message] = []
+        self.sent: list[Message] = []
+
+    def set_run(self, run) -> None: ...
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        keys = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = key = str(uuid4())
+            keys.append(key)
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            reply = through_the_wire(self.app(through_the_wire(message), self.contexts[node]))
+            answer = reply if self.reply_of is None else self.reply_of(message, reply)
+            self.inbox += [] if answer is None else answer if isinstance(answer, list) else [answer]
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = set(message_ids)
+        ready = [m for m in self.inbox if m.metadata.reply_to_message_id in wanted]
+        self.inbox = [m for m in self.inbox if m not in ready]
+        return ready
+
+
+def plain_app(clients, model: nn.Module, local: Sgd, mods=(private_training,)) -> ClientApp:
+    """A client as a user writes it: a loop of gradient steps on its own rows, parameters out."""
+    app = ClientApp()
+
+    @app.train(mods=list(mods))
+    def train(message: Message, context: Context) -> Message:
+        net = copy.deepcopy(model)
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        inputs, targets = clients.client(context.node_config["partition-id"])
+        correction = message.content.array_records.get("correction")
+        pull = None if correction is None else correction.to_torch_state_dict()
+        for _ in range(local.steps):
+            loss = 0.5 * (net(inputs) - targets).square().mean()
+            named = dict(net.named_parameters())
+            grads = torch.autograd.grad(loss, list(named.values()))
+            with torch.no_grad():
+                for (name, p), g in zip(named.items(), grads, strict=True):
+                    p -= local.lr * (g if pull is None else g + pull[name])
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
+
+    return app
+
+
+def problem(clients: int = 6, dimension: int = 20):
+    """The paper's regression with a start that is not zero, so that updates differ in length."""
+    posed = synthetic_regression(clients, dimension, seed=3)
+    model = linear_regression(dimension)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.linspace(-0.5, 0.5, dimension).view_as(p))
+    return posed.federation, model

@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+import torch
+
+from dpfedexp import InputError, problem
+from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.config import Settings, load, parse
+from dpfedexp.paper.experiments import experiment, names
+from dpfedexp.simulation.sampling import FixedSize, Poisson
+
+
+def write(folder, text):
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_settings_and_its_own_toml_again(tmp_path):
+    settings = load(write(tmp_path, '[algorithm]\nname = "dp_fedavg"\nclip = 2.0\nnoise_multiplier = 3.0\n[run]\nrounds = 7'))
+    assert settings.run.rounds == 7
+    assert settings.build_algorithm().noise_multiplier == 3.0
+    assert load(write(tmp_path, settings.to_toml())) == settings
+
+
+def test_overrides_are_read_as_toml_values_and_win(tmp_path):
+    path = write(tmp_path, "[run]\nrounds = 7")
+    settings = load(path, ["run.rounds=3", "algorithm.clip=0.5", "data.kind=mnist", 'algorithm.adjacency="add-remove"'])
+    assert (settings.run.rounds, settings.algorithm.clip, settings.data.kind) == (3, 0.5, "mnist")
+    assert settings.algorithm.adjacency == "add-remove"
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"algoritm": {}}, "algoritm is not a setting. Did you mean 'algorithm'"),
+        ({"algorithm": {"clp": 1}}, "algorithm.clp is not a setting. Did you mean 'clip'"),
+        ({"algorithm": {"adaptive": {"initail": 1}}}, "Did you mean 'initial'"),
+        ({"run": {"rounds": 0}}, "run.rounds is 0"),
+        ({"run": {"rounds": "many"}}, "run.rounds is 'many'"),
+        ({"data": {"kind": "cifar"}}, "data.kind is 'cifar'"),
+        ({"data": {"alpha": -1}}, "data.alpha is -1"),
+        ({"data": 3}, "data is 3"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_names_it(tree, words):
+    with pytest.raises(InputError) as caught:
+        parse(tree)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"name": "cdp_fedex"}, "Did you mean 'cdp_fedexp'"),
+        ({"name": "cdp_fedexp"}, "clip is missing"),
+        ({"name": "cdp_fedexp", "clip": 1.0, "server_rate": 2.0, "noise_multiplier": 1.0}, "server_rate is not a setting of cdp_fedexp"),
+        ({"name": "fedavg", "clip": 1.0}, "clip is not a setting of fedavg"),
+    ],
+)
+def test_a_wrong_algorithm_is_one_sentence(algorithm, words):
+    with pytest.raises(InputError, match=words):
+        parse({"algorithm": algorithm}).build_algorithm()
+
+
+@pytest.mark.parametrize("text", ["[run", "rounds = \xff", "a = 1\na = 2"])
+def test_a_broken_file_is_one_sentence(tmp_path, text):
+    with pytest.raises(InputError, match="run.toml"):
+        load(write(tmp_path, text))
+
+
+def test_missing_file_and_wrong_override_are_sentences(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        load(tmp_path / "nothing.toml")
+    with pytest.raises(InputError, match="--set"):
+        load(write(tmp_path, ""), ["rounds"])
+    with pytest.raises(InputError, match="not a section"):
+        load(write(tmp_path, "[run]\nrounds = 1"), ["run.rounds.x=1"])
+
+
+def test_participation_and_adaptive_clip_are_built():
+    base = {"algorithm": {"clip": "adaptive", "noise_multiplier": 1.0, "adaptive": {"initial": 3.0}}}
+    settings = parse(base | {"participation": {"kind": "poisson", "rate": 0.2}})
+    assert settings.build_participation() == Poisson(0.2)
+    assert settings.build_algorithm().clip == AdaptiveClip(initial=3.0)
+    assert parse({"participation": {"kind": "fixed", "count": 5}}).build_participation() == FixedSize(5)
+    for kind in ("poisson", "fixed"):
+        with pytest.raises(InputError, match="missing"):
+            parse({"participation": {"kind": kind}}).build_participation()
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_papers_experiments_are_valid_and_complete(name):
+    settings = experiment(name)
+    settings.check()
+    assert settings.run.rounds == 50
+    assert settings.data.clients == 1000
+    assert settings.local.steps == (20 if name.startswith("synthetic") else 10)
+
+
+def test_npz_data_with_and_without_an_assignment(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"inputs": rng.normal(size=(40, 3)).astype(np.float32), "targets": rng.integers(2, size=40)}
+    model = {"name": "mlp", "options": {"inputs": 3, "hidden": 4, "classes": 2}}
+    np.savez(tmp_path / "a.npz", **arrays, client=np.arange(40) % 5, test_inputs=arrays["inputs"], test_targets=arrays["targets"])
+    np.savez(tmp_path / "b.npz", **arrays)
+    held = problem.build(parse({"data": {"kind": "npz", "path": str(tmp_path / "a.npz")}, "model": model}))
+    assert (len(held.federation), len(held.test[0])) == (5, 40)
+    split = {"kind": "npz", "path": str(tmp_path / "b.npz"), "clients": 4, "partition": "iid"}
+    assert len(problem.build(parse({"data": split, "model": model})).federation) == 4
+
+
+def test_npz_files_that_are_missing_broken_or_incomplete_are_sentences(tmp_path):
+    (tmp_path / "broken.npz").write_bytes(b"no zip")
+    np.savez(tmp_path / "other.npz", inputz=np.zeros(3))
+    np.savez(tmp_path / "pickled.npz", inputs=np.array([{}], dtype=object), targets=np.zeros(1))
+    for name in ("missing.npz", "broken.npz", "other.npz", "pickled.npz"):
+        with pytest.raises(InputError, match="data.path"):
+            problem.build(parse({"data": {"kind": "npz", "path": str(tmp_path / name)}}))
+
+
+def test_factories_of_the_users_are_imported_by_name():
+    settings = parse({"model": {"factory": "dpfedexp.models:linear_regression", "options": {"dimension": 500}}})
+    assert sum(p.numel() for p in problem.build(settings).model.parameters()) == 500
+    for wrong in ("nomodule:x", "dpfedexp.models:nothing", "dpfedexp.models"):
+        with pytest.raises(InputError, match="model.factory"):
+            problem.build(parse({"model": {"factory": wrong}}))
+
+
+def test_the_seed_of_a_run_decides_data_model_and_noise():
+    settings = Settings()
+    a, b = (problem.build(settings.with_seed(s)).federation.inputs for s in (0, 1))
+    assert not torch.equal(a, b)
+    assert settings.with_seed(3).run.seed == 3
