@@ -5,7 +5,9 @@ from __future__ import annotations
 from dpfedexp.accounting import GaussianEvent, Query, Sampling
 
 
-def central(z: float, *, rate: float = 1.0, kind: str = "poisson", adjacency: str = "replace-one", clip: float = 1.0) -> GaussianEvent:
+def central(
+    z: float, *, rate: float = 1.0, kind: str = "poisson", adjacency: str = "replace-one", clip: float = 1.0
+) -> GaussianEvent:
     """DP-FedAvg's round: noise of standard deviation zC on the sum."""
     both = 2.0 if adjacency == "replace-one" else 1.0
     sampling = Sampling() if rate == 1.0 else Sampling(kind, rate)  # type: ignore[arg-type]

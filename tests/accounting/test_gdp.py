@@ -101,7 +101,11 @@ def test_epsilon_takes_microseconds():
 def test_200_random_settings_agree_with_dp_accounting_pld_to_1e_minus_3():
     random = np.random.default_rng(0)
     for _ in range(200):
-        z, rounds, delta = 10 ** random.uniform(-0.3, 1.5), int(10 ** random.uniform(0, 3)), 10 ** random.uniform(-9, -2)
+        z, rounds, delta = (
+            10 ** random.uniform(-0.3, 1.5),
+            int(10 ** random.uniform(0, 3)),
+            10 ** random.uniform(-9, -2),
+        )
         mu = math.sqrt(rounds) / z
         # One Gaussian of the composed μ, on a grid of 2000 points per standard deviation: pessimistic, so never below.
         pld = privacy_loss_distribution.from_gaussian_mechanism(1 / mu, value_discretization_interval=mu / 500)
@@ -114,7 +118,11 @@ def test_rdp_is_never_below_the_exact_curve():
     random = np.random.default_rng(1)
     orders = 1.0 + np.logspace(-2, 3, 120)
     for _ in range(100):
-        z, rounds, delta = 10 ** random.uniform(-0.5, 1.5), int(10 ** random.uniform(0, 3)), 10 ** random.uniform(-10, -2)
+        z, rounds, delta = (
+            10 ** random.uniform(-0.5, 1.5),
+            int(10 ** random.uniform(0, 3)),
+            10 ** random.uniform(-10, -2),
+        )
         accountant = rdp_privacy_accountant.RdpAccountant(orders)
         accountant.compose(dp_accounting.GaussianDpEvent(z), rounds)
         exact = gdp.epsilon(math.sqrt(rounds) / z, delta)

@@ -48,7 +48,9 @@ def test_joint_lies_between_the_vector_alone_and_separate_composition():
         assert 0.4 <= joint < math.hypot(0.4, 1 / scalar_noise)
 
 
-@pytest.mark.parametrize(("d", "joint", "separate"), [(5046, 15.456, 15.460), (500, 15.456, 15.851), (100, 18.192, 24.382)])
+@pytest.mark.parametrize(
+    ("d", "joint", "separate"), [(5046, 15.456, 15.460), (500, 15.456, 15.851), (100, 18.192, 24.382)]
+)
 def test_paper_settings_cost_what_the_notes_say(d, joint, separate):
     scalar_noise = d * 25 / 1000
     rounds, delta = math.sqrt(50), 1e-5

@@ -24,7 +24,11 @@ def atoms(event: PrivUnitEvent) -> list[tuple[float, float]]:
     away = (1 - event.p) * event.cap / (1 - event.cap)
     total = math.exp(event.epsilon2) + event.k
     first = [(direction, event.p), (-direction, away), (0.0, 1 - event.p - away)]
-    second = [(event.epsilon2, math.exp(event.epsilon2) / total), (-event.epsilon2, 1 / total), (0.0, (event.k - 1) / total)]
+    second = [
+        (event.epsilon2, math.exp(event.epsilon2) / total),
+        (-event.epsilon2, 1 / total),
+        (0.0, (event.k - 1) / total),
+    ]
     return [(a + b, p * q) for (a, p), (b, q) in itertools.product(first, second)]
 
 
@@ -39,7 +43,9 @@ def enumerate_delta(events: list[PrivUnitEvent], epsilon: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0, 5.9, 8.0, 14.0, 17.9])
 def test_three_reports_match_enumeration(epsilon):
-    assert accountant.delta([(PAPER, 3)], epsilon) == pytest.approx(enumerate_delta([PAPER] * 3, epsilon), rel=1e-11, abs=1e-15)
+    assert accountant.delta([(PAPER, 3)], epsilon) == pytest.approx(
+        enumerate_delta([PAPER] * 3, epsilon), rel=1e-11, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 9.0, 13.0])
@@ -91,7 +97,9 @@ def test_agrees_with_dp_accounting_on_randomised_response():
     """Two levels (k = 1) and no direction are randomised response, which dp-accounting composes on a grid."""
     event = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=1.0, k=1, nominal=1.0)
     noise = 2.0 / (math.exp(1.0) + 1.0)
-    theirs = privacy_loss_distribution.from_randomized_response(noise, 2, value_discretization_interval=1e-4).self_compose(30)
+    theirs = privacy_loss_distribution.from_randomized_response(
+        noise, 2, value_discretization_interval=1e-4
+    ).self_compose(30)
     # Losses are rounded up to the grid there, by at most 30 · 1e-4 in total.
     ours = compose([(event, 30)], 1e-5).epsilon
     assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-5), abs=30e-4)

@@ -86,17 +86,20 @@ def calibrate_privunit(
     def epsilon(one: float) -> float:
         return compose([(make_event(one), rounds)], delta).epsilon
 
-    low, high = target_epsilon / rounds, target_epsilon
+    low = target_epsilon / rounds
     while low > 1e-9 and epsilon(low) > target_epsilon:
         low /= 2.0
     require(
         epsilon(low) <= target_epsilon,
         f"target_epsilon is {target_epsilon:g} over {rounds} rounds; no report is private enough for it. Raise it.",
     )
+    high = 1.5 * low
     while epsilon(high) <= target_epsilon:
-        if high > 64.0 * target_epsilon + 64.0:
-            return high
         low, high = high, 1.5 * high
+        require(
+            high < 1e6,
+            f"target_epsilon is {target_epsilon:g}; no report is too costly for it, so it sets no limit. Lower it.",
+        )
     return -_root(lambda x: epsilon(-x), target_epsilon, -high, -low)
 
 

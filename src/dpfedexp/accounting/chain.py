@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class ChainWriter:
 
     def __init__(self, path: Path, fd: int, count: int, last_hash: str) -> None:
         self._path, self._fd = path, fd
+        # A writer that is dropped without being closed must not hold the lock for the rest of the process.
+        self._closed = weakref.finalize(self, os.close, fd)
         self._count, self._last_hash = count, last_hash
 
     @classmethod
@@ -92,6 +95,7 @@ class ChainWriter:
     def open(cls, path: Path, *, repair: bool) -> tuple[ChainWriter, Chain]:
         """The end of a file that exists, and what it holds. `repair` drops a torn last line."""
         fd = _open_locked(path)
+        writer = None
         try:
             chain = read(path)
             if chain.torn:
@@ -105,7 +109,10 @@ class ChainWriter:
             writer = cls(path, fd, len(chain.records), chain.last_hash)
             writer._write_head()
         except BaseException:
-            os.close(fd)
+            if writer is None:
+                os.close(fd)
+            else:
+                writer.close()
             raise
         return writer, chain
 
@@ -120,7 +127,7 @@ class ChainWriter:
         self._write_head()
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._closed()
 
     def _write_head(self) -> None:
         head = head_path(self._path)

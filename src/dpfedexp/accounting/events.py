@@ -98,6 +98,8 @@ class PrivUnitEvent:
 
     @property
     def direction_epsilon(self) -> float:
+        if self.p >= 1.0 or self.cap <= 0.0:
+            return math.inf
         return math.log(self.p) + math.log1p(-self.cap) - math.log(self.cap) - math.log1p(-self.p)
 
     @property

@@ -9,8 +9,8 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
   1/(2r).
 - Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between
   the two sides, so the noise multiplier is 1/`event.mu`.
-- Fixed-size sampling, add/remove: nothing is gained. Adding a client also pushes another one out of a sample of fixed
-  size, so neighbours differ in two contributions and the amplification theorems for add/remove do not apply.
+- Fixed-size sampling, add/remove: nothing is gained, and the shift doubles. Adding a client also pushes another one
+  out of a sample of fixed size, so neighbours differ in two contributions: 2r without amplification.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ UNAMPLIFIED = "exact Gaussian (GDP), no amplification claimed"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
-_MAX_ROUND_GRID = 2**16
+_MAX_ROUND_GRID = 2**15
 _MAX_TOTAL_GRID = 2**19
+_FINEST = 2.0**-20  # probabilities are second differences of δ over the step: on a finer grid they drown in rounding
 _FOURIER_ERROR = 1e-16  # per round: below this a tail of the Fourier convolution is rounding, not probability
 
 
@@ -54,7 +55,9 @@ class Round:
     def of(event: GaussianEvent) -> Round:
         amplified = event.sampling.kind != "full" and event.sampling.rate < 1.0
         kind = event.sampling.kind if amplified else "full"
-        return Round(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(event.mu))
+        pushed_out = kind == "fixed" and event.adjacency == "add-remove"
+        mu = max(event.mu, 2.0 * event.radius) if pushed_out else event.mu
+        return Round(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
 
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:
@@ -187,7 +190,7 @@ def _grid(counts: Sequence[tuple[Round, int]]) -> _Grid:
     finest = min(sd for sd, _ in moments)
     total = math.sqrt(sum(n * sd * sd for (sd, _), (_, n) in zip(moments, counts, strict=True)))
     reach = max(reach for _, reach in moments)
-    step = max(finest / _GRID_PER_SD, reach / _MAX_ROUND_GRID, (16.0 * total + reach) / _MAX_TOTAL_GRID)
+    step = max(_FINEST, finest / _GRID_PER_SD, reach / _MAX_ROUND_GRID, (16.0 * total + reach) / _MAX_TOTAL_GRID)
     if not math.isfinite(step) or step <= 0.0:
         return _Grid(math.inf, True)
     step = 2.0 ** math.floor(math.log2(step))

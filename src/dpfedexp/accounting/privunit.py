@@ -80,7 +80,7 @@ def epsilon(charges: Sequence[tuple[PrivUnitEvent, int]], delta: float) -> tuple
 @lru_cache(maxsize=4096)
 def _epsilon(charges: tuple[tuple[PrivUnitEvent, int], ...], delta: float) -> tuple[float, str]:
     pure = pure_epsilon(charges)
-    if delta <= 0.0 or pure == 0.0:
+    if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
     parts = _parts(charges)
     if _tractable(parts):

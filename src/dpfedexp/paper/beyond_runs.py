@@ -16,16 +16,17 @@ SERVER_RATES = (2.0, 4.0, 8.0, 16.0)
 ADAM_RATES = (0.003, 0.01, 0.03)
 STARTING_CLIPS = (0.01, 0.1, 1.0, 10.0)
 SWEEP_SEEDS = 3
+Changes = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the paper's runs with changes. `method` gathers those of which the best one counts, `x` is where it stands on a chart."""
+    """One of the paper's runs with changes. `method` gathers those of which the best counts; `x` is its place on a chart."""
 
     group: str
     label: str
     base: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
     method: str = ""
     x: float | None = None
     seeds: int | None = None
@@ -36,7 +37,7 @@ class Variant:
         return vary(experiment(self.base), self.changes)
 
 
-FREE = {"algorithm.numerator": "free"}
+FREE: Changes = {"algorithm.numerator": "free"}
 
 
 def _rules() -> Iterator[Variant]:
@@ -65,33 +66,36 @@ def _privunit() -> Iterator[Variant]:
 
 def _sweep() -> Iterator[Variant]:
     for epsilon in EPSILONS:
-        target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": epsilon}
-        same = {"x": epsilon, "seeds": SWEEP_SEEDS}
+        target = _at(epsilon)
+
+        def at(
+            label: str, base: str, changes: Changes, method: str, in_quick: bool = False, epsilon=epsilon
+        ) -> Variant:
+            return Variant("sweep", f"ε = {epsilon:g}, {label}", base, changes, method, epsilon, SWEEP_SEEDS, in_quick)
+
         quick = epsilon in (4.0, FULL_EPSILON)
-        yield Variant(
-            "sweep",
-            f"ε = {epsilon:g}, DP-FedEXP",
-            "mnist-cdp-fedexp",
-            FREE | target,
-            "DP-FedEXP",
-            in_quick=quick,
-            **same,
-        )
-        yield Variant(
-            "sweep", f"ε = {epsilon:g}, DP-FedAvg", "mnist-cdp-fedavg", target, "DP-FedAvg", in_quick=quick, **same
-        )
-        for rate in SERVER_RATES:
-            changes = {**target, "algorithm.server_rate": rate, "algorithm.clip": 0.3}
-            label = f"ε = {epsilon:g}, DP-FedAvg, server rate {rate:g}"
-            yield Variant("sweep", label, "mnist-cdp-fedavg", changes, "best fixed server rate", **same)
-        for rate in ADAM_RATES:
-            changes = {**target, "algorithm.name": "dp_fedadam", "algorithm.server_rate": rate, "algorithm.clip": 0.3}
-            label = f"ε = {epsilon:g}, DP-FedAdam, server rate {rate:g}"
-            yield Variant("sweep", label, "mnist-cdp-fedavg", changes, "best DP-FedAdam", **same)
+        yield at("DP-FedEXP", "mnist-cdp-fedexp", FREE | target, "DP-FedEXP", quick)
+        yield at("DP-FedAvg", "mnist-cdp-fedavg", target, "DP-FedAvg", quick)
+        for label, changes, method in _tuned_servers(target):
+            yield at(label, "mnist-cdp-fedavg", changes, method)
+
+
+def _at(epsilon: float) -> Changes:
+    return {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": epsilon}
+
+
+def _tuned_servers(target: Changes) -> Iterator[tuple[str, Changes, str]]:
+    """What people tune in place of FedEXP's step size, at its clip."""
+    for rate in SERVER_RATES:
+        changes = {**target, "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+        yield f"DP-FedAvg, clip 0.3, server rate {rate:g}", changes, "best fixed server rate"
+    for rate in ADAM_RATES:
+        changes = {**target, "algorithm.name": "dp_fedadam", "algorithm.server_rate": rate, "algorithm.clip": 0.3}
+        yield f"DP-FedAdam, clip 0.3, server rate {rate:g}", changes, "best DP-FedAdam"
 
 
 def _no_knobs() -> Iterator[Variant]:
-    target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": FULL_EPSILON}
+    target = _at(FULL_EPSILON)
     for start in STARTING_CLIPS:
         changes = {**FREE, **target, "algorithm.clip": "adaptive", "algorithm.adaptive": {"initial": start}}
         label = f"CDP-FedEXP, adaptive clip from {start:g}"
@@ -101,18 +105,12 @@ def _no_knobs() -> Iterator[Variant]:
     yield Variant("no knobs", "DP-FedAvg, tuned clip 1", "mnist-cdp-fedavg", target, "tuned DP-FedAvg", in_quick=True)
     adaptive = {**target, "algorithm.clip": "adaptive", "algorithm.adaptive": {"initial": 1.0}}
     yield Variant("no knobs", "DP-FedAvg, adaptive clip from 1", "mnist-cdp-fedavg", adaptive, "adaptive DP-FedAvg")
-    for rate in SERVER_RATES:
-        changes = {**target, "algorithm.server_rate": rate, "algorithm.clip": 0.3}
-        label = f"DP-FedAvg, clip 0.3, server rate {rate:g}"
-        yield Variant("no knobs", label, "mnist-cdp-fedavg", changes, "best fixed server rate", seeds=SWEEP_SEEDS)
-    for rate in ADAM_RATES:
-        changes = {**target, "algorithm.name": "dp_fedadam", "algorithm.server_rate": rate, "algorithm.clip": 0.3}
-        label = f"DP-FedAdam, clip 0.3, server rate {rate:g}"
-        yield Variant("no knobs", label, "mnist-cdp-fedavg", changes, "best DP-FedAdam", seeds=SWEEP_SEEDS)
+    for label, changes, method in _tuned_servers(target):
+        yield Variant("no knobs", label, "mnist-cdp-fedavg", changes, method, seeds=SWEEP_SEEDS)
 
 
 def _network() -> Iterator[Variant]:
-    target = {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": FULL_EPSILON}
+    target = _at(FULL_EPSILON)
     relu = {**FREE, **target, "model.name": "mnist_relu_net", "data.standardise": True}
     yield Variant("network", "the paper's network", "mnist-cdp-fedexp", FREE | target, in_quick=True)
     yield Variant("network", "ReLU and standardised inputs, η_l = 0.1, C = 0.3", "mnist-cdp-fedexp", relu)
@@ -123,8 +121,7 @@ def _network() -> Iterator[Variant]:
 
 def _participation() -> Iterator[Variant]:
     sampled = {
-        "algorithm.noise_multiplier": None,
-        "algorithm.target_epsilon": 8.0,
+        **_at(8.0),
         "algorithm.adjacency": "add-remove",
         "participation.kind": "poisson",
         "participation.rate": 0.1,

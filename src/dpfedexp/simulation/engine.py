@@ -17,10 +17,11 @@ from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import clip, row_norms
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.round import State, advance, at_radius
+from dpfedexp.secure import SystemStreams
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Participation
 from dpfedexp.simulation.vectorise import Task, Trainer
@@ -40,7 +41,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A run without its state: the parts, bound together."""
+    """A run without its state: the parts, bound together.
+
+    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed.
+    """
 
     task: Task
     trainer: Trainer
@@ -50,6 +54,12 @@ class Simulation:
     streams: Streams
     chunk_size: int
     diagnostics: bool = False
+    system: SystemStreams | None = None
+
+    @property
+    def noise(self) -> Streams | SystemStreams:
+        """What the guarantee rests on: whoever can repeat these draws can take the noise away."""
+        return self.system or self.streams
 
     @property
     def population(self) -> int:
@@ -79,42 +89,56 @@ class Simulation:
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
-        """One round. It is charged to the ledger after the clients are done and before anything is released."""
+        """One round. It is charged to the ledger after the clients are done and before anything is released.
+
+        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; the operating system's is not.
+        """
         began = time.perf_counter()
         number = state.round + 1
         mechanism = at_radius(self.mechanism, state.radius)
         event = mechanism.event(self.sampling)
+        fresh = self.system is not None
         if budget is not None:
-            ledger.check(budget, event)
-        cohort = self.participation.cohort(self.population, self.streams.at("participation", number))
-        sums, true_squares = self._collect(state, mechanism, cohort, number)
-        ledger.charge(number, event)
+            ledger.check(budget, event, round=None if fresh else number)
+        cohort = self.participation.cohort(self.population, self.noise.at("participation", number))
+        sums, controls, true_squares = self._collect(state, mechanism, cohort, number)
+        try:
+            ledger.charge(number, event, fresh_noise=fresh)
+        except OSError as error:
+            raise LedgerError(f"round {number} can't be charged: {error.strerror}. Nothing of it was released.") from None
         release = mechanism.release(
             sums,
             self.participation.expected(self.population),
-            self.streams.at("central noise", number),
-            self.streams.at("central scalar noise", number),
+            self.noise.at("central noise", number),
+            self.noise.at("central scalar noise", number),
         )
         new, eta_g = self._advance(state, mechanism, release)
+        for clients, rows in controls:
+            assert new.client_controls is not None
+            new.client_controls[clients] = rows
         extra = {}
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
 
-    def _collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> tuple[Sums, float]:
-        noise = self.streams.at("local noise", number)
+    def _collect(
+        self, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> tuple[Sums, list[tuple[Tensor, Tensor]], float]:
+        """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+        noise = self.noise.at("local noise", number)
         w = state.w.float()
         sums = Sums.zero(mechanism.width(len(w)), self.task.device)
+        controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
         for clients in self._chunks(cohort):
             updates, steps = self._updates(state, w, clients, number)
             clipped = clip(updates, mechanism.clip)
             if state.client_controls is not None and steps is not None:
-                self._remember(state, clients, clipped.vectors, steps)
+                controls.append((clients, self._control(state, clients, clipped.vectors, steps)))
             sums = sums + mechanism.collect(mechanism.randomize(clipped, clients, noise))
             if self.diagnostics:
                 true_squares += float(row_norms(clipped.vectors).square().sum())
-        return sums, true_squares
+        return sums, controls, true_squares
 
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
@@ -136,13 +160,13 @@ class Simulation:
             correction = state.control.float() - state.client_controls[clients].to(w.device)
         return self.trainer(w, clients, plan, number, correction), plan.steps
 
-    def _remember(self, state: State, clients: Tensor, delta: Tensor, steps: Tensor) -> None:
-        """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it."""
+    def _control(self, state: State, clients: Tensor, delta: Tensor, steps: Tensor) -> Tensor:
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it."""
         assert state.control is not None
         assert state.client_controls is not None
         scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
         old = state.client_controls[clients].to(delta.device)
-        state.client_controls[clients] = (old - state.control.float() - delta / scale).cpu()
+        return (old - state.control.float() - delta / scale).cpu()
 
     def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
         tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))

@@ -1,0 +1,289 @@
+"""The ledger survives crashes, shows every change, and stops a run before its budget is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from events_by_hand import central, local
+
+from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
+from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
+
+EVENT = central(5.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def written(path: Path, rounds: int = 3) -> bytes:
+    with Ledger.create(path, config_hash="abc", delta=1e-5) as ledger:
+        for t in range(rounds):
+            assert ledger.charge(t, EVENT)
+    return path.read_bytes()
+
+
+def test_what_was_charged_is_read_back(path):
+    events = [
+        EVENT,
+        local(0.7),
+        exact_event(2.0, 2.0, 2.0),
+        NonPrivateEvent(),
+        central(1.0, rate=0.1, adjacency="add-remove"),
+    ]
+    events.append(
+        GaussianEvent("central", "replace-one", (Query("u", 1.0, 2.0, 5.0),), Sampling("fixed", 0.1), joint_mu=0.3)
+    )
+    with Ledger.create(path) as ledger:
+        for t, event in enumerate(events):
+            ledger.charge(t, event)
+    assert [entry.event for entry in Ledger.open(path, read_only=True).entries] == events
+
+
+def test_guarantee_is_the_composition_of_the_charges(path):
+    written(path, 50)
+    ledger = Ledger.open(path)
+    assert ledger.charges() == [(EVENT, 50)]
+    assert ledger.guarantee(1e-5) == compose([(EVENT, 50)], 1e-5)
+    assert ledger.would_cost(EVENT, 1e-5) == compose([(EVENT, 51)], 1e-5)
+    assert len(ledger) == 50
+
+
+def test_any_other_accountant_can_read_the_file(path):
+    """Nothing of this library but the meaning of the fields: μ² adds."""
+    written(path, 49)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    mu = gdp.compose(q["sensitivity"] / q["noise"] for line in lines[1:] for q in line["event"]["queries"])
+    assert gdp.epsilon(mu, 1e-5) == pytest.approx(15.2571, abs=5e-5)
+
+
+def test_a_flip_of_any_bit_of_the_file_is_detected_and_named(path):
+    content = written(path)
+    starts = [0]
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for i in range(len(content)):
+        damaged = bytearray(content)
+        damaged[i] ^= 1 << (i % 8)
+        path.write_bytes(damaged)
+        line = sum(1 for start in starts[1:-1] if start <= i) + 1
+        expected = "missing|incomplete" if i == len(content) - 1 else f"line {line}"
+        with pytest.raises(LedgerError, match=expected):
+            Ledger.open(path, repair=True)
+
+
+def test_a_removed_line_is_detected_wherever_it_was(path):
+    lines = written(path, 4).splitlines(keepends=True)
+    for i in range(1, len(lines)):
+        path.write_bytes(b"".join(lines[:i] + lines[i + 1 :]))
+        with pytest.raises(LedgerError, match="missing" if i == len(lines) - 1 else f"line {i + 1}"):
+            Ledger.open(path, repair=True)
+    path.write_bytes(lines[0])
+    with pytest.raises(LedgerError, match="holds 0 charges but 4 were made"):
+        Ledger.open(path)
+
+
+def test_swapped_lines_are_detected(path):
+    lines = written(path).splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], lines[2], lines[1], lines[3]]))
+    with pytest.raises(LedgerError, match="line 2"):
+        Ledger.open(path)
+
+
+def test_a_missing_or_foreign_head_is_detected(path, tmp_path):
+    written(path)
+    kept = head_path(path).read_bytes()
+    head_path(path).unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        Ledger.open(path)
+    other = tmp_path / "other.jsonl"
+    with Ledger.create(other) as ledger:
+        ledger.charge(7, EVENT)
+    head_path(path).write_bytes(head_path(other).read_bytes())
+    with pytest.raises(LedgerError, match="do not belong together"):
+        Ledger.open(path)
+    for damaged in (b"", b"[]", b'{"count": -1, "hash": "x"}', kept[:10]):
+        head_path(path).write_bytes(damaged)
+        with pytest.raises(LedgerError, match="was changed"):
+            Ledger.open(path)
+    head_path(path).write_bytes(kept)
+    assert len(Ledger.open(path)) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 17, 200])
+def test_a_torn_last_line_is_refused_without_repair_and_dropped_with_it(path, cut):
+    with Ledger.create(path) as ledger:
+        ledger.charge(0, EVENT)
+        kept, head = path.read_bytes(), head_path(path).read_bytes()
+        ledger.charge(1, EVENT)
+    # What a kill in the middle of the second write leaves: part of a line, and the head of the first charge.
+    path.write_bytes(path.read_bytes()[: len(kept) + cut])
+    head_path(path).write_bytes(head)
+    with pytest.raises(LedgerError, match="repair=True"):
+        Ledger.open(path)
+    assert len(Ledger.open(path, read_only=True)) == 1
+    with Ledger.open(path, repair=True) as ledger:
+        assert [entry.round for entry in ledger.entries] == [0]
+        assert ledger.charge(1, EVENT)
+    assert len(Ledger.open(path)) == 2
+
+
+def test_a_charge_that_the_head_has_not_counted_yet_is_kept(path):
+    with Ledger.create(path) as ledger:
+        ledger.charge(0, EVENT)
+        head = head_path(path).read_bytes()
+        ledger.charge(1, EVENT)
+    head_path(path).write_bytes(head)
+    with Ledger.open(path) as ledger:
+        assert len(ledger) == 2
+    assert json.loads(head_path(path).read_text())["count"] == 2
+
+
+def test_the_same_seeded_round_is_charged_once_and_fresh_noise_every_time(path):
+    with Ledger.create(path) as ledger:
+        assert ledger.charge(0, EVENT)
+        assert ledger.charge(1, EVENT)
+    with Ledger.open(path) as ledger:
+        assert not ledger.charge(0, EVENT)
+        assert not ledger.charge(1, EVENT)
+        assert len(ledger) == 2
+        assert ledger.charge(1, EVENT, fresh_noise=True)
+        assert ledger.charges() == [(EVENT, 3)]
+
+
+def test_another_event_for_a_charged_round_is_refused(path):
+    with Ledger.create(path) as ledger:
+        ledger.charge(0, EVENT)
+        with pytest.raises(LedgerError, match="round 0 is already charged with a different event"):
+            ledger.charge(0, central(4.0))
+
+
+def test_budget_stops_before_the_round_that_would_exceed_it():
+    ledger, budget = Ledger.in_memory(), Budget(15.4562, 1e-5)
+    for t in range(50):
+        ledger.check(budget, EVENT, round=t)
+        ledger.charge(t, EVENT)
+    with pytest.raises(BudgetExceeded, match=r"50 rounds have spent 15\.4562, and round 50 would make it 15\.65"):
+        ledger.check(budget, EVENT, round=50)
+    ledger.check(budget, EVENT, round=49)
+    assert len(ledger) == 50
+
+
+def test_create_refuses_an_existing_file_and_open_a_missing_one(path):
+    written(path)
+    with pytest.raises(LedgerError, match="already exists"):
+        Ledger.create(path)
+    with pytest.raises(LedgerError, match="does not exist"):
+        Ledger.open(path.with_name("none.jsonl"))
+
+
+def test_a_ledger_of_other_settings_is_refused(path):
+    written(path)
+    assert len(Ledger.open(path, config_hash="abc")) == 3
+    with pytest.raises(LedgerError, match="other settings"):
+        Ledger.open(path, config_hash="xyz")
+
+
+def test_two_runs_cannot_charge_one_ledger(path):
+    with Ledger.create(path), pytest.raises(LedgerError, match="in use by another run"):
+        Ledger.open(path)
+
+
+def test_read_only_and_closed_ledgers_cannot_be_charged(path):
+    written(path)
+    ledger = Ledger.open(path, read_only=True)
+    with pytest.raises(LedgerError, match="opened for reading"):
+        ledger.charge(9, EVENT)
+    assert path.read_bytes().count(b"\n") == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"\x00" * 1000, b"x" * 200_000, b"[" * 60_000 + b"\n", b'{"format": "other"}\n', b"\xff\xfe\n"],
+)
+def test_hostile_files_are_refused_in_bounded_memory(path, content):
+    path.write_bytes(content)
+    with pytest.raises(LedgerError):
+        Ledger.open(path, repair=True)
+
+
+def test_bad_round_numbers_are_sentences():
+    with pytest.raises(InputError, match="round is -1"):
+        Ledger.in_memory().charge(-1, EVENT)
+
+
+CHILD = """
+import os, sys
+from dpfedexp.accounting import Ledger, GaussianEvent, Query
+path, released = sys.argv[1:]
+event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
+ledger = Ledger.open(path, repair=True) if os.path.exists(path) else Ledger.create(path)
+out = os.open(released, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+print("ready", flush=True)
+t = len(ledger)
+while True:
+    ledger.charge(t, event)
+    os.write(out, b"%d\\n" % t)
+    t += 1
+"""
+
+
+def test_killed_at_50_random_moments_every_released_round_is_charged(tmp_path):
+    """Each child resumes the ledger of the one before, charges and releases in a tight loop, and is killed."""
+    moments = random.Random(0)
+    released = tmp_path / "released"
+    path = tmp_path / "ledger.jsonl"
+    runner = tmp_path / "child.py"
+    runner.write_text(FORKER + CHILD)
+    children = subprocess.Popen(
+        [sys.executable, str(runner), str(path), str(released)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert children.stdin is not None
+    assert children.stdout is not None
+    for _ in range(50):
+        children.stdin.write("start\n")
+        children.stdin.flush()
+        pid = int(children.stdout.readline())
+        assert children.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        assert children.stdout.readline() == "dead\n"
+        charged = {entry.round for entry in Ledger.open(path, repair=True, read_only=True).entries}
+        shown = {int(line) for line in released.read_text().split()} if released.exists() else set()
+        assert shown <= charged
+        assert len(charged) <= len(shown) + 51
+    children.stdin.close()
+    children.wait(timeout=10)
+    assert len(charged) > 50
+
+
+FORKER = """
+import os, sys
+import dpfedexp.accounting
+def fork():
+    # The parent imports once; each child is a fresh process that can be killed without paying for the import again.
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            return
+        print(pid, flush=True)
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+    sys.exit()
+fork()
+"""

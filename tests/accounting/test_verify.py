@@ -1,0 +1,89 @@
+"""A run's claim is checked against its own ledger; every kind of disagreement is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from events_by_hand import central
+
+from dpfedexp.accounting import Ledger, PrivacyStatement
+from dpfedexp.accounting.verify import read_claim, recompute, verify_run
+from dpfedexp.errors import InputError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """What a run of ten rounds leaves."""
+    with Ledger.create(tmp_path / "ledger.jsonl", delta=1e-5, algorithm="CDP-FedEXP", clients=1000) as ledger:
+        for t in range(10):
+            ledger.charge(t, central(5.0))
+        statement = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="CDP-FedEXP", clients=1000)
+    (tmp_path / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
+    (tmp_path / "privacy.txt").write_text(statement.text, encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"round": t}) + "\n" for t in range(10)))
+    return tmp_path
+
+
+def failed(run: Path, planned=None) -> list[str]:
+    return [check.name for check in verify_run(run, planned) if not check.passed]
+
+
+def test_an_honest_run_passes(run):
+    assert failed(run) == []
+    assert failed(run, central(5.0)) == []
+    assert failed(run, central(5.0, clip=0.3)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("epsilon_total", 3.0), ("epsilon_round", 0.1), ("rounds", 9), ("adjacency", "add-remove")]
+)
+def test_a_claim_that_the_ledger_does_not_support_fails(run, field, value):
+    claim = read_claim(run)
+    (run / "privacy.json").write_text(replace(claim, **{field: value}).to_json(), encoding="utf-8")
+    assert field in failed(run)
+
+
+def test_a_released_round_that_was_never_charged_fails(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 10}\n')
+    assert failed(run) == ["released rounds"]
+
+
+def test_a_torn_last_metric_is_no_failure(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"rou')
+    assert failed(run) == []
+
+
+def test_an_edited_ledger_fails(run):
+    path = run / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"noise":5.0', b'"noise":9.0', 1))
+    assert failed(run) == ["ledger"]
+
+
+def test_an_edited_text_fails(run):
+    (run / "privacy.txt").write_text("perfectly private\n")
+    assert failed(run) == ["privacy.txt"]
+
+
+def test_a_configuration_with_other_noise_or_adjacency_fails(run):
+    assert failed(run, central(4.0)) == ["configuration"]
+    assert failed(run, central(2.5, adjacency="add-remove")) == ["configuration"]
+
+
+def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
+    (run / "privacy.json").unlink()
+    assert failed(run) == ["claim"]
+    statement = recompute(run)
+    assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
+
+
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="is not a folder"):
+        verify_run(tmp_path / "nowhere")
+    (tmp_path / "privacy.json").write_text("{}")
+    with pytest.raises(InputError, match="is not a privacy statement"):
+        read_claim(tmp_path)

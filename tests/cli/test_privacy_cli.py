@@ -1,0 +1,161 @@
+"""`dpfedexp privacy …` from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfedexp.accounting import GaussianEvent, Ledger, PrivacyStatement, Query
+from dpfedexp.cli.privacy import app
+from dpfedexp.errors import InputError
+
+KEYS = {"epsilon_total", "epsilon_round", "delta", "adjacency", "accountant"}
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def call_json(*arguments: object) -> dict:
+    answer = json.loads(call(*arguments, "--json"))
+    assert set(answer) >= KEYS
+    return answer
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0),))
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        for t in range(5):
+            ledger.charge(t, event)
+        statement = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="CDP-FedEXP", clients=1000)
+    (tmp_path / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"round": t}) + "\n" for t in range(5)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "one", "total"),
+    [
+        (["--noise-multiplier", 5, "--rounds", 50], 1.5550, 15.4562),
+        (["--mechanism", "local-gaussian", "--noise-multiplier", 0.7, "--rounds", 50], 15.6581, 289.3386),
+        (["--mechanism", "privunit", "--rounds", 50], 6.0, 289.6706),
+        (["--noise-multiplier", 5, "--rounds", 50, "--adjacency", "add-remove"], 0.7222, 6.5745),
+    ],
+)
+def test_epsilon_answers_per_round_and_in_total(flags, one, total):
+    answer = call_json("epsilon", *flags, "--delta", 1e-5)
+    assert answer["epsilon_round"] == pytest.approx(one, abs=5e-5)
+    assert answer["epsilon_total"] == pytest.approx(total, abs=5e-5)
+    table = call("epsilon", *flags)
+    assert f"{total:.4f}" in table
+    assert f"{one:.4f}" in table
+
+
+def test_epsilon_with_sampling_uses_pld():
+    answer = call_json("epsilon", "-z", 1, "-T", 10, "--sampling-rate", 0.1, "--adjacency", "add-remove")
+    assert answer["accountant"].startswith("PLD")
+
+
+def test_noise_and_epsilon_are_inverse():
+    answer = call_json("noise", "--epsilon", 8, "--rounds", 50)
+    assert answer["noise_multiplier"] == pytest.approx(8.48852, abs=1e-5)
+    assert answer["epsilon_total"] == pytest.approx(8.0, rel=1e-6)
+    back = call_json("epsilon", "--noise-multiplier", answer["noise_multiplier"], "--rounds", 50)
+    assert back["epsilon_total"] == answer["epsilon_total"]
+
+
+def test_noise_for_local_mechanisms_per_round_or_in_total():
+    per_round = call_json(
+        "noise", "--epsilon", 15.6581, "--mechanism", "local-gaussian", "--rounds", 50, "--per", "round"
+    )
+    assert per_round["noise_multiplier"] == pytest.approx(0.7, abs=1e-5)
+    total = call_json("noise", "--epsilon", 289.3386, "--mechanism", "local-gaussian", "--rounds", 50)
+    assert total["noise_multiplier"] == pytest.approx(0.7, abs=1e-5)
+    report = call_json("noise", "--epsilon", 289.67057, "--mechanism", "privunit", "--rounds", 50)
+    assert [report[f"epsilon{i}"] for i in range(3)] == pytest.approx([2.0, 2.0, 2.0], abs=1e-5)
+
+
+def test_rounds_is_the_last_that_fits():
+    assert call_json("rounds", "--epsilon", 15.4562, "--noise-multiplier", 5)["rounds"] == 50
+    with pytest.raises(InputError, match="pays for no round"):
+        call("rounds", "--epsilon", 0.01, "--noise-multiplier", 5)
+
+
+def test_table1_shows_printed_and_recomputed_figures():
+    answer = call_json("table1")
+    figures = {(row["setting"], row["algorithm"]): row for row in answer["rows"]}
+    assert figures["CDP", "FedAvg"]["epsilon_49"] == pytest.approx(15.2571, abs=5e-5)
+    text = call("table1")
+    for figure in (
+        "15.659",
+        "15.658",
+        "289.339",
+        "300.000",
+        "15.647",
+        "15.646",
+        "15.851",
+        "15.460",
+        "18.192",
+        "24.382",
+    ):
+        assert figure in text
+
+
+def test_explain_is_the_statement_of_the_ledger(run):
+    assert "all 5 rounds" in call("explain", run)
+    assert call_json("explain", run)["rounds"] == 5
+
+
+def test_verify_passes_an_honest_run_and_fails_a_dishonest_one(run):
+    assert "The claim holds" in call("verify", run)
+    assert call_json("verify", run)["verified"] is True
+    claim = json.loads((run / "privacy.json").read_text())
+    (run / "privacy.json").write_text(json.dumps({**claim, "epsilon_total": 1.0}))
+    for flags in ([], ["--json"]):
+        result = CliRunner().invoke(app, ["verify", str(run), *flags], catch_exceptions=False)
+        assert result.exit_code == 1
+        assert "DOES NOT HOLD" in result.output if not flags else json.loads(result.output)["verified"] is False
+
+
+def test_verify_fails_loudly_on_a_damaged_ledger(run):
+    path = run / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    for flags in ([], ["--json"]):
+        result = CliRunner().invoke(app, ["verify", str(run), *flags], catch_exceptions=False)
+        assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_plot_writes_pictures(tmp_path, name, magic):
+    call("plot", "--out", tmp_path / name, "-z", 5, "-z", 10, "--rounds", 20)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["epsilon"], "noise-multiplier is missing"),
+        (["epsilon", "-z", 0], "noise-multiplier is 0"),
+        (["epsilon", "-z", 5, "--rounds", 0], "rounds is 0"),
+        (["epsilon", "-z", 5, "--delta", 2], "delta is 2"),
+        (["epsilon", "-z", 5, "--sampling-rate", 1.5], "sampling-rate is 1.5"),
+        (
+            ["epsilon", "-z", 5, "--mechanism", "local-gaussian", "--adjacency", "add-remove"],
+            "adjacency is 'add-remove'",
+        ),
+        (["epsilon", "--mechanism", "privunit", "--epsilon0", -1], "epsilon0 is -1"),
+        (["noise", "--epsilon", -1], "target_epsilon is -1"),
+        (["plot", "--mechanism", "privunit"], "mechanism is 'privunit'"),
+        (["plot", "--out", "a.txt"], "'a.txt'"),
+        (["explain", "nowhere"], "'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_names_it(arguments, message):
+    with pytest.raises(InputError, match=message):
+        call(*arguments)
