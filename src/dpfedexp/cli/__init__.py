@@ -37,12 +37,13 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import demo, paper, privacy, train
+    from dpfedexp.cli import demo, paper, privacy, report, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
     app.command("init")(train.init)
     app.command("paper")(paper.paper)
+    app.command("report")(report.report)
     app.add_typer(privacy.app, name="privacy")
 
 

@@ -10,6 +10,7 @@ import typer
 from dpfedexp.errors import InputError
 from dpfedexp.paper import demo as demonstration
 from dpfedexp.report import console as terminal
+from dpfedexp.report.folder import report
 from dpfedexp.report.write import save
 
 
@@ -30,3 +31,4 @@ def demo(
     demonstration.write_summary(done, summary)
     written = [summary, *save(section, out)]
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
+    console.print(f"Report: [bold]{report(out)}[/]", highlight=False)

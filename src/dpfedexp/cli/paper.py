@@ -12,6 +12,7 @@ from dpfedexp.paper import parts
 from dpfedexp.paper.cells import Place
 from dpfedexp.paper.scale import Scale
 from dpfedexp.report import console as terminal
+from dpfedexp.report.folder import report
 from dpfedexp.report.write import save
 
 PartName = StrEnum("PartName", [(name, name) for name in (*parts.PARTS, "all")])  # type: ignore[misc]
@@ -47,3 +48,4 @@ def paper(
         terminal.show(console, section)
         written = save(section, out)
         console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
+    console.print(f"Report: [bold]{report(out)}[/]", highlight=False)

@@ -57,7 +57,7 @@ def _data(one: Seen) -> dict[str, Any]:
 
 
 NOTES = (
-    "Choosing the best of several server rates (or clips) on the same clients costs privacy that these ε leave out; DP-FedEXP and the "
-    "runs without knobs choose nothing.",
+    "Choosing the best of several server rates (or clips) on the same clients costs privacy that these ε leave out; DP-FedEXP "
+    "and the runs without knobs choose nothing.",
     "Another data set in MNIST's file format takes its place everywhere: dpfedexp paper beyond --data FOLDER.",
 )

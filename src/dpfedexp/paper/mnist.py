@@ -25,7 +25,8 @@ def section(scale: Scale, results: Results) -> Section:
         title="MNIST: test accuracy (Fig. 1 right, Table 3)",
         text=[
             "1000 clients with 60 images each, class mix Dirichlet(0.3), 50 rounds of 10 full-batch steps, the paper's networks "
-            f"(d = 5046 and 237) and its selected (η_l, C). Test accuracy in per cent is {LAST}: mean (sd) over {scale.seeds} seeds."
+            "(d = 5046 and 237) and its selected (η_l, C). "
+            f"Test accuracy in per cent is {LAST}: mean (sd) over {scale.seeds} seeds."
         ],
         tables=[_table(seen), _gains(seen, scale)],
         charts=[
@@ -90,7 +91,7 @@ def _claims(seen: Comparison) -> list[Claim]:
 
 
 NOTES = (
-    "DP-SCAFFOLD at client level: the clients' control variates follow their own clipped update and never leave them; the server's is "
-    "derived from what is released anyway. The paper leaves these details open, so its row is a comparison, not a reproduction.",
+    "DP-SCAFFOLD at client level: the clients' control variates follow their own clipped update and never leave them; the "
+    "server's is derived from what is released anyway. The paper leaves these details open, so its row is a comparison, not a reproduction.",
     "The paper's Table 1 gives ε per round in the local settings; the total over all rounds stands beside it here.",
 )

@@ -31,8 +31,8 @@ def section(scale: Scale, results: Results) -> Section:
         name="step-size",
         title="η_g at initialisation against M (Fig. 2)",
         text=[
-            "The synthetic LDP problem (d = 100, 20 local steps, the paper's η_l and C: 0.3 for Gaussian noise, 1 for PrivUnit) at w = 0: "
-            f"all three step sizes from the same reports, {REPETITIONS} repetitions with new data and noise each."
+            "The synthetic LDP problem (d = 100, 20 local steps, the paper's η_l and C: 0.3 for Gaussian noise, 1 for PrivUnit) "
+            f"at w = 0: all three step sizes from the same reports, {REPETITIONS} repetitions with new data and noise each."
         ],
         tables=[_table(seen)],
         charts=[
@@ -132,6 +132,6 @@ def _claims(seen) -> list[Claim]:
 
 NOTES = (
     "The claim is about the mean over repetitions: with Gaussian noise a single draw of the numerator has a relative standard "
-    "deviation of sqrt(2d)·σ²/(√M·mean‖Δ‖²), about 8 % at M = 10 000, so single draws leave the 10 % now and then. PrivUnit's ŝ is biased "
-    "low by up to C²/16 per client (mean −6 to −7 % here), which no number of clients removes.",
+    "deviation of sqrt(2d)·σ²/(√M·mean‖Δ‖²), about 8 % at M = 10 000, so single draws leave the 10 % now and then. "
+    "PrivUnit's ŝ is biased low by up to C²/16 per client (mean −6 to −7 % here), which no number of clients removes.",
 )

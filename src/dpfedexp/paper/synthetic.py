@@ -21,8 +21,8 @@ def section(scale: Scale, results: Results) -> Section:
         name="synthetic",
         title="Synthetic problem: distance to the optimum (Fig. 1 left)",
         text=[
-            "Linear regression with a common optimum w*, 1000 clients with one sample each, d = 500 (CDP) and 100 (LDP), 50 rounds of 20 "
-            f"local steps from w = 0. ‖w − w*‖ is {LAST}: mean (sd) over {scale.seeds} seeds; smaller is better."
+            "Linear regression with a common optimum w*, 1000 clients with one sample each, d = 500 (CDP) and 100 (LDP), 50 rounds "
+            f"of 20 local steps from w = 0. ‖w − w*‖ is {LAST}: mean (sd) over {scale.seeds} seeds; smaller is better."
         ],
         tables=[_table(seen), seen.gains_table("Does DP-FedEXP come closer than the others?", test_note(scale.seeds))],
         charts=[

@@ -1,4 +1,4 @@
-"""What a result says, apart from how it is shown: sections of tables, charts and claims, for the terminal, the page and JSON alike."""
+"""What a result says, apart from how it is shown: sections of tables, charts and claims for the terminal, the page and JSON."""
 
 from __future__ import annotations
 

@@ -43,7 +43,12 @@ class Axis:
 
 def chart(panel: Panel) -> Markup:
     """One panel. Empty panels say so."""
-    points = [(x, y) for s in panel.series for x, y in zip(s.x, s.y, strict=True) if _shown(x, panel.log_x) and _shown(y, panel.log_y)]
+    points = [
+        (x, y)
+        for s in panel.series
+        for x, y in zip(s.x, s.y, strict=True)
+        if _shown(x, panel.log_x) and _shown(y, panel.log_y)
+    ]
     if not points:
         return Markup('<p class="empty">No values.</p>')
     x_axis = _axis([x for x, _ in points], LEFT, WIDTH - RIGHT, panel.log_x, room=0.0)
@@ -54,11 +59,19 @@ def chart(panel: Panel) -> Markup:
         parts.append(_band(series, slot, x_axis, y_axis))
     for series, slot in zip(panel.series, chosen, strict=True):
         parts.append(_line(series, slot, x_axis, y_axis))
-    parts.append(Markup('<line class="guide" y1="{}" y2="{}" x1="-9" x2="-9"/><g class="dots"></g>').format(TOP, HEIGHT - BOTTOM))
+    parts.append(
+        Markup('<line class="guide" y1="{}" y2="{}" x1="-9" x2="-9"/><g class="dots"></g>').format(TOP, HEIGHT - BOTTOM)
+    )
     name = f"{panel.title}: {panel.y_label} against {panel.x_label} for " + ", ".join(s.name for s in panel.series)
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" tabindex="0" aria-label="{}" data-hover="{}">{}</svg>'
-    ).format(WIDTH, HEIGHT, name, json.dumps(_hover(panel, chosen, x_axis, y_axis), ensure_ascii=False), Markup("").join(parts))
+    ).format(
+        WIDTH,
+        HEIGHT,
+        name,
+        json.dumps(_hover(panel, chosen, x_axis, y_axis), ensure_ascii=False),
+        Markup("").join(parts),
+    )
 
 
 def legend(panel: Panel) -> Markup:
@@ -96,11 +109,17 @@ def _grid(x_axis: Axis, y_axis: Axis) -> Markup:
     for tick in y_axis.ticks:
         y = y_axis(tick)
         parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y))
-        parts.append(Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 6, y + 4, label(tick)))
+        parts.append(
+            Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 6, y + 4, label(tick))
+        )
     for tick in x_axis.ticks:
         x = x_axis(tick)
         parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(x, x, TOP, bottom))
-        parts.append(Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(x, bottom + 16, label(tick)))
+        parts.append(
+            Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
+                x, bottom + 16, label(tick)
+            )
+        )
     parts.append(Markup('<path class="axis" d="M{} {}V{}H{}"/>').format(LEFT, TOP, bottom, WIDTH - RIGHT))
     return Markup("").join(parts)
 
@@ -120,7 +139,11 @@ def _line(series: Series, slot: int, x_axis: Axis, y_axis: Axis) -> Markup:
         if _shown(x, x_axis.log) and _shown(y, y_axis.log)
     ]
     path = "M" + "L".join(f"{x} {y}" for x, y in at)
-    dots = Markup("").join(Markup('<circle cx="{}" cy="{}" r="2.8"/>').format(x, y) for x, y in at) if len(at) <= 12 else ""
+    dots = (
+        Markup("").join(Markup('<circle cx="{}" cy="{}" r="2.8"/>').format(x, y) for x, y in at)
+        if len(at) <= 12
+        else ""
+    )
     style = Markup(" dashed") if series.dashed else ""
     return Markup('<g class="series s{}{}"><path d="{}"/>{}</g>').format(slot, style, path, dots) if at else Markup("")
 
@@ -160,5 +183,3 @@ def _value(series: Series, i: int) -> str:
     if series.low is None or series.high is None or series.low[i] == series.high[i]:
         return shown
     return f"{shown} ({series.low[i]:.4g} … {series.high[i]:.4g})"
-
-

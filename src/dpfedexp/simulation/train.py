@@ -17,10 +17,13 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, require
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
+from dpfedexp.secure import Secure, SystemStreams, secure_mechanism
 from dpfedexp.simulation.chunk import automatic_chunk
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
 from dpfedexp.simulation.evaluate import Evaluate, on_test_set
 from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.identity import settings_of
+from dpfedexp.simulation.keeping import Keeping, find
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Full, Participation
@@ -69,6 +72,9 @@ def train(
     evaluate_every: int = 1,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
+    checkpoint: Path | str | None = None,
+    resume: bool = False,
+    secure: Secure = False,
     trainer: Literal["auto", "vectorised", "loop"] = "auto",
     diagnostics: bool = False,
     progress: bool = True,
@@ -82,11 +88,14 @@ def train(
     loss           a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default
     test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
     budget         stop before the round that would take ε (at the algorithm's δ) above this
-    ledger         a file to charge every round to before it is released; in memory by default
+    ledger         a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory
+    checkpoint     a folder that gets a checkpoint after every round; with `resume` the run goes on from the one that is there, and ends
+                   like a run that was never interrupted, bit for bit on the same device
+    secure         True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md)
     chunk_size     clients per tensor program; automatic by default, and without effect on the result beyond rounding
     diagnostics    also record values that are not private (their names start with `nonprivate_`), for studying the algorithm
 
-    Noise comes from `seed`: a simulation studies an algorithm; it protects nobody's real data.
+    Noise comes from `seed` unless the run is secure: a simulation studies an algorithm; it protects nobody's real data.
 
     >>> import torch
     >>> from dpfedexp import Federation, Sgd, cdp_fedexp, train
@@ -97,6 +106,10 @@ def train(
     >>> len(run.history)
     3
     """
+    folder = None if checkpoint is None else Path(checkpoint)
+    found = find(folder, resume)
+    if chunk_size is None and found is not None:
+        chunk_size = found.progress.chunk_size
     simulation, note = prepare(
         model,
         federation,
@@ -110,6 +123,7 @@ def train(
         loss=loss,
         trainer=trainer,
         diagnostics=diagnostics,
+        secure=secure,
     )
     if note:
         warnings.warn(note, stacklevel=2)
@@ -118,38 +132,40 @@ def train(
     if evaluate is None and test is not None:
         inputs, targets = federation.prepare(test[0], test[1], simulation.task.device)  # type: ignore[attr-defined]
         evaluate = on_test_set(inputs, targets, simulation.task.loss)
-    book = _ledger(ledger)
     limit = None if budget is None else Budget(budget, algorithm.delta)
-
-    state, history, stopped = simulation.begin(), [], None
-    module = simulation.task.model
-    with RoundProgress(algorithm.name, rounds, enabled=progress) as bar:
-        for number in range(1, rounds + 1):
+    settings = settings_of(simulation, rounds=rounds, evaluate_every=evaluate_every, secure=secure)
+    stopped = None
+    with (
+        Keeping.open(simulation, settings, ledger, folder, found, resume=resume) as kept,
+        RoundProgress(algorithm.name, rounds, enabled=progress) as bar,
+    ):
+        book = kept.book
+        for number in range(kept.state.round + 1, rounds + 1):
             try:
-                state, shown = simulation.step(state, book, limit)
+                state, shown = simulation.step(kept.state, book, limit)
             except BudgetExceeded as reason:
                 stopped = str(reason)
                 break
             metrics = {}
             if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
-                metrics = _evaluate(module, simulation, state, evaluate)
+                metrics = _evaluate(simulation, state, evaluate)
             record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
-            history.append(record)
+            kept.keep(state, record, last=number == rounds)
             if on_round is not None:
                 on_round(record)
             bar.update(record)
     result = copy.deepcopy(model)
-    simulation.task.layout.write(result, state.reported.cpu())
+    simulation.task.layout.write(result, kept.state.reported.cpu())
     statement = PrivacyStatement.from_charges(
         book.charges(),
         algorithm.delta,
         algorithm=algorithm.name,
         clients=len(federation),
-        simulated=True,
+        simulated=simulation.system is None,
         planned=[(simulation.event, rounds)] if stopped else None,
         not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
     )
-    return Run(result, history, statement, book, simulation.trainer.name, stopped)
+    return Run(result, kept.history, statement, book, simulation.trainer.name, stopped)
 
 
 def prepare(
@@ -166,6 +182,7 @@ def prepare(
     loss: str | Loss | None = None,
     trainer: Literal["auto", "vectorised", "loop"] = "auto",
     diagnostics: bool = False,
+    secure: Secure = False,
 ) -> tuple[Simulation, str | None]:
     """The bound simulation, and a note for the user if the module can't be vectorised."""
     require(isinstance(rounds, int) and rounds >= 1, f"rounds is {rounds}; it must be a positive whole number.")
@@ -188,8 +205,11 @@ def prepare(
     streams = Streams(seed)
     chosen, note = _trainer(task, streams, trainer)
     mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
+    system = None
+    if secure:
+        mechanism, system = secure_mechanism(mechanism, strict=secure == "strict"), SystemStreams()
     chunk = chunk_size or automatic_chunk(task)
-    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics), note
+    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system), note
 
 
 def _trainer(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
@@ -220,15 +240,11 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _evaluate(module: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
+def _evaluate(simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
+    module = simulation.task.model
     simulation.task.layout.write(module, state.reported)
     module.eval()
     metrics = {name: float(value) for name, value in evaluate(module).items()}
     module.train()
     return metrics
 
-
-def _ledger(ledger: Ledger | Path | str | None) -> Ledger:
-    if ledger is None:
-        return Ledger.in_memory()
-    return ledger if isinstance(ledger, Ledger) else Ledger.create(Path(ledger))

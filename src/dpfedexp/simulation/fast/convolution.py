@@ -1,0 +1,231 @@
+"""Convolution as one product of matrices per client: patches of the input beside the client's own kernels.
+
+A max-pool behind a convolution is taken into the product. The four outputs that a 2×2 window compares come from one patch that is
+one row and one column larger, so that the kernels of a client are shifted copies in a larger, partly empty matrix. That matrix
+multiplies 25/16 as much for a 4×4 kernel, but patches are read a quarter as often, outputs that no window reads are never made, and
+the windows lie side by side: several times faster in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpfedexp.simulation.fast.ops import Gradients, Saved
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where patches lie: `size` rows and columns apart by `dilation`, every `stride`."""
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    def span(self, axis: int) -> int:
+        return (self.size[axis] - 1) * self.dilation[axis] + 1
+
+    def outputs(self, height: int, width: int) -> Pair:
+        lengths = (height + 2 * self.padding[0], width + 2 * self.padding[1])
+        return (
+            (lengths[0] - self.span(0)) // self.stride[0] + 1,
+            (lengths[1] - self.span(1)) // self.stride[1] + 1,
+        )
+
+    def pooled(self, pool: Pair) -> Window:
+        """The window that holds all patches that one pool window compares."""
+        rows, columns = (self.span(i) + (pool[i] - 1) * self.stride[i] for i in (0, 1))
+        step = (self.stride[0] * pool[0], self.stride[1] * pool[1])
+        return Window((rows, columns), step, self.padding)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """[n, c, h, w, s] to [n, c·kh·kw, positions·s]; it has no parameters, so those of the data are made once and reused."""
+
+    window: Window
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        w = self.window
+        shape = x.shape
+        if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
+            return x.reshape(shape[0], shape[1], -1), shape
+        if w.padding != (0, 0):
+            x = F.pad(x, (0, 0, w.padding[1], w.padding[1], w.padding[0], w.padding[0]))
+        x = x.contiguous()
+        n, c, _, _, s = x.shape
+        a = x.stride()
+        rows, columns = w.outputs(shape[2], shape[3])
+        view = x.as_strided(
+            (n, c, *w.size, rows, columns, s),
+            (a[0], a[1], a[2] * w.dilation[0], a[3] * w.dilation[1], a[2] * w.stride[0], a[3] * w.stride[1], a[4]),
+        )
+        return view.reshape(n, c * w.size[0] * w.size[1], rows * columns * s), shape
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        n, c, height, width, s = saved
+        w = self.window
+        if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
+            return (), (dy.view(saved),)
+        padded = (height + 2 * w.padding[0], width + 2 * w.padding[1])
+        rows, columns = w.outputs(height, width)
+        if dy.device.type == "cpu":
+            dx = torch.zeros(n, c, padded[0] * padded[1], s, dtype=dy.dtype)
+            dx.index_add_(2, _positions(w, height, width), dy.reshape(n, c, -1, s))
+            dx = dx.view(n, c, *padded, s)
+        else:
+            dx = self._scatter(dy.view(n, c, *w.size, rows, columns, s), padded, rows, columns)
+        top, left = w.padding
+        return (), (dx[:, :, top : top + height, left : left + width],)
+
+    def _scatter(self, dy: Tensor, padded: Pair, rows: int, columns: int) -> Tensor:
+        """By shifted additions, columns first: the same sum on every run, which a GPU's index_add does not promise."""
+        n, c, kh, kw, *_, s = dy.shape
+        w = self.window
+        wide = torch.zeros(n, c, kh, rows, padded[1], s, dtype=dy.dtype, device=dy.device)
+        for k in range(kw):
+            at = k * w.dilation[1]
+            wide[:, :, :, :, at : at + (columns - 1) * w.stride[1] + 1 : w.stride[1]] += dy[:, :, :, k]
+        dx = torch.zeros(n, c, *padded, s, dtype=dy.dtype, device=dy.device)
+        for k in range(kh):
+            at = k * w.dilation[0]
+            dx[:, :, at : at + (rows - 1) * w.stride[0] + 1 : w.stride[0]] += wide[:, :, k]
+        return dx
+
+
+@lru_cache(maxsize=64)
+def _positions(window: Window, height: int, width: int) -> Tensor:
+    """For every row of a patch matrix and every position, which pixel of the padded image it is."""
+    padded = (height + 2 * window.padding[0], width + 2 * window.padding[1])
+    rows, columns = window.outputs(height, width)
+    pixel = torch.arange(padded[0] * padded[1]).view(padded)
+    view = pixel.as_strided(
+        (*window.size, rows, columns),
+        (
+            padded[1] * window.dilation[0],
+            window.dilation[1],
+            padded[1] * window.stride[0],
+            window.stride[1],
+        ),
+    )
+    return view.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Kernels [n, o, c, kh, kw] times patches [n, c·kh·kw, positions·s]; `like` is the window of the patches."""
+
+    window: Window
+    bias: bool
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        patches, image = inputs
+        y = torch.bmm(params[0].flatten(2), patches)
+        if self.bias:
+            y.add_(params[1].unsqueeze(2))
+        rows, columns = self.window.outputs(image.shape[2], image.shape[3])
+        return y.view(len(y), y.shape[1], rows, columns, -1), patches
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        kernel = params[0].flatten(2)
+        dy = dy.reshape(len(dy), dy.shape[1], -1)
+        grads = [torch.bmm(saved, dy.transpose(1, 2)).transpose(1, 2).view_as(params[0])]
+        if self.bias:
+            grads.append(dy.sum(2))
+        return grads, (torch.bmm(kernel.transpose(1, 2), dy) if wanted else None, None)
+
+
+@dataclass(frozen=True)
+class ContractAndPool:
+    """Convolution and non-overlapping max-pool in one: patches of `window.pooled(pool)` to the pooled outputs.
+
+    Ties go to the first position in reading order, as torch's max-pool has it.
+    """
+
+    window: Window
+    pool: Pair
+    bias: bool
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        patches, image = inputs
+        kernels = self._spread(params[0])
+        y = torch.bmm(kernels, patches).view(len(kernels), self.pool[0] * self.pool[1], params[0].shape[1], -1)
+        best, wins = compete(y.unbind(1))
+        if self.bias:
+            best.add_(params[1].unsqueeze(2))
+        rows, columns = self.window.pooled(self.pool).outputs(image.shape[2], image.shape[3])
+        return best.view(*best.shape[:2], rows, columns, -1), (patches, kernels, wins)
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        patches, kernels, wins = saved
+        dy = dy.reshape(*dy.shape[:2], -1)
+        spread = dy.new_empty(len(dy), len(wins) + 1, *dy.shape[1:])
+        award(dy, wins, spread.unbind(1))
+        spread = spread.flatten(1, 2)
+        wide = torch.bmm(patches, spread.transpose(1, 2))
+        grads = [self._gather(wide, params[0])]
+        if self.bias:
+            grads.append(dy.sum(2))
+        return grads, (torch.bmm(kernels.transpose(1, 2), spread) if wanted else None, None)
+
+    def _views(self, wide: Tensor) -> list[Tensor]:
+        """Where in [n, c, rows, columns] the kernel of each position of the pool window lies."""
+        w = self.window
+        return [
+            wide[
+                ...,
+                i * w.stride[0] : i * w.stride[0] + w.span(0) : w.dilation[0],
+                j * w.stride[1] : j * w.stride[1] + w.span(1) : w.dilation[1],
+            ]
+            for i in range(self.pool[0])
+            for j in range(self.pool[1])
+        ]
+
+    def _spread(self, kernel: Tensor) -> Tensor:
+        n, o, c = kernel.shape[:3]
+        size = self.window.pooled(self.pool).size
+        wide = kernel.new_zeros(n, self.pool[0] * self.pool[1], o, c, *size)
+        for number, view in enumerate(self._views(wide)):
+            view[:, number].copy_(kernel)
+        return wide.view(n, -1, c * size[0] * size[1])
+
+    def _gather(self, wide: Tensor, kernel: Tensor) -> Tensor:
+        """The gradient of the kernels from that of their shifted copies, [n, c·rows·columns, positions·o]."""
+        n, o, c = kernel.shape[:3]
+        size = self.window.pooled(self.pool).size
+        by_position = wide.view(n, c, *size, self.pool[0] * self.pool[1], o).permute(4, 0, 5, 1, 2, 3)
+        parts = self._views(by_position)
+        total = parts[0][0].contiguous()
+        for number, part in enumerate(parts[1:], start=1):
+            total.add_(part[number])
+        return total
+
+
+def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The largest of the values elementwise, and for each value after the first 1 where it beat all before it.
+
+    The marks are floats, because a comparison into bytes and a product with them cost several times as much on a CPU.
+    """
+    best, wins = values[0], []
+    for value in values[1:]:
+        wins.append(torch.gt(value, best, out=torch.empty_like(best)))
+        best = torch.maximum(best, value)
+    return (best if wins else best.clone()), wins
+
+
+def award(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """`dy` to the last value that won, zero to the others."""
+    left = dy
+    for win, place in zip(reversed(wins), reversed(out[1:]), strict=True):
+        torch.mul(left, win, out=place)
+        left = torch.sub(left, place)
+    out[0].copy_(left)
