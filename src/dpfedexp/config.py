@@ -101,6 +101,7 @@ class RunSettings(Section):
     evaluate_every: int = Field(1, ge=1)
     budget: float | None = Field(None, gt=0)
     trainer: Literal["auto", "vectorised", "loop"] = "auto"
+    secure: bool | Literal["strict"] = False
 
 
 class Resolved(Section):

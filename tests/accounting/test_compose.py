@@ -98,7 +98,7 @@ def test_nothing_released_costs_nothing():
 
 
 def test_bad_input_is_a_sentence():
-    with pytest.raises(InputError, match="delta is 1.5"):
+    with pytest.raises(InputError, match=r"delta is 1\.5"):
         compose([(central(5.0), 1)], 1.5)
     with pytest.raises(InputError, match="rounds is 0"):
         guarantee(central(5.0), 0, 1e-5)

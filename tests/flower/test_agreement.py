@@ -39,7 +39,14 @@ def flower_run(folder, algorithm, federation, model, rounds=1, noise=None, grid=
     grid = grid or LoopbackGrid(plain_app(federation, model, LOCAL), len(federation))
     given = {} if noise is None else {"noise": noise}
     strategy = DpFedExp(
-        algorithm, clients=len(federation), rounds=rounds, folder=folder, node_timeout=1, local=LOCAL, **given, **options
+        algorithm,
+        clients=len(federation),
+        rounds=rounds,
+        folder=folder,
+        node_timeout=1,
+        local=LOCAL,
+        **given,
+        **options,
     )
     return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
 
@@ -181,7 +188,7 @@ def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
     monkeypatch.setattr(client, "deployment_noise", Silence)
-    monkeypatch.setattr("dpfedexp.flower.server.choose", lambda nodes, hosted, sampling: {n: (0,) for n in nodes})
+    monkeypatch.setattr("dpfedexp.flower.server.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     half, result = flower_run(

@@ -35,6 +35,10 @@ def paper(
     data: Annotated[
         str | None, typer.Option(help="Folder with MNIST's four files, or another set in their place.")
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs side by side [default: one to a core, one on a GPU]", show_default=False),
+    ] = None,
     problem: Annotated[
         Problem | None, typer.Option(help="Only the runs of this problem, in grid, step-history and beyond.")
     ] = None,
@@ -44,7 +48,7 @@ def paper(
     chosen = list(parts.PARTS) if part == "all" else [str(part)]
     scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
     console = terminal.wide()
-    for section in parts.run(chosen, scale, Place(device, data), out):
+    for section in parts.run(chosen, scale, Place(device, data, jobs), out):
         terminal.show(console, section)
         written = save(section, out)
         console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)

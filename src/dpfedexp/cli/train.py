@@ -59,6 +59,7 @@ rounds = 50
 seed = 0
 # device = "cuda"
 # budget = 8.0              # stop before the round that would exceed this epsilon
+# secure = true             # noise from the operating system, on a grid; "strict": exact discrete noise, far slower
 """
 
 
@@ -67,17 +68,33 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results [default: runs/<name>-<time>].")] = None,
     data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
     settings = load(file, set_ or ())
     settings.check()
-    folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}")
-    run = execute(settings, folder, data=data, progress=not quiet)
+    if resume and out is None:
+        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}", resume=resume)
+    try:
+        run = execute(settings, folder, data=data, resume=resume, progress=not quiet)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"Go on with: dpfedexp train {file} --out {folder.path} --resume, and the same --set.",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        raise
     _print(Console(), run, folder)
 
 
-def execute(settings: Settings, folder: RunFolder, *, data: str | None = None, progress: bool = True) -> Run:
+def execute(
+    settings: Settings, folder: RunFolder, *, data: str | None = None, resume: bool = False, progress: bool = True
+) -> Run:
     """Run settings into a folder."""
     posed = problem.build(settings, data)
     participation = settings.build_participation()
@@ -87,7 +104,7 @@ def execute(settings: Settings, folder: RunFolder, *, data: str | None = None, p
         clients=clients,
         cohort=participation.expected(clients),
     )
-    folder.write_config(settings.model_copy(update={"resolved": facts}).to_toml())
+    folder.write_config(settings.model_copy(update={"resolved": facts}))
     run = run_training(
         posed.model,
         posed.federation,
@@ -97,6 +114,8 @@ def execute(settings: Settings, folder: RunFolder, *, data: str | None = None, p
         test=posed.test,
         evaluate=posed.evaluate,
         ledger=folder.ledger,
+        checkpoint=folder.path,
+        resume=resume,
         on_round=folder.record,
         progress=progress,
         **settings.run.model_dump(),

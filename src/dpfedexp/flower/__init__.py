@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from dpfedexp.flower.guard import Guard
     from dpfedexp.flower.noise import deployment_noise
     from dpfedexp.flower.server import DpFedExp
-    from dpfedexp.flower.settings import strategy_from
+    from dpfedexp.flower.settings import local_from, round_timeout, strategy_from
 
 _HOME = {
     "DpFedExp": "server",
     "Guard": "guard",
     "deployment_noise": "noise",
     "hosted_clients": "client",
+    "local_from": "settings",
     "private_training": "client",
     "privatize": "client",
+    "round_timeout": "settings",
     "strategy_from": "settings",
     "train_hosted": "cohort",
 }
@@ -34,8 +36,10 @@ __all__ = [
     "Guard",
     "deployment_noise",
     "hosted_clients",
+    "local_from",
     "private_training",
     "privatize",
+    "round_timeout",
     "strategy_from",
     "train_hosted",
 ]

@@ -52,7 +52,8 @@ class Guard:
     @staticmethod
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
         """The guard that the operator has set for this node, None if there is none."""
-        path = node_config.get(NODE_KEY) or environment.get(VARIABLE)
+        # The environment first: a node's configuration reaches the app in an object that the app can write to.
+        path = environment.get(VARIABLE) or node_config.get(NODE_KEY)
         return None if not path else Guard.load(Path(str(path)).expanduser())
 
     @staticmethod

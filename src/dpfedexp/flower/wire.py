@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.clipping import row_norms
@@ -171,7 +171,7 @@ def _check_norm(mechanism: Mechanism, vector: torch.Tensor) -> None:
 def norm_bound(mechanism: Mechanism, width: int) -> float:
     """The largest norm of one client's vector in the sums, that of honest noise included."""
     if isinstance(mechanism, LocalGaussian):
-        return mechanism.clip + mechanism.sigma * float(chi2.isf(_NEVER, width)) ** 0.5
+        return mechanism.clip + mechanism.sigma * float(chdtri(width, _NEVER)) ** 0.5
     if isinstance(mechanism, PrivUnit):
         levels = torch.arange(mechanism.scalar.k + 1)
         return float(mechanism.scalar.magnitude(levels).abs().max()) / mechanism.direction.m * (1 + 1e-3)

@@ -8,7 +8,7 @@ from dpfedexp.paper.beyond_groups import GROUPS, Seen
 from dpfedexp.paper.beyond_runs import VARIANTS, Variant
 from dpfedexp.paper.cells import Cell, Results, TrainingCell
 from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import test_note
+from dpfedexp.paper.seeds import note_on_tests
 from dpfedexp.report.document import Section
 
 
@@ -35,7 +35,7 @@ def section(scale: Scale, results: Results) -> Section:
         tables=[table for part in made for table in part.tables],
         charts=[chart for part in made for chart in part.charts],
         claims=[claim for part in made for claim in part.claims],
-        notes=[*scale.notes, test_note(scale.seeds), *NOTES],
+        notes=[*scale.notes, note_on_tests(scale.seeds), *NOTES],
         command=scale.command("beyond"),
         configuration={one.variant.label: one.variant.settings.to_toml() for one in seen},
         privacy={one.variant.label: one.results[0]["privacy"] for one in seen},

@@ -37,10 +37,18 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where cells run: the device, and the folder of the images."""
+    """Where cells run: the device, the folder of the images, and how many processes side by side.
+
+    By default one process to a core, and a single one on an accelerator, where the data then stay from cell to cell.
+    """
 
     device: str | None = None
     data: str | None = None
+    jobs: int | None = None
+
+    @property
+    def workers(self) -> int | None:
+        return self.jobs or (1 if _is_accelerator(self.device) else None)
 
 
 class Cell(Protocol):
@@ -71,7 +79,7 @@ class TrainingCell:
     @property
     def identity(self) -> dict[str, Any]:
         # Without what has its default value, so that a setting that is new to the configuration leaves old results valid.
-        elsewhere: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size", "evaluate_every"}}
+        elsewhere: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size"}}
         return {"training": self.settings.model_dump(mode="json", exclude_defaults=True, exclude=elsewhere)}
 
     @property
@@ -90,7 +98,7 @@ class TrainingCell:
     def run(self, place: Place) -> Result:
         settings = self.settings
         posed = _posed(settings.data.model_dump_json(), settings.model.model_dump_json(), settings.run.seed, place.data)
-        given = settings.run.model_dump() | {"device": place.device, "evaluate_every": 1}
+        given = settings.run.model_dump() | {"device": place.device}
         began = time.perf_counter()
         done = train(
             posed.model,
@@ -161,7 +169,7 @@ class Store:
             return None
 
     def run(self, cells: Sequence[Cell], description: str) -> None:
-        """Runs those cells that are not there yet, the long ones first."""
+        """Runs those cells that are not there yet; side by side, the long ones first."""
         unique = {self.path(cell): cell for cell in cells}
         missing = [(path, cell) for path, cell in unique.items() if self.load(cell) is None]
         if not missing:
@@ -170,14 +178,16 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"the folder {str(self.folder)!r} can't be written: {error.strerror}.") from None
-        on_device = _is_accelerator(self.place.device)
-        # On a device, cells that share a problem follow each other and find its data there.
-        missing.sort(key=lambda job: _problem_of(job[1]) if on_device else -job[1].cost)
+        if self.place.workers == 1:
+            # In one process, cells that share a problem follow each other and find its data on the device.
+            missing.sort(key=lambda job: _problem_of(job[1]))
+        else:
+            missing.sort(key=lambda job: -job[1].cost)
         run_all(
             partial(_run_and_keep, place=self.place),
             missing,
             description,
-            on_device=on_device,
+            workers=self.place.workers,
             cost=lambda job: job[1].cost,
         )
 

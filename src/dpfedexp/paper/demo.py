@@ -101,8 +101,8 @@ def section(demo: Demo, command: str) -> Section:
         name="demo",
         title="DP-FedEXP on the paper's synthetic problem",
         text=[
-            "Linear regression, 1000 clients with one sample each, 50 rounds of 20 local steps. Central DP (d = 500): a trusted server "
-            "adds the noise. Local DP (d = 100): every client adds its own.",
+            "Linear regression, 1000 clients with one sample each, 50 rounds of 20 local steps. Central DP (d = 500): a trusted "
+            "server adds the noise. Local DP (d = 100): every client adds its own.",
             sentence(demo),
         ],
         tables=[Table("After 50 rounds", columns, rows, "Mean ± standard deviation over seeds; δ = 1e-5.")],

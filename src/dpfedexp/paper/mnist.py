@@ -7,7 +7,7 @@ from dpfedexp.paper.cells import Cell, Results
 from dpfedexp.paper.comparison import LAST, Comparison
 from dpfedexp.paper.published import ALGORITHMS, SETTINGS, TABLE_3
 from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import test_note
+from dpfedexp.paper.seeds import note_on_tests
 from dpfedexp.report.document import Chart, Claim, Section, Table
 
 CLOSE = 0.5
@@ -71,7 +71,7 @@ def _gains(seen: Comparison, scale: Scale) -> Table:
         for setting in SETTINGS
         for other in ("fedavg", "scaffold")
     }
-    return seen.gains_table("Does DP-FedEXP beat the others? Percentage points", test_note(scale.seeds), published)
+    return seen.gains_table("Does DP-FedEXP beat the others? Percentage points", note_on_tests(scale.seeds), published)
 
 
 def _claims(seen: Comparison) -> list[Claim]:
@@ -92,6 +92,7 @@ def _claims(seen: Comparison) -> list[Claim]:
 
 NOTES = (
     "DP-SCAFFOLD at client level: the clients' control variates follow their own clipped update and never leave them; the "
-    "server's is derived from what is released anyway. The paper leaves these details open, so its row is a comparison, not a reproduction.",
+    "server's is derived from what is released anyway. The paper leaves these details open, so its row is a comparison, "
+    "not a reproduction.",
     "The paper's Table 1 gives ε per round in the local settings; the total over all rounds stands beside it here.",
 )

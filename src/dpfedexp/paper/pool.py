@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
@@ -24,11 +25,12 @@ def run_all(
     jobs: Sequence[Job],
     description: str,
     *,
-    on_device: bool = False,
+    workers: int | None = None,
     cost: Callable[[Job], float] = lambda job: 1.0,
 ) -> list[Done]:
-    """work(job) for every job, in the order of the jobs, with a progress bar; one after the other on a GPU or a single core.
+    """work(job) for every job, with a progress bar; the results are in the order of the jobs.
 
+    `workers` processes side by side, as many as there are cores by default; with 1, one after the other in this process.
     `cost` weighs the jobs, so that the estimate of the time left knows the long ones from the short.
     """
     with Progress(
@@ -50,15 +52,15 @@ def run_all(
             finished += 1
             bar.update(row, advance=cost(job), done=finished)
 
-        workers = min(_cores(), len(jobs))
-        if on_device or workers < 2:
+        processes = min(workers or _cores(), len(jobs))
+        if processes < 2:
             results = []
             for job in jobs:
                 results.append(work(job))
                 advance(job)
             return results
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_single_thread) as pool:
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare_worker) as pool:
             futures = {pool.submit(work, job): job for job in jobs}
             try:
                 for future in as_completed(futures):
@@ -74,5 +76,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _single_thread() -> None:
+def _prepare_worker() -> None:
     torch.set_num_threads(1)
+    # An interrupt from the keyboard reaches the workers too: they end at once, without a traceback each.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

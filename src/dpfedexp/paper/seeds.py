@@ -53,8 +53,9 @@ class Paired:
     p_sign: float | None
 
     def show(self, digits: int = 2) -> str:
-        tests = "" if self.p_t is None else f", p = {self.p_t:.2g} (t), {self.p_sign:.2g} (sign)"
-        return f"{self.gain:+.{digits}f}, {self.wins} of {self.n} seeds{tests}"
+        named = ((self.p_t, "t"), (self.p_sign, "sign"))
+        tests = ", ".join(f"{p:.2g} ({name})" for p, name in named if p is not None)
+        return f"{self.gain:+.{digits}f}, {self.wins} of {self.n} seeds" + (f", p = {tests}" if tests else "")
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float], *, larger_is_better: bool) -> Paired:
@@ -65,12 +66,17 @@ def paired(ours: Sequence[float], theirs: Sequence[float], *, larger_is_better: 
     if len(gains) < 2 or not all(map(math.isfinite, gains)):
         return Paired(statistics.fmean(gains), wins, len(gains), None, None)
     p_sign = float(binomtest(wins, len(gains), alternative="greater").pvalue)
-    # Identical gains leave no spread for a t test to judge by.
-    p_t = float(ttest_rel(ours, theirs, alternative="greater" if larger_is_better else "less").pvalue)
-    return Paired(statistics.fmean(gains), wins, len(gains), None if math.isnan(p_t) else p_t, p_sign)
+    # Gains that are all the same leave no spread for a t test to judge by.
+    settled = statistics.stdev(gains) <= 1e-9 * max(map(abs, gains))
+    p_t = (
+        None
+        if settled
+        else float(ttest_rel(ours, theirs, alternative="greater" if larger_is_better else "less").pvalue)
+    )
+    return Paired(statistics.fmean(gains), wins, len(gains), p_t, p_sign)
 
 
-def test_note(seeds: int) -> str:
+def note_on_tests(seeds: int) -> str:
     """What the p values are, and what so few seeds can show."""
     if seeds < 2:
         return "One seed: no test."

@@ -7,7 +7,7 @@ from dpfedexp.paper.cells import Cell, Results
 from dpfedexp.paper.comparison import LAST, Comparison
 from dpfedexp.paper.published import ALGORITHMS, SETTINGS
 from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import test_note
+from dpfedexp.paper.seeds import note_on_tests
 from dpfedexp.report.document import Chart, Claim, Section, Table
 
 
@@ -24,7 +24,10 @@ def section(scale: Scale, results: Results) -> Section:
             "Linear regression with a common optimum w*, 1000 clients with one sample each, d = 500 (CDP) and 100 (LDP), 50 rounds "
             f"of 20 local steps from w = 0. ‖w − w*‖ is {LAST}: mean (sd) over {scale.seeds} seeds; smaller is better."
         ],
-        tables=[_table(seen), seen.gains_table("Does DP-FedEXP come closer than the others?", test_note(scale.seeds))],
+        tables=[
+            _table(seen),
+            seen.gains_table("Does DP-FedEXP come closer than the others?", note_on_tests(scale.seeds)),
+        ],
         charts=[
             Chart(
                 "synthetic",

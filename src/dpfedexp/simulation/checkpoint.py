@@ -13,12 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -68,13 +66,8 @@ def save(folder: Path, state: State, progress: Progress, *, last: bool = False) 
     tensors = _tensors(replace(state, client_controls=None) if last else state)
     text = json.dumps({"format": FORMAT, "version": VERSION, "tensors": _digest(tensors), **vars(progress)})
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-    def write(temporary: Path) -> None:
-        save_file(tensors, temporary, metadata)
-        os.chmod(temporary, 0o600)
-
     try:
-        replace_file(folder / NAME, write)
+        replace_file(folder / NAME, lambda temporary: save_file(tensors, temporary, metadata), mode=0o600)
     except OSError as error:
         raise InputError(
             f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. "
@@ -97,13 +90,17 @@ def load(folder: Path) -> Checkpoint | None:
     return _read(folder, tensors=True)
 
 
-def resume(found: Checkpoint, simulation: Simulation, settings: Settings, ledger: Ledger, folder: Path) -> State:
-    """The state to go on from. Refuses the checkpoint of another run, and one whose rounds the ledger has not charged."""
+def check_same(found: Checkpoint, settings: Settings, folder: Path) -> None:
+    """Refuses the checkpoint of another run and says what differs."""
     changed = differences(settings, found.progress.settings)
     require(
         not changed,
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with the settings of that run, or name another folder.",
     )
+
+
+def resume(found: Checkpoint, simulation: Simulation, ledger: Ledger, folder: Path) -> State:
+    """The state to go on from. Refuses a checkpoint whose rounds the ledger has not charged."""
     progress = found.progress
     rounds = {entry.round for entry in ledger.entries}
     uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
@@ -219,6 +216,6 @@ def _progress(folder: Path, content: Any) -> Progress:
 
 def _damaged(folder: Path, how: str) -> InputError:
     return InputError(
-        f"the checkpoint {str(folder / NAME)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run again: "
-        "rounds that were charged already are then computed again from the seed and not charged twice."
+        f"the checkpoint {str(folder / NAME)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run again; "
+        "a seeded run does not pay twice for a round."
     )

@@ -3,31 +3,83 @@
 from __future__ import annotations
 
 import copy
+import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from dpfedexp.errors import InputError
 from dpfedexp.simulation.vectorise import Task
 
 CPU_BUDGET = 512 * 2**20
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}{b}": (1000 if b == "B" else 1024) ** e for e, p in enumerate("KMGT", 1) for b in ("B", "iB")},
+}
+
+
+def parse_memory(memory: str | int | None) -> int | None:
+    """Bytes from a number or from text such as "4GB" or "512MiB".
+
+    >>> parse_memory("4GB")
+    4000000000
+    """
+    if memory is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
+    unit = next((size for name, size in _UNITS.items() if match and name.lower() == match[2].lower()), None)
+    if match is None or unit is None or float(match[1]) * unit < 1 or isinstance(memory, bool):
+        raise InputError(f"memory is {memory!r}; it must be a number of bytes, or text such as '4GB' or '512MiB'.")
+    return int(float(match[1]) * unit)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one client of the largest size takes: numbers, not bytes.
+
+    rows         examples in a batch
+    inputs       of one example
+    activations  that the layers put out for one example
+    dimension    parameters
+    """
+
+    rows: int
+    inputs: int
+    activations: int
+    dimension: int
+
+    @property
+    def batch_bytes(self) -> int:
+        """Inputs and activations, those kept for the backward pass and their gradients."""
+        return 4 * self.rows * (self.inputs + 4 * self.activations)
+
+    @property
+    def bytes(self) -> int:
+        """With a handful of copies of the parameters."""
+        return 4 * 8 * self.dimension + self.batch_bytes
+
+    def tile(self, budget: int) -> int:
+        """Clients whose parameters and activations together take about this many bytes."""
+        return max(1, budget // (4 * 3 * self.dimension + self.batch_bytes))
 
 
 def automatic_chunk(task: Task, budget: int | None = None) -> int:
     """A chunk whose parameters, gradients and activations fit the budget (half a GiB on a CPU, half the free memory of a GPU)."""
     if budget is None:
         budget = torch.cuda.mem_get_info(task.device)[0] // 2 if task.device.type == "cuda" else CPU_BUDGET
-    return int(max(1, min(len(task.clients), budget // bytes_per_client(task))))
+    return int(max(1, min(len(task.clients), budget // footprint(task).bytes)))
 
 
-def bytes_per_client(task: Task) -> int:
-    """An estimate: a handful of copies of the parameters, and inputs and activations of the client's largest batch, twice over."""
+def footprint(task: Task) -> Footprint:
     sizes = task.clients.sizes
     rows = int(sizes.max())
     if task.local.batch_size is not None:
         rows = min(rows, task.local.batch_size)
     holder = torch.nonzero(sizes > 0).flatten()[:1]
     x, _ = task.clients.gather(holder, torch.zeros((1, 1), dtype=torch.int64), task.device)
-    return 4 * (8 * task.layout.dimension + rows * (x[0, 0].numel() + 4 * _activations(task.model, x[0])))
+    return Footprint(rows, x[0, 0].numel(), _activations(task.model, x[0]), task.layout.dimension)
 
 
 def _activations(model: nn.Module, one: Tensor) -> int:

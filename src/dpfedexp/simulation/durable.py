@@ -13,11 +13,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], None], mode: int = 0o644) -> None:
     """`write(temporary)` makes the new file. An `OSError` leaves the old one as it was, and no temporary file."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)
+        os.chmod(temporary, mode)
         _sync(temporary)
         os.replace(temporary, path)
         _sync(path.parent)

@@ -54,6 +54,8 @@ class Keeping:
         if ledger is None and folder is not None:
             ledger = folder / "ledger.jsonl"
         owned = isinstance(ledger, Path | str)
+        if found is not None and folder is not None:
+            checkpoint.check_same(found, settings, folder)
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ class Keeping:
         try:
             if found is None or folder is None:
                 return Keeping(simulation, settings, folder, book, simulation.begin(), [], owned)
-            state = checkpoint.resume(found, simulation, settings, book, folder)
+            state = checkpoint.resume(found, simulation, book, folder)
             return Keeping(simulation, settings, folder, book, state, list(found.progress.history), owned)
         except BaseException:
             if owned:

@@ -18,16 +18,18 @@ from dpfedexp.errors import BudgetExceeded, InputError, require
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.secure import Secure, SystemStreams, secure_mechanism
-from dpfedexp.simulation.chunk import automatic_chunk
+from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
 from dpfedexp.simulation.evaluate import Evaluate, on_test_set
+from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
 from dpfedexp.simulation.keeping import Keeping, find
+from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Full, Participation
-from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, check_model, choose
+from dpfedexp.simulation.vectorise import Clients, Task, check_model, check_task
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
@@ -75,7 +77,9 @@ def train(
     checkpoint: Path | str | None = None,
     resume: bool = False,
     secure: Secure = False,
-    trainer: Literal["auto", "vectorised", "loop"] = "auto",
+    trainer: Literal["auto", "fast", "vectorised", "loop"] = "auto",
+    precision: Precision = "fp32",
+    memory: str | int | None = None,
     diagnostics: bool = False,
     progress: bool = True,
     on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -93,6 +97,9 @@ def train(
                    like a run that was never interrupted, bit for bit on the same device
     secure         True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md)
     chunk_size     clients per tensor program; automatic by default, and without effect on the result beyond rounding
+    memory         bytes that the clients of a chunk may take, such as "4GB"; automatic by default
+    trainer        "auto" takes the fastest of "fast" (networks of known layers), "vectorised" (any that vmap can trace) and "loop"
+    precision      of local training: "fp32", or on a GPU "tf32" or "bf16" (docs/scale.md says what they change)
     diagnostics    also record values that are not private (their names start with `nonprivate_`), for studying the algorithm
 
     Noise comes from `seed` unless the run is secure: a simulation studies an algorithm; it protects nobody's real data.
@@ -122,6 +129,8 @@ def train(
         participation=participation,
         loss=loss,
         trainer=trainer,
+        precision=precision,
+        memory=memory,
         diagnostics=diagnostics,
         secure=secure,
     )
@@ -180,7 +189,9 @@ def prepare(
     chunk_size: int | None = None,
     participation: Participation | None = None,
     loss: str | Loss | None = None,
-    trainer: Literal["auto", "vectorised", "loop"] = "auto",
+    trainer: Literal["auto", "fast", "vectorised", "loop"] = "auto",
+    precision: Precision = "fp32",
+    memory: str | int | None = None,
     diagnostics: bool = False,
     secure: Secure = False,
 ) -> tuple[Simulation, str | None]:
@@ -192,6 +203,7 @@ def prepare(
     )
     require(len(federation) > 0, "the federation has no clients; it needs at least one.")
     check_model(model)
+    check_precision(precision)
     where = _device(device)
     module = copy.deepcopy(model).to(where).train()
     layout = Layout.of(module)
@@ -200,32 +212,18 @@ def prepare(
     holders = torch.nonzero(federation.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = federation.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
-    task = Task(module, layout, resolve(loss, targets), local, federation, where)
+    task = Task(module, layout, resolve(loss, targets), local, federation, where, precision)
     check_scaffold(algorithm, task)
+    check_task(task)
     streams = Streams(seed)
-    chosen, note = _trainer(task, streams, trainer)
+    chunk = chunk_size or automatic_chunk(task, parse_memory(memory))
+    updates = rounds * everyone.expected(len(federation))
+    chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates)
     mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
     system = None
     if secure:
         mechanism, system = secure_mechanism(mechanism, strict=secure == "strict"), SystemStreams()
-    chunk = chunk_size or automatic_chunk(task)
     return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system), note
-
-
-def _trainer(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
-    if name == "loop":
-        return Loop(task, streams), None
-    if name not in ("auto", "vectorised"):
-        raise InputError(f"trainer is {name!r}; it must be 'auto', 'vectorised' or 'loop'.")
-    chosen, reason = choose(task, streams)
-    if reason is None:
-        return chosen, None
-    if name == "vectorised":
-        raise InputError(f"the model can't be vectorised over clients: {reason}. Use trainer='loop' or 'auto'.")
-    return chosen, (
-        f"the model can't be vectorised over clients ({reason}); training them one after the other instead, "
-        "which is usually 10 to 100 times slower."
-    )
 
 
 def _device(device: str | torch.device | None) -> torch.device:

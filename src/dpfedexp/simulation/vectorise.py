@@ -17,6 +17,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.local import Params, Schedule, Sgd, descend
 from dpfedexp.losses import Loss, check_per_example
 from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.precision import Precision, arithmetic, low
 from dpfedexp.simulation.random import Streams
 
 
@@ -43,6 +44,14 @@ class Task:
     local: Sgd
     clients: Clients
     device: torch.device
+    precision: Precision = "fp32"
+
+    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
+        """One loss per example of one client, in float32."""
+        if self.precision == "bf16":
+            params = {name: value.bfloat16() for name, value in params.items()}
+            return self.loss(functional_call(self.model, params, (low(x, self.precision),)).float(), y)
+        return self.loss(functional_call(self.model, params, (x,)), y)
 
 
 class Trainer(Protocol):
@@ -61,21 +70,24 @@ Gradients = Callable[[Params, Tensor, Tensor, Tensor], Params]
 class Recorded:
     """Records the operations of a `torch.func` program and replays them: the same numbers, less overhead.
 
-    A recording holds for one shape and costs a few calls to make, so only shapes that come back often are recorded.
+    A recording holds for one shape and layout and costs a few calls to make, so only shapes that come back often are recorded.
     """
 
     def __init__(self, program: Gradients, after: int = 12, keep: int = 32) -> None:
         self.program, self.after, self.keep = program, after, keep
-        self.uses: Counter[tuple[torch.Size, ...]] = Counter()
-        self.recordings: dict[tuple[torch.Size, ...], Gradients] = {}
+        self.uses: Counter[tuple[object, ...]] = Counter()
+        self.recordings: dict[tuple[object, ...], Gradients] = {}
 
     def __call__(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
-        key = (x.shape, y.shape)
+        # A recording keeps `view`s that hold for one memory layout only; the first step's parameters are an expanded vector.
+        key = (x.shape, y.shape, x.stride(), *(value.stride() for value in params.values()))
         if key in self.recordings:
             return self.recordings[key](params, x, y, weights)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.recordings) < self.keep:
-            self.recordings[key] = make_fx(self.program)(params, x, y, weights)
+            with self.one_at_a_time:
+                if key not in self.recordings:
+                    self.recordings[key] = make_fx(self.program)(params, x, y, weights)
         return self.program(params, x, y, weights)
 
 
@@ -88,8 +100,7 @@ class Vectorised:
         self.task = task
 
         def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            losses = task.loss(functional_call(task.model, params, (x,)), y)
-            return (losses * weights).sum()
+            return (task.losses(params, x, y) * weights).sum()
 
         self.gradients = Recorded(vmap(grad(loss)))
 
@@ -99,13 +110,14 @@ class Vectorised:
         layout, n = self.task.layout, len(clients)
         start = layout.unflatten(w.expand(n, -1))
         batch_of = _batches(self.task, clients, schedule)
-        end = descend(
-            self.task.local,
-            start,
-            lambda params, step: self.gradients(params, *batch_of(step)),
-            schedule.steps,
-            None if correction is None else layout.unflatten(correction),
-        )
+        with arithmetic(self.task.precision, self.task.device):
+            end = descend(
+                self.task.local,
+                start,
+                lambda params, step: self.gradients(params, *batch_of(step)),
+                schedule.steps,
+                None if correction is None else layout.unflatten(correction),
+            )
         return layout.flatten(end, n) - w
 
 
@@ -120,7 +132,8 @@ class Loop:
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
-        return torch.cat([self._one(w, clients, schedule, round, correction, row) for row in range(len(clients))])
+        with arithmetic(self.task.precision, self.task.device):
+            return torch.cat([self._one(w, clients, schedule, round, correction, row) for row in range(len(clients))])
 
     def _one(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None, row: int
@@ -134,7 +147,7 @@ class Loop:
             x, y, weights = (t[0] for t in batch_of(step))
             real = weights > 0
             leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
-            losses = self.task.loss(functional_call(self.task.model, leaves, (x[real],)), y[real])
+            losses = self.task.losses(leaves, x[real], y[real])
             grads = torch.autograd.grad((losses * weights[real]).sum(), list(leaves.values()), allow_unused=True)
             zeros = (torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), grads, strict=True))
             return {name: g[None] for name, g in zip(leaves, zeros, strict=True)}
@@ -185,17 +198,16 @@ def _why_not(model: nn.Module) -> str | None:
     return None
 
 
-def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
-    """The vectorised trainer if the module can be traced by `torch.func.vmap`, else the loop with the reason.
-
-    Tried on two clients with one row each, so that a failure shows before the first round.
-    """
-    reason = _why_not(task.model)
+def _pair(task: Task) -> tuple[Tensor, Tensor]:
+    """One row each of two clients that hold data."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
-    positions = torch.zeros((2, 1), dtype=torch.int64)
-    x, y = task.clients.gather(pair, positions, task.device)
-    w = task.layout.read(task.model).float().to(task.device)
+    return task.clients.gather(pair, torch.zeros((2, 1), dtype=torch.int64), task.device)
+
+
+def check_task(task: Task) -> None:
+    """Model, data and loss fit each other, so that a failure shows before the first round."""
+    x, y = _pair(task)
     with torch.no_grad():
         try:
             outputs = copy.deepcopy(task.model).eval()(x[0])
@@ -211,8 +223,15 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
                 f"{tuple(y[0].shape)} ({y.dtype}): {_first_line(error)}"
             ) from error
         check_per_example(losses, len(x[0]))
+
+
+def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
+    """The vectorised trainer if the module can be traced by `torch.func.vmap`, else the loop with the reason; tried on two clients."""
+    reason = _why_not(task.model)
     if reason is None:
         trainer = Vectorised(task)
+        x, y = _pair(task)
+        w = task.layout.read(task.model).float().to(task.device)
         try:
             weights = torch.ones((2, 1), device=task.device)
             trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)

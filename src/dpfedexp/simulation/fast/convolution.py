@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Patches:
-    """[n, c, h, w, s] to [n, c·kh·kw, positions·s]; it has no parameters, so those of the data are made once and reused."""
+    """[n, c, h, w, s] to [n, c·kh·kw, rows, columns, s]; it has no parameters, so those of the data are made once and reused."""
 
     window: Window
 
@@ -58,7 +58,7 @@ class Patches:
         w = self.window
         shape = x.shape
         if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
-            return x.reshape(shape[0], shape[1], -1), shape
+            return x, shape
         if w.padding != (0, 0):
             x = F.pad(x, (0, 0, w.padding[1], w.padding[1], w.padding[0], w.padding[0]))
         x = x.contiguous()
@@ -69,27 +69,26 @@ class Patches:
             (n, c, *w.size, rows, columns, s),
             (a[0], a[1], a[2] * w.dilation[0], a[3] * w.dilation[1], a[2] * w.stride[0], a[3] * w.stride[1], a[4]),
         )
-        return view.reshape(n, c * w.size[0] * w.size[1], rows * columns * s), shape
+        return view.reshape(n, c * w.size[0] * w.size[1], rows, columns, s), shape
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         n, c, height, width, s = saved
         w = self.window
         if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
-            return (), (dy.view(saved),)
+            return (), (dy,)
         padded = (height + 2 * w.padding[0], width + 2 * w.padding[1])
-        rows, columns = w.outputs(height, width)
         if dy.device.type == "cpu":
             dx = torch.zeros(n, c, padded[0] * padded[1], s, dtype=dy.dtype)
             dx.index_add_(2, _positions(w, height, width), dy.reshape(n, c, -1, s))
             dx = dx.view(n, c, *padded, s)
         else:
-            dx = self._scatter(dy.view(n, c, *w.size, rows, columns, s), padded, rows, columns)
+            dx = self._scatter(dy.reshape(n, c, *w.size, *w.outputs(height, width), s), padded)
         top, left = w.padding
         return (), (dx[:, :, top : top + height, left : left + width],)
 
-    def _scatter(self, dy: Tensor, padded: Pair, rows: int, columns: int) -> Tensor:
+    def _scatter(self, dy: Tensor, padded: Pair) -> Tensor:
         """By shifted additions, columns first: the same sum on every run, which a GPU's index_add does not promise."""
-        n, c, kh, kw, *_, s = dy.shape
+        n, c, kh, kw, rows, columns, s = dy.shape
         w = self.window
         wide = torch.zeros(n, c, kh, rows, padded[1], s, dtype=dy.dtype, device=dy.device)
         for k in range(kw):
@@ -122,26 +121,24 @@ def _positions(window: Window, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Contract:
-    """Kernels [n, o, c, kh, kw] times patches [n, c·kh·kw, positions·s]; `like` is the window of the patches."""
+    """Kernels [n, o, c, kh, kw] times patches [n, c·kh·kw, rows, columns, s]."""
 
-    window: Window
     bias: bool
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        patches, image = inputs
-        y = torch.bmm(params[0].flatten(2), patches)
+        (patches,) = inputs
+        y = torch.bmm(params[0].flatten(2), patches.flatten(2))
         if self.bias:
             y.add_(params[1].unsqueeze(2))
-        rows, columns = self.window.outputs(image.shape[2], image.shape[3])
-        return y.view(len(y), y.shape[1], rows, columns, -1), patches
+        return y.view(*y.shape[:2], *patches.shape[2:]), patches
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         kernel = params[0].flatten(2)
-        dy = dy.reshape(len(dy), dy.shape[1], -1)
-        grads = [torch.bmm(saved, dy.transpose(1, 2)).transpose(1, 2).view_as(params[0])]
+        rows = dy.flatten(2)
+        grads = [torch.bmm(saved.flatten(2), rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape)]
         if self.bias:
-            grads.append(dy.sum(2))
-        return grads, (torch.bmm(kernel.transpose(1, 2), dy) if wanted else None, None)
+            grads.append(rows.sum(2))
+        return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
 
 
 @dataclass(frozen=True)
@@ -156,26 +153,24 @@ class ContractAndPool:
     bias: bool
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        patches, image = inputs
+        (patches,) = inputs
         kernels = self._spread(params[0])
-        y = torch.bmm(kernels, patches).view(len(kernels), self.pool[0] * self.pool[1], params[0].shape[1], -1)
-        best, wins = compete(y.unbind(1))
+        y = torch.bmm(kernels, patches.flatten(2))
+        best, wins = compete(y.view(len(y), self.pool[0] * self.pool[1], params[0].shape[1], -1).unbind(1))
         if self.bias:
             best.add_(params[1].unsqueeze(2))
-        rows, columns = self.window.pooled(self.pool).outputs(image.shape[2], image.shape[3])
-        return best.view(*best.shape[:2], rows, columns, -1), (patches, kernels, wins)
+        return best.view(*best.shape[:2], *patches.shape[2:]), (patches, kernels, wins)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         patches, kernels, wins = saved
-        dy = dy.reshape(*dy.shape[:2], -1)
-        spread = dy.new_empty(len(dy), len(wins) + 1, *dy.shape[1:])
-        award(dy, wins, spread.unbind(1))
+        rows = dy.flatten(2)
+        spread = rows.new_empty(len(rows), len(wins) + 1, *rows.shape[1:])
+        award(rows, wins, spread.unbind(1))
         spread = spread.flatten(1, 2)
-        wide = torch.bmm(patches, spread.transpose(1, 2))
-        grads = [self._gather(wide, params[0])]
+        grads = [self._gather(torch.bmm(patches.flatten(2), spread.transpose(1, 2)), params[0])]
         if self.bias:
-            grads.append(dy.sum(2))
-        return grads, (torch.bmm(kernels.transpose(1, 2), spread) if wanted else None, None)
+            grads.append(rows.sum(2))
+        return grads, (torch.bmm(kernels.transpose(1, 2), spread).view(patches.shape) if wanted else None,)
 
     def _views(self, wide: Tensor) -> list[Tensor]:
         """Where in [n, c, rows, columns] the kernel of each position of the pool window lies."""
@@ -215,17 +210,21 @@ def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
     The marks are floats, because a comparison into bytes and a product with them cost several times as much on a CPU.
     """
+    if len(values) == 1:
+        return values[0].clone(), []
     best, wins = values[0], []
+    room = torch.empty_like(best, memory_format=torch.contiguous_format)
     for value in values[1:]:
-        wins.append(torch.gt(value, best, out=torch.empty_like(best)))
-        best = torch.maximum(best, value)
-    return (best if wins else best.clone()), wins
+        wins.append(torch.gt(value, best, out=torch.empty_like(room)))
+        best = torch.maximum(best, value, out=room)
+    return best, wins
 
 
 def award(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """`dy` to the last value that won, zero to the others."""
+    if not wins:
+        out[0].copy_(dy)
     left = dy
-    for win, place in zip(reversed(wins), reversed(out[1:]), strict=True):
-        torch.mul(left, win, out=place)
-        left = torch.sub(left, place)
-    out[0].copy_(left)
+    for number in range(len(wins), 0, -1):
+        torch.mul(left, wins[number - 1], out=out[number])
+        left = torch.sub(left, out[number], out=out[0])

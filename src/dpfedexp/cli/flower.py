@@ -1,0 +1,94 @@
+"""`dpfedexp flower new` and `dpfedexp flower up`."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from dpfedexp.errors import InputError, require
+
+if TYPE_CHECKING:
+    from dpfedexp.flower.deployment import Deployment
+
+app = typer.Typer(
+    help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
+)
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the app.", show_default=False)],
+) -> None:
+    """Write a small Flower app: pyproject.toml, server_app.py, client_app.py, task.py."""
+    from dpfedexp.flower.new import new_app
+
+    console = Console()
+    for path in new_app(folder):
+        console.print(f"Wrote [bold]{path}[/]", highlight=False)
+    console.print(
+        f"\nSimulated on this machine:  cd {folder} && flwr run . local --stream --federation-config 'num-supernodes=3'\n"
+        f"As real processes:          dpfedexp flower up --nodes 3 --tls",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(help="How many SuperNodes.")] = 3,
+    tls: Annotated[bool, typer.Option("--tls", help="TLS certificates and node authentication.")] = False,
+    guard: Annotated[Path | None, typer.Option(help="A guard file that every node obeys.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="For keys and logs [default: a temporary folder].")] = None,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""
+    from dpfedexp.flower.deployment import Deployment
+
+    require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
+    config: dict[str, str | int | float] = {}
+    if guard is not None:
+        require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
+        config["dpfedexp-guard"] = str(guard.resolve())
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _interrupt)
+    with (
+        tempfile.TemporaryDirectory(prefix="dpfedexp-up-") as temporary,
+        Deployment(folder or temporary, nodes, tls=tls, node_config=config) as deployment,
+    ):
+        _explain(deployment)
+        _follow(deployment)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _explain(deployment: Deployment) -> None:
+    how = "TLS, nodes authenticated" if deployment.tls else "no TLS"
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in deployment.exports.items())
+    print(
+        f"\nA SuperLink on 127.0.0.1:{deployment.port} and {deployment.nodes} SuperNodes ({how}). In the app's folder:\n"
+    )
+    print(f"  export {exports}\n  flwr run . up --stream\n\nCtrl-C stops everything.\n", flush=True)
+
+
+def _follow(deployment: Deployment) -> None:
+    """Print what the processes write, a name before each line, until one of them ends or the user stops."""
+    read: dict[Path, int] = {}
+    while True:
+        for path in sorted(deployment.folder.glob("*.log")):
+            with path.open(encoding="utf-8", errors="replace") as log:
+                log.seek(read.get(path, 0))
+                for line in log:
+                    print(f"{path.stem:>11} | {line.rstrip()}", flush=True)
+                read[path] = log.tell()
+        ended = deployment.failed()
+        if ended is not None:
+            raise InputError(ended)
+        time.sleep(0.5)

@@ -1,0 +1,63 @@
+"""The model, the data and the training loop: the file to change for a problem of your own."""
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.data import Federation, load_mnist, mnist_federation, synthetic_regression
+from dpfedexp.losses import resolve
+from dpfedexp.models import linear_regression, mnist_cdp_net
+
+MNIST = bool(os.environ.get("DPFEDEXP_DATA"))
+DIMENSION = 20
+
+
+def build_model() -> nn.Module:
+    """The same start for everyone."""
+    torch.manual_seed(0)
+    return mnist_cdp_net() if MNIST else linear_regression(DIMENSION)
+
+
+def everyone(clients: int):
+    """All clients of this example. In a real federation every node has data of its own and loads only that."""
+    return mnist_federation(load_mnist(), clients) if MNIST else synthetic_regression(clients, DIMENSION).federation
+
+
+def data_of(client: int, clients: int) -> tuple[Tensor, Tensor]:
+    """The rows that one client holds."""
+    return everyone(clients).client(client)
+
+
+def data_of_node(node: int, nodes: int, clients_per_node: int) -> Federation:
+    """All the clients that one node simulates."""
+    all_ = everyone(nodes * clients_per_node)
+    return Federation.from_clients([all_.client(node * clients_per_node + c) for c in range(clients_per_node)])
+
+
+def train(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    lr: float,
+    steps: int,
+    correction: dict[str, Tensor] | None = None,
+) -> None:
+    """Gradient steps on the client's own data. `correction` is DP-SCAFFOLD's: it is added to every gradient."""
+    loss, parameters = resolve(None, targets), dict(model.named_parameters())
+    for _ in range(steps):
+        gradients = torch.autograd.grad(loss(model(inputs), targets).mean(), list(parameters.values()))
+        with torch.no_grad():
+            for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+                value.sub_(gradient if correction is None else gradient + correction[name], alpha=lr)
+
+
+def evaluate(model: nn.Module, clients: int) -> dict[str, float]:
+    """A score on data that the server may see: a public test set here, never the clients' data."""
+    if not MNIST:
+        weight = next(iter(model.parameters())).detach()
+        return {"distance": synthetic_regression(clients, DIMENSION).distance(weight)}
+    images = load_mnist()
+    inputs, labels = images.test_images[:, None] / 255.0, images.test_labels.long()
+    with torch.no_grad():
+        return {"accuracy": float((model(inputs).argmax(1) == labels).float().mean())}

@@ -1,0 +1,31 @@
+"""`dpfedexp demo` from the outside, with small runs in place of the paper's."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from dpfedexp.cli import app
+from dpfedexp.paper import demo
+from dpfedexp.paper.experiments import vary
+from dpfedexp.paper.pool import run_all
+
+TINY = {"data.clients": 60, "data.dimension": 5, "run.rounds": 4}
+
+
+def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
+    full = demo._settings
+    monkeypatch.setattr(demo, "_settings", lambda *names: vary(full(*names), TINY))
+    monkeypatch.setattr(demo, "run_all", lambda work, jobs, text: run_all(work, jobs, text, workers=1))
+    done = CliRunner().invoke(app, ["demo", "--seeds", "2", "--out", str(tmp_path / "demo")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.output.rstrip().endswith("report.html")
+    assert "Seen: with central DP" in done.output
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert len(summary) == 12
+    assert set(summary[0]) == {"setting", "algorithm", "seed", "final_distance", "epsilon_total", "epsilon_round"}
+    cost = {(line["setting"], line["algorithm"]): line["epsilon_total"] for line in summary}
+    assert cost["cdp", "fedexp"] == cost["cdp", "fedavg"]
+    assert "DP-FedEXP" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "demo" / "distance.pdf").is_file()

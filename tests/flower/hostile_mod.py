@@ -1,0 +1,43 @@
+"""A mod that is put into the template's app to make chosen nodes misbehave in chosen rounds.
+
+The plan comes from the run's configuration as "node:round=behaviour …". It sits outside `private_training`, where a node's operator
+who changed the code would be: what it returns is what leaves the node.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+REPORT, REQUEST = "dpfedexp.report", "dpfedexp"
+
+
+def hostile(message, context, call_next):
+    plan = dict(item.split("=") for item in context.run_config["test.plan"].split())
+    request = message.content.config_records[REQUEST]
+    what = plan.get(f"{context.node_config['partition-id']}:{request['round']}")
+    if what in ("hang", "die"):
+        Path(context.run_config["test.marks"], what).touch()
+        time.sleep(600)
+    if what == "crash":
+        context = replace(context, node_config={**context.node_config, "partition-id": "SECRET-OF-THE-NODE"})
+    reply = call_next(message, context)
+    if what == "replay":
+        kept = {REPORT: context.state.array_records["kept"], REQUEST: context.state.config_records["kept said"]}
+        return Message(RecordDict(kept), reply_to=message)
+    if "kept" not in context.state and not reply.has_error():
+        context.state["kept"] = reply.content.array_records[REPORT]
+        context.state["kept said"] = reply.content.config_records[REQUEST]
+    spoil = {
+        "nan": lambda v: np.full_like(v, np.nan),
+        "shape": lambda v: v[:-1].copy(),
+        "int64": lambda v: v.astype(np.int64),
+        "huge": lambda v: np.full_like(v, 1e12),
+    }
+    if what in spoil:
+        vector = spoil[what](reply.content.array_records[REPORT]["vector"].numpy())
+        said = ConfigRecord(dict(reply.content.config_records[REQUEST]))
+        return Message(RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: said}), reply_to=message)
+    return reply

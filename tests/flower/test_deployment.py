@@ -1,0 +1,252 @@
+"""Real processes on loopback with TLS and node authentication: a SuperLink, three SuperNodes, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfedexp.accounting import Ledger
+from dpfedexp.algorithms import cdp_fedexp
+from dpfedexp.data import synthetic_regression
+from dpfedexp.flower.deployment import Deployment, marked
+from dpfedexp.flower.keys import make_node_key
+from dpfedexp.local import Sgd
+from dpfedexp.models import linear_regression
+from dpfedexp.simulation.train import train
+
+from .app_folder import make_app
+
+WAIT = 180.0
+FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": 90.0, "node_timeout": 60.0, "budget": None}
+LOCAL = {"lr": 0.02, "steps": 10}
+ALMOST_NO_NOISE = 1e-9
+"""As a multiple of the clip: below the rounding of float32, so that a central round can be compared number by number."""
+
+GUARD = """
+max_epsilon_per_round = 1e30
+max_epsilon_total = 1e30
+delta = 1e-5
+mechanisms = ["central-gaussian", "local-gaussian"]
+max_clip = 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("deployment")
+
+
+@pytest.fixture(scope="module")
+def deployment(place):
+    (place / "guard.toml").write_text(GUARD)
+    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
+    running = Deployment(
+        place / "up", 3, tls=True, node_config={"dpfedexp-guard": str(place / "guard.toml")}, environment=quick
+    )
+    with running:
+        yield running
+    assert marked(running.mark) == [], "nothing may be left running"
+
+
+def start(deployment: Deployment, app: Path, *settings: str) -> subprocess.Popen:
+    """`flwr run`, its output in the app's folder."""
+    options = [part for setting in settings for part in ("-c", setting)]
+    with open(app / "run.log", "ab") as log:
+        return subprocess.Popen(
+            ["flwr", "run", ".", "up", "--stream", *options],
+            cwd=app,
+            env=deployment.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait_until(condition, what: str, seconds: float = WAIT) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} seconds"
+        time.sleep(0.1)
+
+
+def checkpoint(folder: Path) -> dict:
+    path = folder / "checkpoint.json"
+    return json.loads(path.read_text()) if path.exists() else {"round": 0, "history": []}
+
+
+def finish(process: subprocess.Popen, app: Path) -> str:
+    """The streamed log of a run that has ended."""
+    try:
+        process.wait(WAIT)
+    finally:
+        process.kill()
+        process.wait()
+    return (app / "run.log").read_text()
+
+
+def counts(line: dict) -> tuple[int, int, int, int]:
+    return line["asked"], line["valid"], line["refused"], line["missing"]
+
+
+def test_an_unregistered_node_is_refused(deployment, place):
+    key, _ = make_node_key(place, "stranger")
+    stranger = deployment.start_supernode(2, key=key)
+    deployment.supernodes.remove(stranger)
+    try:
+        assert stranger.wait(60) != 0
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_local_run_with_clients_that_send_nonsense(deployment, place):
+    """Three rounds of LDP-FedEXP. In each, two of three nodes misbehave in one way each; the third is enough to go on."""
+    out = place / "ldp"
+    app = make_app(
+        place / "ldp-app",
+        hostile=True,
+        federation={**FEDERATION, "folder": str(out)},
+        algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
+        local=LOCAL,
+        test={"plan": "1:1=nan 2:1=shape 1:2=int64 2:2=crash 1:3=replay 2:3=huge", "marks": str(place)},
+    )
+    # Node 1 keeps the report that it would have sent in round 1 and sends it again in round 3.
+    log = finish(start(deployment, app), app)
+    history = checkpoint(out)["history"]
+    assert [counts(line) for line in history] == [(3, 1, 2, 0)] * 3, log
+    ledger = Ledger.open(out / "ledger.jsonl", read_only=True)
+    assert [entry.round for entry in ledger.entries] == [1, 2, 3]
+    assert ledger.entries[0].event.queries[0].noise == 3.0
+    assert history[-1]["epsilon_total"] == pytest.approx(ledger.guarantee(1e-5).epsilon)
+    for reason in (
+        "not finite",
+        "its shape is not",
+        "its type is not float32",
+        "an old reply",
+        "longer than any honest",
+    ):
+        assert reason in log
+    assert "the app's train function failed; the node's own log says why" in log
+    own = (deployment.folder / "supernode2.log").read_text()
+    assert "SECRET-OF-THE-NODE" in own
+    for path in (app / "run.log", deployment.folder / "superlink.log"):
+        assert "SECRET" not in path.read_text()
+
+
+def test_a_mechanism_that_the_guards_forbid_stops_the_run_with_a_reason(deployment, place):
+    out = place / "forbidden"
+    app = make_app(
+        place / "forbidden-app",
+        federation={**FEDERATION, "folder": str(out)},
+        algorithm={"name": "ldp_fedexp", "mechanism": "privunit", "target_epsilon": None},
+        local=LOCAL,
+    )
+    log = finish(start(deployment, app), app)
+    assert "mechanism 'privunit' is not allowed here" in log
+    assert "round 1 failed: 0 of 3 clients answered well, and the floor is 1" in log
+    assert checkpoint(out)["round"] == 0
+
+
+def test_a_central_run_whose_server_and_nodes_are_killed(deployment, place):
+    """The SuperLink dies after round 1 and the run is resumed; then, in round 3, one node hangs and another is killed."""
+    out = place / "cdp"
+    app = make_app(
+        place / "cdp-app",
+        hostile=True,
+        federation={**FEDERATION, "folder": str(out)},
+        algorithm={"name": "cdp_fedexp", "target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
+        local=LOCAL,
+        test={"plan": "1:2=huge 1:3=hang 2:3=die", "marks": str(place)},
+    )
+    first = start(deployment, app)
+    wait_until(lambda: checkpoint(out)["round"] == 1, "round 1")
+    model_after_one = load_file(out / "round-1.safetensors")["w"]
+    deployment.superlink.kill()
+    deployment.superlink.wait()
+    finish(first, app)
+    wait_until(lambda: not _programs(deployment, "flwr-serverapp"), "the end of the killed server")
+    assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1]
+    deployment.start_superlink()
+
+    second = start(deployment, app, "federation.resume=true", "federation.round_timeout=40.0")
+    wait_until(lambda: (place / "die").exists() and (place / "hang").exists(), "round 3")
+    os.killpg(deployment.supernodes[2].pid, signal.SIGKILL)
+    log = finish(second, app)
+
+    content = checkpoint(out)
+    assert content["round"] == 3, log
+    assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 3, 0, 0), (3, 1, 0, 2)]
+    assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1, 2, 3]
+    assert "Resuming after round 1 of 3" in log
+    assert json.loads((out / "privacy.json").read_text())["rounds"] == 3
+    _equals_the_simulator(model_after_one)
+
+
+def _equals_the_simulator(w: torch.Tensor) -> None:
+    algorithm = cdp_fedexp(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
+    clients = synthetic_regression(3, 20).federation
+    run = train(linear_regression(20), clients, algorithm, local=Sgd(**LOCAL), rounds=1, progress=False)
+    # The reported model averages the start, which is zero, with the first iterate.
+    simulated = 2 * next(iter(run.model.parameters())).detach().double().flatten()
+    assert float(simulated.norm()) > 0.1
+    torch.testing.assert_close(w, simulated, rtol=2e-5, atol=2e-6)
+
+
+def test_the_nodes_kept_their_own_ledger_over_all_runs_and_restarts(deployment, place):
+    """Here the nodes share one file: three local rounds of each, and the central rounds, those asked twice included."""
+    book = Ledger.open(place / "guard.ledger.jsonl", read_only=True)
+    settings = [entry.event.setting for entry in book.entries]
+    assert settings.count("local") == 9
+    assert settings.count("central") >= 9
+
+
+def test_no_connection_leaves_the_machine(deployment):
+    """Sockets of every process of the deployment that is still running: loopback only."""
+    pids = marked(deployment.mark)
+    assert len(pids) >= 4
+    remote = {address for pid in pids for address in _peers(pid)}
+    assert remote, "the processes must have connections for this to mean anything"
+    assert all(address.startswith(("127.", "::1", "::ffff:127.")) for address in remote), remote
+
+
+def _programs(deployment: Deployment, name: str) -> list[int]:
+    found = []
+    for pid in marked(deployment.mark):
+        try:
+            if name in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def _peers(pid: int) -> set[str]:
+    """Remote addresses of a process's established TCP connections, from /proc."""
+    import ipaddress
+
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    peers = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] not in inodes or fields[3] == "0A":
+                continue
+            raw = bytes.fromhex(fields[2].split(":")[0])
+            ordered = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+            peers.add(str(ipaddress.ip_address(ordered)))
+    return peers

@@ -1,0 +1,305 @@
+"""The strategy against clients that fail, lie or repeat themselves: what counts, what is charged, what is said."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
+from dpfedexp.errors import InputError, LedgerError, RoundFailed
+from dpfedexp.flower import DpFedExp, client
+from dpfedexp.flower.nodes import choose
+from dpfedexp.flower.wire import REPORT, REQUEST
+from dpfedexp.local import Sgd
+from dpfedexp.simulation.sampling import FixedSize, Poisson
+
+from .loopback import LoopbackGrid, plain_app, problem
+from .test_agreement import Silence
+
+LOCAL = Sgd(lr=0.05, steps=5)
+CDP = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
+LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+
+def with_vector(reply: Message, vector: np.ndarray) -> Message:
+    """The honest reply with another vector in it."""
+    said = dict(reply.content.config_records[REQUEST])
+    content = RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(said)})
+    return Message(content, reply_to=_asked(reply))
+
+
+def _asked(reply: Message) -> Message:
+    """A message that the reply could have answered, so that metadata match."""
+    message = Message(RecordDict(), reply.metadata.src_node_id, "train")
+    message.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return message
+
+
+def vector_of(reply: Message) -> np.ndarray:
+    return reply.content.array_records[REPORT]["vector"].numpy()
+
+
+def lying_array(reply: Message) -> Message:
+    """An array whose description of itself differs from its bytes."""
+    honest, other = Array(vector_of(reply)), Array(np.zeros(3, dtype=np.float32))
+    forged = Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=other.data)
+    said = ConfigRecord(dict(reply.content.config_records[REQUEST]))
+    return Message(RecordDict({REPORT: ArrayRecord({"vector": forged}), REQUEST: said}), reply_to=_asked(reply))
+
+
+def extra_record(reply: Message) -> Message:
+    content = RecordDict({**reply.content, "metrics": ConfigRecord({"loss": 0.25})})
+    return Message(content, reply_to=_asked(reply))
+
+
+def wrong_nonce(reply: Message) -> Message:
+    said = {**reply.content.config_records[REQUEST], "nonce": "0" * 32}
+    content = RecordDict({REPORT: reply.content.array_records[REPORT], REQUEST: ConfigRecord(said)})
+    return Message(content, reply_to=_asked(reply))
+
+
+HOSTILE = {
+    "NaN": lambda r: with_vector(r, np.full_like(vector_of(r), np.nan)),
+    "infinity": lambda r: with_vector(r, np.full_like(vector_of(r), np.inf)),
+    "wrong length": lambda r: with_vector(r, vector_of(r)[:-1].copy()),
+    "wrong shape": lambda r: with_vector(r, vector_of(r)[None].copy()),
+    "int64": lambda r: with_vector(r, vector_of(r).astype(np.int64)),
+    "float64": lambda r: with_vector(r, vector_of(r).astype(np.float64)),
+    "empty": lambda r: Message(RecordDict(), reply_to=_asked(r)),
+    "bytes that lie": lying_array,
+    "more than a report": extra_record,
+    "wrong nonce": wrong_nonce,
+    "error": lambda r: Message(Error(2, "SECRET 4711"), reply_to=_asked(r)),
+    "nothing": lambda r: None,
+}
+
+
+def start(folder, algorithm, grid, clients=3, rounds=1, floor=0.6, timeout=0.05, **options):
+    strategy = DpFedExp(
+        algorithm, clients=clients, rounds=rounds, folder=folder, floor=floor, node_timeout=0.05, **options
+    )
+    _, model = problem(clients)
+    return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout)
+
+
+def grid_where(node: int, change, clients: int = 3) -> LoopbackGrid:
+    federation, model = problem(clients)
+
+    def reply_of(message: Message, reply: Message):
+        return change(reply) if message.metadata.dst_node_id == node else reply
+
+    return LoopbackGrid(plain_app(federation, model, LOCAL), clients, reply_of=reply_of)
+
+
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, algorithm, tmp_path, monkeypatch, caplog):
+    """With node 2's reply spoilt, the round is exactly the round in which node 2 never answered."""
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        spoilt, result = start(tmp_path / "spoilt", algorithm, grid_where(2, HOSTILE[name]), noise=Silence)
+    absent, _ = start(tmp_path / "absent", algorithm, grid_where(2, lambda r: None), noise=Silence)
+    whole, _ = start(tmp_path / "whole", algorithm, grid_where(2, lambda r: r), noise=Silence)
+    torch.testing.assert_close(spoilt.state.w, absent.state.w, rtol=0, atol=0)
+    assert not torch.equal(spoilt.state.w, whole.state.w), "node 2 must matter for the comparison to mean anything"
+    metrics = result.train_metrics_clientapp[1]
+    missing = 1 if name == "nothing" else 0
+    assert (metrics["asked"], metrics["valid"], metrics["refused"], metrics["missing"]) == (3, 2, 1 - missing, missing)
+    assert len(Ledger.open(tmp_path / "spoilt" / "ledger.jsonl", read_only=True)) == 1
+    assert "SECRET" not in caplog.text, "a client's own error text may hold its data"
+
+
+def test_the_noise_on_the_sum_does_not_shrink_when_replies_are_missing(tmp_path, monkeypatch):
+    """c̄ = (Σ + zC·n)/clients with the public number of clients, however many answered."""
+
+    class Ones:
+        def normal(self, clients, width, device, dtype):
+            return torch.ones(len(clients), width, device=device, dtype=dtype)
+
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=2.0)
+    quiet, _ = start(tmp_path / "quiet", algorithm, grid_where(2, lambda r: None), noise=Silence)
+    noisy, _ = start(tmp_path / "noisy", algorithm, grid_where(2, lambda r: None), noise=Ones)
+    shift = noisy.state.w - quiet.state.w
+    torch.testing.assert_close(shift, torch.full_like(shift, 2.0 * 0.5 / 3))
+
+
+def test_central_privacy_clips_a_huge_reply_again_and_counts_it(tmp_path):
+    huge = grid_where(2, lambda r: with_vector(r, np.full_like(vector_of(r), 1e12)))
+    strategy, result = start(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=1.0), huge, noise=Silence)
+    assert result.train_metrics_clientapp[1]["valid"] == 3
+    _, model = problem(3)
+    start_w = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    assert float((strategy.state.w - start_w).norm()) <= 0.5 * (1 + 1e-12), "three vectors of norm C over three clients"
+
+
+@pytest.mark.parametrize("algorithm", [LDP, ldp_fedexp(clip=0.5, mechanism="privunit")], ids=["gaussian", "privunit"])
+def test_local_privacy_refuses_a_reply_longer_than_any_honest_one(algorithm, tmp_path):
+    huge = grid_where(2, lambda r: with_vector(r, np.full_like(vector_of(r), 1e12)))
+    _, result = start(tmp_path, algorithm, huge)
+    assert (result.train_metrics_clientapp[1]["valid"], result.train_metrics_clientapp[1]["refused"]) == (2, 1)
+
+
+def test_a_privunit_level_out_of_range_is_refused(tmp_path):
+    def change(reply: Message) -> Message:
+        said = {**reply.content.config_records[REQUEST], "level": 10**9}
+        content = RecordDict({REPORT: reply.content.array_records[REPORT], REQUEST: ConfigRecord(said)})
+        return Message(content, reply_to=_asked(reply))
+
+    _, result = start(tmp_path, ldp_fedexp(clip=0.5, mechanism="privunit"), grid_where(2, change))
+    assert result.train_metrics_clientapp[1]["refused"] == 1
+
+
+def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
+    kept: list[Message] = []
+
+    def replay(reply: Message) -> Message:
+        kept.append(reply)
+        return Message(kept[0].content, reply_to=_asked(reply))
+
+    _, result = start(tmp_path, CDP, grid_where(2, replay), rounds=2)
+    assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
+
+
+def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+    once, _ = start(tmp_path / "once", CDP, grid_where(2, lambda r: r), noise=Silence)
+    twice, result = start(tmp_path / "twice", CDP, grid_where(2, lambda r: [r, r, r]), noise=Silence)
+    assert torch.equal(once.state.w, twice.state.w)
+    assert result.train_metrics_clientapp[1]["valid"] == 3
+
+
+def test_weights_are_uniform_whatever_a_client_says_about_its_examples(tmp_path, monkeypatch):
+    """An app that reports num-examples, as every Flower app does, changes nothing: the mod lets nothing but the report out."""
+    federation, model = problem(3)
+
+    def boast(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content = RecordDict({**reply.content, "metrics": MetricRecord({"num-examples": 10**6})})
+        return reply
+
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+    boasting = LoopbackGrid(plain_app(federation, model, LOCAL, mods=(client.private_training, boast)), 3)
+    ours, result = start(tmp_path / "a", CDP, boasting, noise=Silence)
+    theirs, _ = start(tmp_path / "b", CDP, grid_where(2, lambda r: r), noise=Silence)
+    assert result.train_metrics_clientapp[1]["valid"] == 3
+    assert torch.equal(ours.state.w, theirs.state.w)
+
+
+@pytest.mark.parametrize(("algorithm", "charges"), [(CDP, 0), (LDP, 1)], ids=["central", "local"])
+def test_below_the_floor_the_round_fails_and_releases_nothing(algorithm, charges, tmp_path):
+    """A failed central round was never released; in a local one the reports had left the clients, and that is charged."""
+    with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and the floor is 3\."):
+        start(tmp_path, algorithm, grid_where(2, lambda r: None), floor=1.0)
+    assert len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)) == charges
+    assert not (tmp_path / "checkpoint.json").exists()
+
+
+def test_a_local_round_is_charged_before_its_messages_leave(tmp_path):
+    seen = []
+
+    class Watching(LoopbackGrid):
+        def push_messages(self, messages):
+            seen.append(len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)))
+            return super().push_messages(messages)
+
+    federation, model = problem(3)
+    start(tmp_path, LDP, Watching(plain_app(federation, model, LOCAL), 3), rounds=2)
+    assert seen == [1, 2]
+
+
+def test_a_central_round_is_charged_before_noise_is_drawn(tmp_path):
+    seen = []
+
+    class Watching(Silence):
+        def normal(self, *args):
+            seen.append(len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)))
+            return super().normal(*args)
+
+    start(tmp_path, CDP, grid_where(2, lambda r: r), rounds=2, noise=Watching)
+    assert seen == [1, 1, 2, 2]
+
+
+def test_the_budget_stops_the_run_before_the_round_that_exceeds_it(tmp_path):
+    probe, _ = start(tmp_path / "probe", CDP, grid_where(2, lambda r: r), rounds=2)
+    limit = probe.history[-1]["epsilon_total"] * (1 + 1e-9)
+    stopped, result = start(tmp_path / "run", CDP, grid_where(2, lambda r: r), rounds=5, budget=limit)
+    assert stopped.stopped is not None
+    assert "2 rounds have spent" in stopped.stopped
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    assert len(Ledger.open(tmp_path / "run" / "ledger.jsonl", read_only=True)) == 2
+
+
+def test_too_few_nodes_is_a_clear_message_after_the_timeout(tmp_path):
+    federation, model = problem(2)
+    with pytest.raises(
+        RoundFailed, match=r"2 of 10 nodes were connected after waiting 0.05 seconds, .* needs at least 8"
+    ):
+        start(tmp_path, CDP, LoopbackGrid(plain_app(federation, model, LOCAL), 2), clients=10, floor=0.8)
+
+
+def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
+    drawn = [len(choose(range(1000), 1, Sampling("poisson", 0.3))) for _ in range(40)]
+    # 40 000 draws: mean 300 with standard error 2.3, and five of them fail by chance once in a million.
+    assert abs(np.mean(drawn) - 300) < 5 * 2.3
+    assert len(set(drawn)) > 5
+
+
+def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfedexp.flower.server.choose", lambda *_: {})
+    strategy, result = start(tmp_path, CDP, grid_where(2, lambda r: r), participation=Poisson(0.5))
+    assert strategy.state.round == 1
+    assert result.train_metrics_clientapp[1]["epsilon_total"] > 0
+
+
+def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp_path, caplog):
+    with caplog.at_level(logging.DEBUG, logger="flwr"), pytest.raises(RoundFailed) as failure:
+        start(tmp_path, CDP, grid_where(2, lambda r: None), floor=1.0, participation=Poisson(1.0 - 1e-9))
+    assert "fewer than 100% of the clients" in str(failure.value)
+    assert "2 of 3" not in caplog.text
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        _, result = start(
+            tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), floor=0.1, participation=Poisson(1.0 - 1e-9)
+        )
+    assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
+    assert "node 2" not in caplog.text
+
+
+def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
+    start(tmp_path, CDP, grid_where(2, lambda r: r))
+    with pytest.raises(LedgerError, match="already exists"):
+        start(tmp_path, CDP, grid_where(2, lambda r: r))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients is 0; it must be a positive whole number"),
+        ({"floor": 1.5}, "floor is 1.5; it must be above 0 and at most 1"),
+        ({"clients_per_node": 2}, "the first must be a multiple of the second"),
+        ({"participation": FixedSize(2)}, r"participation must be Full\(\) or Poisson"),
+    ],
+)
+def test_wrong_settings_are_sentences(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        DpFedExp(CDP, **{"clients": 3, "rounds": 1, "folder": tmp_path, **options})
+
+
+def test_scaffold_asks_for_the_local_steps(tmp_path):
+    with pytest.raises(InputError, match="dp_scaffold needs the clients' local steps"):
+        DpFedExp(dp_scaffold(clip=1.0, noise_multiplier=1.0), clients=3, rounds=1, folder=tmp_path)
+
+
+def test_integer_arrays_in_the_model_are_refused(tmp_path):
+    strategy = DpFedExp(fedavg(), clients=3, rounds=1, folder=tmp_path)
+    with pytest.raises(InputError, match="'steps' has type int64"):
+        strategy.begin(ArrayRecord({"steps": Array(np.zeros(1, dtype=np.int64))}))

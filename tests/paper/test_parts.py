@@ -1,0 +1,121 @@
+"""Every part makes its section from finished cells; fabricated ones here, so that the logic is tested and nothing is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpfedexp.paper import beyond, grid, mnist, parts, step_history, step_size, synthetic
+from dpfedexp.paper.grid import Search
+from dpfedexp.paper.published import TABLE_3
+from dpfedexp.paper.scale import Scale
+from dpfedexp.report.document import Section
+from tests.paper.fabricated import Fabricated
+
+FULL, QUICK = Scale(seeds=3), Scale(seeds=2, quick=True)
+
+
+def key(cell) -> str:
+    return str(cell.identity)
+
+
+@pytest.mark.parametrize("scale", [FULL, QUICK], ids=["full", "quick"])
+@pytest.mark.parametrize("name", parts.PARTS)
+def test_a_part_plans_every_cell_that_it_asks_for(name, scale):
+    planned = {key(cell) for cell in parts.PARTS[name].cells(scale)}
+
+    class Watching(Fabricated):
+        def __getitem__(self, cell):
+            assert key(cell) in planned
+            return super().__getitem__(cell)
+
+        def training(self, runs):
+            from dpfedexp.paper.cells import TrainingCell
+
+            return [self[TrainingCell(settings)] for settings in runs]
+
+    section = parts.PARTS[name].section(scale, Watching())
+    assert section.name == name
+    assert section.tables
+    assert section.command.startswith(f"dpfedexp paper {name}")
+    for table in section.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+
+
+@pytest.mark.parametrize("name", parts.PARTS)
+def test_a_section_survives_its_json(name):
+    section = parts.PARTS[name].section(FULL, Fabricated())
+    again = Section.from_json(section.to_json())
+    assert again.to_json() == section.to_json()
+    assert again.tables[0].title == section.tables[0].title
+
+
+def test_mnist_shows_the_printed_number_and_the_difference():
+    """Fabricated FedEXP ends near 0.9 + 0.01 · 3, whatever the setting."""
+    section = mnist.section(FULL, Fabricated())
+    row = section.tables[0].rows[0]
+    ours, theirs = float(row[2].split()[0]), TABLE_3["cdp", "fedexp"][0]
+    assert row[3].startswith(f"{theirs:.2f}")
+    assert float(row[4]) == pytest.approx(ours - theirs, abs=0.011)
+    assert not section.claims[0].holds, "92.9 is more than half a point below 94.57"
+    assert section.claims[1].holds, "FedEXP is above FedAvg"
+
+
+def test_quick_says_that_its_epsilon_is_not_the_papers():
+    assert any("ε is not" in note for note in mnist.section(QUICK, Fabricated()).notes)
+    assert not any("Quick" in note for note in mnist.section(FULL, Fabricated()).notes)
+
+
+def test_synthetic_compares_ranks_and_admits_another_order():
+    claims = {claim.text: claim.holds for claim in synthetic.section(FULL, Fabricated()).claims}
+    assert claims["CDP: DP-FedEXP is the closest"]
+    assert not claims["CDP: DP-SCAFFOLD closer than DP-FedAvg, as the paper says"]
+    assert claims["LDP (Gaussian): DP-SCAFFOLD no closer than DP-FedAvg, as the paper says"]
+
+
+def test_step_size_claims_hold_where_the_numbers_do():
+    assert [c.holds for c in step_size.section(FULL, Fabricated()).claims] == [True, True, True, True, False]
+
+
+def test_step_history_needs_no_runs_of_its_own():
+    own = {key(cell) for cell in step_history.cells(FULL)}
+    assert own == {key(cell) for cell in [*synthetic.cells(FULL), *mnist.cells(FULL)]}
+
+
+def test_step_history_of_one_problem_leaves_the_other_out():
+    section = step_history.section(Scale(seeds=2, problem="synthetic"), Fabricated())
+    assert [panel.title for panel in section.charts[0].panels] == ["Synthetic"]
+    assert all(claim.holds for claim in section.claims)
+
+
+def test_the_search_takes_the_smallest_loss_and_the_largest_accuracy():
+    points = {(0.001, 0.3): 2.0, (0.003, 0.3): float("inf"), (0.0003, 0.3): 3.0}
+    loss = Search(("synthetic", "cdp", "fedexp"), points)
+    assert loss.best == (0.001, 0.3)
+    assert loss.rank_of_published == 1
+    assert loss.ranking[-1] == (0.003, 0.3), "what diverged comes last"
+    accuracy = Search(("mnist", "cdp", "fedexp"), {(0.1, 0.3): 0.9, (0.3, 0.3): 0.95})
+    assert accuracy.best == (0.3, 0.3)
+    assert accuracy.rank_of_published == 2
+
+
+def test_the_quick_grid_is_part_of_the_full_one():
+    full = {key(cell) for cell in grid.cells(FULL)}
+    assert {key(cell) for cell in grid.cells(QUICK)} <= full
+
+
+def test_every_variant_beyond_the_paper_builds_and_is_named_once():
+    labels = [(v.group, v.label) for v in beyond.variants(FULL)]
+    assert len(set(labels)) == len(labels)
+    for variant in beyond.variants(FULL):
+        assert variant.settings.build_algorithm().private
+
+
+def test_beyond_shares_its_cells_between_questions():
+    planned = beyond.cells(Scale(seeds=5))
+    assert len({key(cell) for cell in planned}) < len(planned)
+
+
+def test_every_group_beyond_the_paper_makes_a_table():
+    titles = " ".join(table.title for table in beyond.section(FULL, Fabricated()).tables)
+    for words in ("for free", "PrivUnit", "Stronger privacy", "No knobs", "network", "Partial participation"):
+        assert words in titles

@@ -1,0 +1,40 @@
+"""Folders of results as a user has them, small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dpfedexp.paper import parts
+from dpfedexp.paper.scale import Scale
+from dpfedexp.report.write import save
+from tests.paper.fabricated import Fabricated
+
+EVIL = "<script>alert('x')</script>"
+
+
+def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
+    folder.mkdir(parents=True)
+    lines = [
+        {
+            "round": i,
+            "test_accuracy": 0.5 + 0.05 * i,
+            "eta_g": 4.0 / i,
+            "clip": 0.3,
+            "epsilon_total": 1.0 * i,
+            "seconds": 0.1,
+        }
+        for i in range(1, rounds + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "config.toml").write_text(f'[algorithm]\nname = "cdp_fedexp"  # {EVIL}\n', encoding="utf-8")
+    (folder / "privacy.txt").write_text(f"ε = 6.00 in total & δ = 1e-05. {EVIL}\n", encoding="utf-8")
+    (folder / "privacy.json").write_text(json.dumps({"epsilon_total": 6.0, **extra}), encoding="utf-8")
+    return folder
+
+
+def write_paper(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        save(parts.PARTS[name].section(Scale(seeds=2), Fabricated()), folder)
+    return folder

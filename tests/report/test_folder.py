@@ -1,0 +1,135 @@
+"""`report` on every kind of folder: one well-formed page that loads nothing and runs nothing of what it was given."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dpfedexp.errors import InputError
+from dpfedexp.report.folder import report
+from tests.report.pages import EVIL, write_paper, write_run
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Checker(HTMLParser):
+    """Counts tags and checks that what opens closes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def check(path: Path) -> tuple[str, Checker]:
+    text = path.read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert checker.seen.count("script") == 1
+    assert "<script>alert" not in text
+    assert not [link for link in checker.links if link.startswith(("http", "//", "data:"))]
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest", text)
+    ids = re.findall(r'\sid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    return text, checker
+
+
+def test_a_run(tmp_path):
+    text, checker = check(report(write_run(tmp_path / "my run")))
+    assert "my run" in text
+    assert "test accuracy" in text
+    assert "ε = 6.00 in total &amp; δ = 1e-05." in text
+    assert "cdp_fedexp" in text
+    assert "dpfedexp train config.toml" in text
+    assert checker.seen.count("svg") == 3
+    assert (tmp_path / "my run" / "run.pdf").read_bytes().startswith(b"%PDF")
+    assert 'href="run.png"' in text
+
+
+def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "privacy.txt").unlink()
+    (folder / "privacy.json").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 7, "test_acc')
+    text, _ = check(report(folder))
+    assert "wrote no privacy statement" in text
+    assert "6 rounds" in text
+
+
+def test_a_name_full_of_markup_is_only_text(tmp_path):
+    folder = write_run(tmp_path / "<img src=x onerror=alert(1)>")
+    text, checker = check(report(folder))
+    assert "img" not in checker.seen
+    assert "&lt;img" in text
+
+
+def test_a_sweep_sets_runs_side_by_side(tmp_path):
+    for clip in (0.1, 0.3):
+        write_run(tmp_path / f"clip-{clip}")
+    (tmp_path / "notes").mkdir()
+    text, _ = check(report(tmp_path))
+    assert "2 runs side by side" in text
+    assert "clip-0.1" in text
+    assert (tmp_path / "comparison.png").is_file()
+
+
+def test_the_paper_in_its_own_order(tmp_path):
+    text, _ = check(report(write_paper(tmp_path / "paper", "step-size", "synthetic", "table1")))
+    places = [text.index(f'<section id="{name}"') for name in ("table1", "synthetic", "step-size")]
+    assert places == sorted(places)
+    assert "dpfedexp paper synthetic --seeds 2" in text
+    assert "Promised &amp; kept." in text
+    assert 'href="synthetic.pdf"' in text
+    assert "[algorithm]" in text
+
+
+def test_a_page_is_the_same_every_time(tmp_path):
+    folder = write_paper(tmp_path / "paper", "synthetic")
+    assert report(folder).read_bytes() == report(folder).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "holds no results"),
+        (lambda path: write_run(path).joinpath("metrics.jsonl").write_text("[]\n{}\n"), "no round in line 1"),
+        (lambda path: write_run(path).joinpath("privacy.json").write_text("nothing"), "not a privacy statement"),
+    ],
+)
+def test_other_folders_get_one_sentence(tmp_path, make, words):
+    make(tmp_path / "folder")
+    with pytest.raises(InputError, match=words):
+        report(tmp_path / "folder")
+
+
+def test_what_is_not_a_section_is_left_alone(tmp_path):
+    folder = write_paper(tmp_path / "paper", "table1")
+    (folder / "summary.json").write_text("[]")
+    (folder / "broken.json").write_text("{")
+    check(report(folder))
+
+
+def test_evil_text_is_in_the_page_as_text(tmp_path):
+    text, _ = check(report(write_run(tmp_path / "run")))
+    assert text.count("&lt;script&gt;") == 2
+    assert EVIL not in text

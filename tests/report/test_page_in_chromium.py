@@ -1,0 +1,147 @@
+"""The page in a real browser: no errors, values on hover, both colour schemes, a phone's width, paper."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpfedexp.report.folder import report
+from tests.report.pages import write_paper, write_run
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+PHONE, DESK = 390, 1200
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium; DPFEDEXP_REQUIRE_CHROMIUM=1 turns its absence from a skip into a failure."""
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    try:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.options import Options
+        from selenium.webdriver.chrome.service import Service
+    except ImportError:
+        binary = None
+    if not binary or not driver:
+        reason = "chromium, chromedriver or the package selenium is not here; the page is not opened in a browser"
+        pytest.fail(reason) if os.environ.get("DPFEDEXP_REQUIRE_CHROMIUM") == "1" else pytest.skip(reason)
+    options = Options()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chromium = webdriver.Chrome(options=options, service=Service(driver))
+    yield chromium
+    chromium.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    return report(
+        write_paper(tmp_path_factory.mktemp("results") / "paper", "table1", "synthetic", "mnist", "step-size", "beyond")
+    )
+
+
+def visit(browser, path: Path, width: int = DESK, scheme: str = "light") -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(path.as_uri())
+    assert browser.get_log("browser") == []
+
+
+def background(browser) -> str:
+    return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+
+def lightness(colour: str) -> float:
+    return sum(int(part) for part in colour.strip("rgba()").split(",")[:3]) / 765
+
+
+def test_hover_shows_the_values_and_leaving_hides_them(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    visit(browser, page)
+    tip = browser.find_element("id", "tip")
+    assert not tip.is_displayed()
+    chart = browser.find_element("css selector", "#synthetic svg.chart")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
+    ActionChains(browser).move_to_element(chart).perform()
+    assert tip.is_displayed()
+    lines = tip.text.splitlines()
+    assert lines[0].startswith("round ")
+    assert [line.split(":")[0] for line in lines[1:]] == ["DP-FedEXP", "DP-FedAvg", "DP-SCAFFOLD"]
+    # Fabricated FedEXP: 20 − 3·round/50, and 0.005 less for the mean of two seeds.
+    at = int(lines[0].removeprefix("round "))
+    assert float(lines[1].split(":")[1].split("(")[0]) == pytest.approx(20 - 3 * at / 50 - 0.005, abs=0.01)
+    ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
+    assert not tip.is_displayed()
+    assert browser.get_log("browser") == []
+
+
+def test_the_keyboard_shows_values_too(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    visit(browser, page)
+    chart = browser.find_element("css selector", "#mnist svg.chart")
+    chart.send_keys(Keys.ARROW_LEFT)
+    assert browser.find_element("id", "tip").text.startswith("round 49")
+
+
+def test_both_colour_schemes_and_the_button(browser, page):
+    visit(browser, page, scheme="dark")
+    assert lightness(background(browser)) < 0.2
+    dark_line = browser.execute_script("return getComputedStyle(document.querySelector('.series path')).stroke")
+    visit(browser, page, scheme="light")
+    assert lightness(background(browser)) > 0.9
+    assert browser.execute_script("return getComputedStyle(document.querySelector('.series path')).stroke") != dark_line
+    button = browser.find_element("id", "theme")
+    seen = []
+    for _ in range(3):
+        button.click()
+        seen.append(lightness(background(browser)) > 0.5)
+    assert seen == [True, False, True], "light, dark, and automatic again"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_sideways_scrolling(browser, page, scheme, tmp_path):
+    visit(browser, page, PHONE, scheme)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE
+    picture = tmp_path / f"phone-{scheme}.png"
+    assert browser.save_screenshot(str(picture))
+    assert picture.stat().st_size > 10_000
+
+
+def test_text_in_charts_is_large_enough_to_read_on_a_phone(browser, page):
+    visit(browser, page, PHONE)
+    script = """const svg = document.querySelector('svg.chart'), tick = svg.querySelector('.tick');
+    return parseFloat(getComputedStyle(tick).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"""
+    assert browser.execute_script(script) >= 9.5
+
+
+def test_it_prints(browser, page):
+    visit(browser, page, scheme="dark")
+    pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert pdf.startswith(b"%PDF")
+    assert len(pdf) > 20_000
+
+
+def test_a_hostile_run_runs_nothing(browser, tmp_path):
+    visit(browser, report(write_run(tmp_path / "<img src=x onerror=alert(1)>")), PHONE)
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE
