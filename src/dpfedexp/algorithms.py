@@ -59,6 +59,10 @@ class Algorithm:
             raise InputError(
                 f"mechanism is {self.mechanism!r}, which does not exist.{nearest(self.mechanism, MECHANISMS)}"
             )
+        require(
+            isinstance(self.average_last, int) and self.average_last >= 1,
+            f"average_last is {self.average_last!r}; it must be a positive whole number.",
+        )
         if self.mechanism == "none":
             return
         adaptive = isinstance(self.clip, AdaptiveClip)
@@ -249,8 +253,12 @@ def dp_fedadam(
     return Algorithm("dp_fedadam", mechanism, _one, _clip(clip), server=Adam(lr=server_rate), **privacy)
 
 
-def cdp_fedexp(*, clip: Clip, numerator: Literal["free", "paper"] = "free", **privacy) -> Algorithm:
+def cdp_fedexp(
+    *, clip: Clip, numerator: Literal["free", "paper"] = "free", average_last: int = 2, **privacy
+) -> Algorithm:
     """CDP-FedEXP (Algorithm 2). The free rule by default: the paper's step size at DP-FedAvg's own ε.
+
+    The reported model is the mean of the `average_last` newest iterates: post-processing, at no cost in privacy.
 
     >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
     1.0
@@ -259,7 +267,7 @@ def cdp_fedexp(*, clip: Clip, numerator: Literal["free", "paper"] = "free", **pr
     if numerator not in rules:
         raise InputError(f"numerator is {numerator!r}, which does not exist.{nearest(str(numerator), rules)}")
     return Algorithm(
-        "cdp_fedexp", "central-gaussian", rules[numerator], _clip(clip), numerator, average_last=2, **privacy
+        "cdp_fedexp", "central-gaussian", rules[numerator], _clip(clip), numerator, average_last=average_last, **privacy
     )
 
 
@@ -268,6 +276,7 @@ def ldp_fedexp(
     clip: Clip,
     mechanism: Literal["local-gaussian", "privunit"] = "local-gaussian",
     numerator: Numerator | None = None,
+    average_last: int = 2,
     **privacy,
 ) -> Algorithm:
     """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
@@ -282,7 +291,7 @@ def ldp_fedexp(
             raise InputError(
                 f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out."
             )
-        return Algorithm("ldp_fedexp", mechanism, _ldp_privunit, _clip(clip), average_last=2, **privacy)
+        return Algorithm("ldp_fedexp", mechanism, _ldp_privunit, _clip(clip), average_last=average_last, **privacy)
     if mechanism != "local-gaussian":
         known = ("local-gaussian", "privunit")
         raise InputError(f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
@@ -290,7 +299,7 @@ def ldp_fedexp(
     chosen = numerator or "free"
     if chosen not in rules:
         raise InputError(f"numerator is {chosen!r}, which does not exist.{nearest(chosen, rules)}")
-    return Algorithm("ldp_fedexp", mechanism, rules[chosen], _clip(clip), chosen, average_last=2, **privacy)
+    return Algorithm("ldp_fedexp", mechanism, rules[chosen], _clip(clip), chosen, average_last=average_last, **privacy)
 
 
 def naive_ldp_fedexp(*, clip: Clip, **privacy) -> Algorithm:

@@ -31,9 +31,12 @@ def row_norms(x: Tensor) -> Tensor:
 
 
 def clip(updates: Tensor, radius: float) -> Clipped:
-    """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it."""
+    """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
+
+    So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
+    """
     norms = row_norms(updates)
-    bad = ~torch.isfinite(norms)
+    bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)
         norms = torch.where(bad, torch.zeros_like(norms), norms)
@@ -57,7 +60,7 @@ class AdaptiveClip:
 
     initial: float = 1.0
     quantile: float = 0.5
-    rate: float = 0.2
+    rate: float = 0.5
     count_noise: float | None = None
 
     def __post_init__(self) -> None:

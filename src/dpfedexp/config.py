@@ -51,7 +51,7 @@ class ModelSettings(Section):
 class AdaptiveSettings(Section):
     initial: float = 1.0
     quantile: float = 0.5
-    rate: float = 0.2
+    rate: float = 0.5
     count_noise: float | None = None
 
 
@@ -74,6 +74,7 @@ class AlgorithmSettings(Section):
     gamma: str | None = None
     server_rate: float | None = None
     server_momentum: float | None = None
+    average_last: int | None = None
 
 
 class LocalSettings(Section):
@@ -100,7 +101,9 @@ class RunSettings(Section):
     loss: str | None = None
     evaluate_every: int = Field(1, ge=1)
     budget: float | None = Field(None, gt=0)
-    trainer: Literal["auto", "vectorised", "loop"] = "auto"
+    trainer: Literal["auto", "fast", "vectorised", "loop", "tiled-vectorised", "tiled-loop"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    memory: str | int | None = None
     secure: bool | Literal["strict"] = False
 
 

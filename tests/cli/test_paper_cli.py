@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.paper.fabricated import Counting
 from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
 from dpfedexp.paper import parts
-from dpfedexp.paper.cells import Store
 from dpfedexp.paper.parts import Part
+from dpfedexp.paper.store import Store
 from dpfedexp.report.document import Section, Table
-from tests.paper.fabricated import Counting
 
 
 def call(*arguments: object):

@@ -6,8 +6,30 @@ import tomllib
 from pathlib import Path
 
 import tomli_w
+import torch
+from torch import Tensor
 
+from dpfedexp.algorithms import cdp_fedexp
+from dpfedexp.data import synthetic_regression
 from dpfedexp.flower.new import new_app
+from dpfedexp.local import Sgd
+from dpfedexp.models import linear_regression
+from dpfedexp.simulation.train import train
+
+LOCAL = {"lr": 0.02, "steps": 10}
+ALMOST_NO_NOISE = 1e-9
+"""As a multiple of the clip: below the rounding of float32, so that a central round can be compared number by number."""
+
+
+def assert_first_round_is_the_simulators(w: Tensor) -> None:
+    """`w` is the model after one round of the template's app with these settings."""
+    algorithm = cdp_fedexp(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
+    clients = synthetic_regression(3, 20).federation
+    run = train(linear_regression(20), clients, algorithm, local=Sgd(**LOCAL), rounds=1, progress=False)
+    # The reported model averages the start, which is zero, with the first iterate.
+    simulated = 2 * next(iter(run.model.parameters())).detach().double().flatten()
+    assert float(simulated.norm()) > 0.1
+    torch.testing.assert_close(w, simulated, rtol=2e-5, atol=2e-6)
 
 
 def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:

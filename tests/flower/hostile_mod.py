@@ -22,7 +22,7 @@ def hostile(message, context, call_next):
         Path(context.run_config["test.marks"], what).touch()
         time.sleep(600)
     if what == "crash":
-        context = replace(context, node_config={**context.node_config, "partition-id": "SECRET-OF-THE-NODE"})
+        context = replace(context, node_config={**context.node_config, "partition-id": 47110815})
     reply = call_next(message, context)
     if what == "replay":
         kept = {REPORT: context.state.array_records["kept"], REQUEST: context.state.config_records["kept said"]}

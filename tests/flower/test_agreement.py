@@ -60,16 +60,19 @@ def _silent_at(self, purpose, round):
     return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
 
+SMALL = 1e-4
+"""The grid of secure noise is a millionth of the noise: at this size it is finer than float32, as a comparison needs."""
+
 ALGORITHMS = {
     "fedexp": fedexp(),
-    "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=1.0),
-    "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=1.0),
-    "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
-    "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=1.0, server_rate=0.7),
-    "ldp gaussian": ldp_fedexp(clip=0.5, noise_multiplier=1.0),
-    "ldp paper": ldp_fedexp(clip=0.5, noise_multiplier=1.0, numerator="paper"),
+    "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
+    "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
+    "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
+    "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
+    "ldp gaussian": ldp_fedexp(clip=0.5, noise_multiplier=SMALL),
+    "ldp paper": ldp_fedexp(clip=0.5, noise_multiplier=SMALL, numerator="paper"),
     "ldp privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
-    "dp_scaffold": dp_scaffold(clip=0.5, noise_multiplier=1.0),
+    "dp_scaffold": dp_scaffold(clip=0.5, noise_multiplier=SMALL),
 }
 
 
@@ -82,6 +85,9 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         # Without noise PrivUnit has no direction to orthogonalise: fixed draws, the same on both sides, take its place.
         silence = Fixed()
         monkeypatch.setattr(__name__ + ".Silence", Fixed)
+        # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
+        for module in ("server", "wire"):
+            monkeypatch.setattr(f"dpfedexp.flower.{module}.deployed", lambda mechanism: mechanism)
     monkeypatch.setattr(client, "deployment_noise", lambda: silence)
     _, result = flower_run(tmp_path, algorithm, federation, model, rounds=3, noise=lambda: silence)
     run = simulated_run(monkeypatch, algorithm, federation, model, rounds=3)
@@ -95,7 +101,8 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         metrics = result.train_metrics_clientapp[number]
         assert metrics["eta_g"] == pytest.approx(line["eta_g"], rel=1e-4)
         assert metrics["clip"] == pytest.approx(line["clip"], rel=1e-5)
-        assert metrics["epsilon_total"] == pytest.approx(line["epsilon_total"], rel=1e-12)
+        # The paper's scalar costs 2⁻¹⁹ more in μ on the grid of secure noise; everything else costs the same.
+        assert metrics["epsilon_total"] == pytest.approx(line["epsilon_total"], rel=1e-5)
 
 
 class Fixed:

@@ -88,10 +88,10 @@ def test_the_update_is_the_difference_clipped_and_alone():
     np.testing.assert_allclose(sent(ask(CentralGaussian(2.0, 1.0))), [0.5, 0, 0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e38])
-def test_an_update_that_is_not_finite_becomes_zero(bad):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+def test_an_update_that_is_not_finite_becomes_zero_and_a_huge_one_is_clipped(bad):
     vector = sent(ask(CentralGaussian(0.2, 1.0), trained=[bad, 1.0, 1.0, 1.0]))
-    expected = [0.2, 0, 0, 0] if bad == 1e38 else [0, 0, 0, 0]
+    expected = [0.2, 0, 0, 0] if bad == 1e30 else [0, 0, 0, 0]
     np.testing.assert_allclose(vector, expected, atol=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_deployment_noise_ignores_every_seed():
 
 def test_the_structured_privunit_report_is_a_level_and_a_unit_vector():
     reply = ask(PrivUnit(0.2, 4))
-    assert np.linalg.norm(sent(reply)) == pytest.approx(1.0, abs=1e-5)
+    assert np.linalg.norm(sent(reply)) == pytest.approx(1.0, abs=2e-4), "up to the grid of secure noise"
     assert 0 <= reply.content.config_records[REQUEST]["level"] <= PrivUnit(0.2, 4).scalar.k
 
 

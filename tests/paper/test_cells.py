@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.paper import cells as cells_module
-from dpfedexp.paper.cells import Place, Results, Store, TrainingCell
+from dpfedexp.paper import store as store_module
+from dpfedexp.paper.cells import Place, TrainingCell
 from dpfedexp.paper.experiments import experiment, vary
+from dpfedexp.paper.store import Results, Store
 from tests.paper.fabricated import Counting
 
 TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
@@ -92,7 +93,7 @@ def test_the_key_does_not_change_with_where_it_runs(store, change):
 
 def test_a_new_version_of_the_results_is_another_key(store, monkeypatch):
     before = store.path(tiny())
-    monkeypatch.setattr(cells_module, "RESULTS_VERSION", cells_module.RESULTS_VERSION + 1)
+    monkeypatch.setattr(store_module, "RESULTS_VERSION", store_module.RESULTS_VERSION + 1)
     assert store.path(tiny()) != before
 
 

@@ -60,6 +60,14 @@ def test_mnist_shows_the_printed_number_and_the_difference():
     assert section.claims[1].holds, "FedEXP is above FedAvg"
 
 
+def test_other_images_are_not_held_against_the_papers_numbers():
+    other = Fabricated()
+    other.on_mnist = False
+    section = mnist.section(FULL, other)
+    assert "not MNIST" in section.notes[0]
+    assert all(claim.holds for claim in section.claims)
+
+
 def test_quick_says_that_its_epsilon_is_not_the_papers():
     assert any("ε is not" in note for note in mnist.section(QUICK, Fabricated()).notes)
     assert not any("Quick" in note for note in mnist.section(FULL, Fabricated()).notes)

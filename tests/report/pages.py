@@ -33,8 +33,13 @@ def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
     return folder
 
 
-def write_paper(folder: Path, *names: str) -> Path:
+def write_paper(folder: Path, *names: str, figures: bool = False) -> Path:
+    """Sections of the paper; with their figures as files only where a test looks at them, because drawing is slow."""
     folder.mkdir(parents=True)
     for name in names:
-        save(parts.PARTS[name].section(Scale(seeds=2), Fabricated()), folder)
+        section = parts.PARTS[name].section(Scale(seeds=2), Fabricated())
+        if figures:
+            save(section, folder)
+        else:
+            (folder / f"{name}.json").write_text(section.to_json(), encoding="utf-8")
     return folder

@@ -38,6 +38,12 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without the files of the figures, which take longer than all the rest."""
+    monkeypatch.setattr("dpfedexp.report.folder.draw", lambda chart, folder: [])
+
+
 def check(path: Path) -> tuple[str, Checker]:
     text = path.read_text(encoding="utf-8")
     checker = Checker()
@@ -64,7 +70,7 @@ def test_a_run(tmp_path):
     assert 'href="run.png"' in text
 
 
-def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path):
+def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path, undrawn):
     folder = write_run(tmp_path / "run")
     (folder / "privacy.txt").unlink()
     (folder / "privacy.json").unlink()
@@ -75,7 +81,7 @@ def test_a_run_that_was_cut_off_has_a_page_and_says_so(tmp_path):
     assert "6 rounds" in text
 
 
-def test_a_name_full_of_markup_is_only_text(tmp_path):
+def test_a_name_full_of_markup_is_only_text(tmp_path, undrawn):
     folder = write_run(tmp_path / "<img src=x onerror=alert(1)>")
     text, checker = check(report(folder))
     assert "img" not in checker.seen
@@ -93,7 +99,7 @@ def test_a_sweep_sets_runs_side_by_side(tmp_path):
 
 
 def test_the_paper_in_its_own_order(tmp_path):
-    text, _ = check(report(write_paper(tmp_path / "paper", "step-size", "synthetic", "table1")))
+    text, _ = check(report(write_paper(tmp_path / "paper", "step-size", "synthetic", "table1", figures=True)))
     places = [text.index(f'<section id="{name}"') for name in ("table1", "synthetic", "step-size")]
     assert places == sorted(places)
     assert "dpfedexp paper synthetic --seeds 2" in text
@@ -129,7 +135,7 @@ def test_what_is_not_a_section_is_left_alone(tmp_path):
     check(report(folder))
 
 
-def test_evil_text_is_in_the_page_as_text(tmp_path):
+def test_evil_text_is_in_the_page_as_text(tmp_path, undrawn):
     text, _ = check(report(write_run(tmp_path / "run")))
     assert text.count("&lt;script&gt;") == 2
     assert EVIL not in text

@@ -40,7 +40,12 @@ def outcome(folder: Path):
     for record in history:
         del record["seconds"]
     weights = load_file(folder / "model.safetensors")["weight"]
-    return weights.numpy().tobytes(), history, (folder / "ledger.jsonl").read_bytes(), (folder / "privacy.json").read_bytes()
+    return (
+        weights.numpy().tobytes(),
+        history,
+        (folder / "ledger.jsonl").read_bytes(),
+        (folder / "privacy.json").read_bytes(),
+    )
 
 
 @pytest.fixture

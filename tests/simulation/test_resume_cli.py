@@ -76,7 +76,9 @@ def test_resume_starts_an_empty_folder_so_that_one_command_can_be_repeated(call,
 def test_resuming_with_other_settings_names_them_as_the_file_does(call, tmp_path):
     call("run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there; run\.seed is 2 here and 0 there"):
+    with pytest.raises(
+        InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there; run\.seed is 2 here and 0 there"
+    ):
         call("run", "--resume", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 

@@ -1,4 +1,4 @@
-"""A process that trains until it is killed, for `test_kill`. Imported once by the fork server, so that a life starts in milliseconds."""
+"""A process that trains until it is killed, for `test_kill`; imported once by the fork server, so that a life starts at once."""
 
 from __future__ import annotations
 

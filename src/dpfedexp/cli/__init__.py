@@ -37,7 +37,7 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import demo, flower, paper, privacy, report, train
+    from dpfedexp.cli import audit, demo, flower, paper, privacy, report, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
@@ -46,6 +46,7 @@ def _register() -> None:
     app.command("report")(report.report)
     app.add_typer(privacy.app, name="privacy")
     app.add_typer(flower.app, name="flower")
+    app.add_typer(audit.app, name="audit")
 
 
 _register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,9 @@ def demo(
     done = demonstration.run(seeds)
     section = demonstration.section(done, f"dpfedexp demo --seeds {seeds}")
     console = terminal.wide()
-    terminal.show(console, section)
+    setup, *seen = section.text
+    terminal.show(console, replace(section, text=[setup]))
+    console.print(*seen, highlight=False)
     summary = out / "summary.json"
     demonstration.write_summary(done, summary)
     written = [summary, *save(section, out)]

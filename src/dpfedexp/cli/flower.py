@@ -55,8 +55,9 @@ def up(
     if guard is not None:
         require(guard.is_file(), f"guard is {str(guard)!r}, which is not a file.")
         config["dpfedexp-guard"] = str(guard.resolve())
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, _interrupt)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
     with (
         tempfile.TemporaryDirectory(prefix="dpfedexp-up-") as temporary,
         Deployment(folder or temporary, nodes, tls=tls, node_config=config) as deployment,

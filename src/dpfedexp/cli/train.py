@@ -13,6 +13,7 @@ from rich.table import Table
 from dpfedexp import problem
 from dpfedexp.config import Resolved, Settings, load
 from dpfedexp.errors import InputError
+from dpfedexp.simulation import distributed
 from dpfedexp.simulation.output import RunFolder
 from dpfedexp.simulation.progress import show
 from dpfedexp.simulation.train import Run
@@ -78,9 +79,15 @@ def train(
     settings.check()
     if resume and out is None:
         raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    distributed.join()
+    if distributed.rank() > 0:
+        execute(settings, None, data=data)
+        distributed.leave()
+        return
     folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}", resume=resume)
     try:
         run = execute(settings, folder, data=data, resume=resume, progress=not quiet)
+        distributed.leave()
     except KeyboardInterrupt:
         Console(stderr=True).print(
             f"Go on with: dpfedexp train {file} --out {folder.path} --resume, and the same --set.",
@@ -93,9 +100,14 @@ def train(
 
 
 def execute(
-    settings: Settings, folder: RunFolder, *, data: str | None = None, resume: bool = False, progress: bool = True
+    settings: Settings,
+    folder: RunFolder | None,
+    *,
+    data: str | None = None,
+    resume: bool = False,
+    progress: bool = True,
 ) -> Run:
-    """Run settings into a folder."""
+    """Run settings into a folder; the ranks of a distributed run other than the first have none."""
     posed = problem.build(settings, data)
     participation = settings.build_participation()
     clients = len(posed.federation)
@@ -104,7 +116,8 @@ def execute(
         clients=clients,
         cohort=participation.expected(clients),
     )
-    folder.write_config(settings.model_copy(update={"resolved": facts}))
+    if folder is not None:
+        folder.write_config(settings.model_copy(update={"resolved": facts}))
     run = run_training(
         posed.model,
         posed.federation,
@@ -113,14 +126,15 @@ def execute(
         participation=participation,
         test=posed.test,
         evaluate=posed.evaluate,
-        ledger=folder.ledger,
-        checkpoint=folder.path,
+        ledger=None if folder is None else folder.ledger,
+        checkpoint=None if folder is None else folder.path,
         resume=resume,
-        on_round=folder.record,
+        on_round=None if folder is None else folder.record,
         progress=progress,
         **settings.run.model_dump(),
     )
-    folder.finish(run)
+    if folder is not None:
+        folder.finish(run)
     return run
 
 

@@ -150,21 +150,22 @@ class Deployment:
         for process in [*self.supernodes, self.superlink]:
             if process is not None and process.poll() is None:
                 process.terminate()
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline and (self._running() or marked(self.mark)):
-            time.sleep(0.1)
+        self._wait_for_the_end(5.0)
         for process in [*self.supernodes, self.superlink]:
             if process is not None and process.poll() is None:
                 process.kill()
         for pid in marked(self.mark):
             _kill(pid)
-        for process in [*self.supernodes, self.superlink]:
-            if process is not None:
-                process.wait()
+        self._wait_for_the_end(5.0)
         self.supernodes, self.superlink = [], None
 
-    def _running(self) -> bool:
-        return any(p is not None and p.poll() is None for p in [*self.supernodes, self.superlink])
+    def _wait_for_the_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended = [p is None or p.poll() is not None for p in [*self.supernodes, self.superlink]]
+            if all(ended) and not marked(self.mark):
+                return
+            time.sleep(0.1)
 
     def _spawn(self, program: str, options: list[str], name: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from dpfedexp.errors import InputError, nearest, require
@@ -42,9 +42,10 @@ def encode(mechanism: Mechanism) -> str:
     >>> encode(LocalGaussian(0.3, 0.7))
     '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
     """
-    values = asdict(mechanism)  # type: ignore[call-overload]
+    kind = kind_of(mechanism)
+    values = {field.name: getattr(mechanism, field.name) for field in fields(KINDS[kind])}
     finite = {name: None if value == math.inf else value for name, value in values.items()}
-    return json.dumps({"kind": kind_of(mechanism), **finite}, separators=(",", ":"))
+    return json.dumps({"kind": kind, **finite}, separators=(",", ":"))
 
 
 def decode(text: str) -> Mechanism:

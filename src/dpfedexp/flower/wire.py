@@ -18,8 +18,11 @@ from dpfedexp.accounting.events import Sampling
 from dpfedexp.clipping import row_norms
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import strict_array
+from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.spec import decode, encode
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Report
+from dpfedexp.secure.gaussian import SecureCentralGaussian
+from dpfedexp.secure.grid import step_for, truncate
 from dpfedexp.sums import Sums
 
 REQUEST = "dpfedexp"
@@ -76,7 +79,7 @@ class Request:
         return Request(
             values["round"],  # type: ignore[arg-type]
             values["nonce"],  # type: ignore[arg-type]
-            decode(values["mechanism"]),  # type: ignore[arg-type]
+            deployed(decode(values["mechanism"])),  # type: ignore[arg-type]
             Sampling(values["sampling"], values["rate"]),  # type: ignore[arg-type]
             tuple(int(c) for c in clients),
             values["travel"] or None,  # type: ignore[arg-type]
@@ -140,7 +143,20 @@ def _read_hosted(array: Array, said: ConfigRecord, request: Request, width: int)
     for value, most in ((squares, n * bound**2 * slack), (within, float(n))):
         require(isinstance(value, float) and abs(value) <= most, "one of its statistics is out of range")
     scalar = torch.tensor([squares, within], dtype=torch.float64)
-    return Sums(vector, scalar[0], scalar[1], n)
+    return on_grid(Sums(vector, scalar[0], scalar[1], n), request.mechanism)
+
+
+def on_grid(sums: Sums, mechanism: Mechanism) -> Sums:
+    """A node's sums truncated to the grid of the server's noise, where they are already if the node is honest."""
+    if not isinstance(mechanism, SecureCentralGaussian):
+        return sums
+    step = step_for(mechanism.noise_multiplier * mechanism.clip)
+    squares = sums.squares
+    if mechanism.scalar_multiplier is not None:
+        square_step = step_for(mechanism.scalar_multiplier * mechanism.clip**2)
+        squares = truncate(squares, square_step).double() * square_step
+    within = sums.within.round()
+    return Sums(truncate(sums.vector, step).double() * step, squares, within, sums.count)
 
 
 def _level(said: ConfigRecord, mechanism: Mechanism) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ from dpfedexp.mechanisms.scalardp import ScalarDP
 from dpfedexp.sums import Sums
 
 GammaRule = Literal["exact", "paper", "optimal"]
+_FEW = 2**12
 
 
 @dataclass(frozen=True)
@@ -135,15 +136,23 @@ def sample_height(constants: Direction, uniform: Tensor) -> Tensor:
     return torch.from_numpy(height)
 
 
-def sample_direction(unit: Tensor, constants: Direction, gaussian: Tensor, uniform: Tensor) -> Tensor:
-    """V = t·u + sqrt(1 − t²)·w for every row at once, with w uniform on the sphere orthogonal to u."""
-    t = sample_height(constants, uniform).to(unit.device)
-    w = gaussian
-    for _ in range(2):  # Twice is enough: the first pass leaves rounding along u, the second removes it.
-        w = w - (w * unit).sum(1, keepdim=True) * unit
-    w = w / row_norms(w).to(w.dtype)[:, None]
-    sine = ((1 - t) * (1 + t)).clamp_min(0.0).sqrt()
-    return t.to(unit.dtype)[:, None] * unit + sine.to(unit.dtype)[:, None] * w
+def sample_direction(
+    source: Tensor, constants: Direction, gaussian: Tensor, uniform: Tensor, norms: Tensor | None = None
+) -> Tensor:
+    """V = t·u + sqrt(1 − t²)·w for every row at once, with u the row's direction and w uniform on the sphere orthogonal to it.
+
+    w is the part g − ⟨g,u⟩u of a Gaussian g, of norm sqrt(‖g‖² − ⟨g,u⟩²), so V is a combination of the row and g: a product, two norms
+    and one pass over both. In few dimensions that norm can cancel, hence double precision there; `norms` are the rows' if known.
+    """
+    if source.shape[1] <= _FEW and source.dtype != torch.float64:
+        return sample_direction(source.double(), constants, gaussian.double(), uniform, norms).to(source.dtype)
+    norms = row_norms(source) if norms is None else norms
+    t = sample_height(constants, uniform).to(source.device)
+    along = torch.linalg.vecdot(gaussian, source).double() / norms
+    across = (row_norms(gaussian).square() - along.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+    sine = ((1 - t) * (1 + t)).clamp_min(0.0).sqrt() / across
+    of_row = (t - sine * along) / norms
+    return (gaussian * sine.to(source.dtype)[:, None]).addcmul_(source, of_row.to(source.dtype)[:, None])
 
 
 @dataclass(frozen=True)
@@ -172,14 +181,14 @@ class PrivUnit:
         delta = clipped.vectors
         d = delta.shape[1]
         norms = row_norms(delta)
-        gaussian = noise.normal(clients, 2 * d if bool((norms == 0).any()) else d, delta.device, delta.dtype)
+        zero = norms == 0
+        some = bool(zero.any())
+        gaussian = noise.normal(clients, 2 * d if some else d, delta.device, delta.dtype)
         uniform = noise.uniform(clients, 5)
         # A zero update has no direction: a random one keeps E[c] = 0.
-        instead = gaussian[:, d:] if gaussian.shape[1] > d else delta
-        zero = norms == 0
-        source = torch.where(zero[:, None], instead, delta)
-        unit = source / row_norms(source).to(source.dtype)[:, None]
-        vector = sample_direction(unit, self.direction, gaussian[:, :d], uniform[:, :2])
+        source = torch.where(zero[:, None], gaussian[:, d:], delta) if some else delta
+        known = None if some else norms
+        vector = sample_direction(source, self.direction, gaussian[:, :d], uniform[:, :2], known)
         level = self.scalar.randomize(norms.cpu().clamp_max(self.clip), uniform[:, 2:])
         return Report(vector, level=level.to(delta.device))
 

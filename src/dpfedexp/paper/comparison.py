@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Result, Results, TrainingCell
+from dpfedexp.paper.cells import Result, TrainingCell
 from dpfedexp.paper.experiments import experiment
 from dpfedexp.paper.published import ALGORITHMS, LAST_ROUNDS, SETTINGS
 from dpfedexp.paper.scale import Scale
 from dpfedexp.paper.seeds import Paired, Spread, last_rounds, paired, spread
+from dpfedexp.paper.store import Results
 from dpfedexp.report.document import Panel, Series, Table
 
 Key = tuple[str, str]

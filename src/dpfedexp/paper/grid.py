@@ -8,11 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Cell, Results, TrainingCell
+from dpfedexp.paper.cells import Cell, TrainingCell
 from dpfedexp.paper.experiments import experiment, vary
 from dpfedexp.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
 from dpfedexp.paper.scale import Scale
 from dpfedexp.paper.seeds import last_rounds
+from dpfedexp.paper.store import Results
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 SEEDS = {"synthetic": 3, "mnist": 1}
@@ -106,8 +107,13 @@ def section(scale: Scale, results: Results) -> Section:
             *NOTES,
         ],
         command=scale.command("grid"),
+        configuration={_name(one.key): scale.runs(experiment("-".join(one.key)))[0].to_toml() for one in done},
         data={"-".join(one.key): _data(one) for one in done},
     )
+
+
+def _name(key: Key) -> str:
+    return f"{PROBLEMS[key[0]]}, {SETTINGS[key[1]]}, {ALGORITHMS[key[2]]}"
 
 
 def _show(value: float, problem: str) -> str:
@@ -149,7 +155,7 @@ def _selected(done: list[Search]) -> Table:
 
 
 def _grid(one: Search) -> Table:
-    problem, setting, algorithm = one.key
+    problem = one.key[0]
     clips = sorted({clip for _, clip in one.values})
     rows = []
     for rate in sorted({rate for rate, _ in one.values}):
@@ -157,8 +163,7 @@ def _grid(one: Search) -> Table:
         rows.append(
             [f"{rate:g}", *(_show(one.values[rate, c], problem) + m for c, m in zip(clips, marks, strict=True))]
         )
-    title = f"{PROBLEMS[problem]}, {SETTINGS[setting]}, {ALGORITHMS[algorithm]}"
-    return Table(title, ["η_l", *(f"C = {clip:g}" for clip in clips)], rows, "* selected")
+    return Table(_name(one.key), ["η_l", *(f"C = {clip:g}" for clip in clips)], rows, "* selected")
 
 
 def _chart(problem: str, group: list[Search]) -> Chart:

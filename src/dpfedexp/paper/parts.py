@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfedexp.paper import beyond, grid, mnist, step_history, step_size, synthetic, table1_section
-from dpfedexp.paper.cells import Cell, Place, Results, Store
+from dpfedexp.paper.cells import Cell, Place
 from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.store import Results, Store
 from dpfedexp.report.document import Section
 
 

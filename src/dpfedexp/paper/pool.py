@@ -9,12 +9,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -28,36 +31,18 @@ def run_all(
     workers: int | None = None,
     cost: Callable[[Job], float] = lambda job: 1.0,
 ) -> list[Done]:
-    """work(job) for every job, with a progress bar; the results are in the order of the jobs.
+    """work(job) for every job, showing progress; the results are in the order of the jobs.
 
     `workers` processes side by side, as many as there are cores by default; with 1, one after the other in this process.
     `cost` weighs the jobs, so that the estimate of the time left knows the long ones from the short.
     """
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[done]}/{task.fields[jobs]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        transient=True,
-        # The usual window of 30 seconds is shorter than one job.
-        speed_estimate_period=3600.0,
-    ) as bar:
-        row = bar.add_task(description, total=sum(map(cost, jobs)), done=0, jobs=len(jobs))
-        finished = 0
-
-        def advance(job: Job) -> None:
-            nonlocal finished
-            finished += 1
-            bar.update(row, advance=cost(job), done=finished)
-
-        processes = min(workers or _cores(), len(jobs))
+    processes = min(workers or _cores(), len(jobs))
+    with JobProgress(description, [cost(job) for job in jobs]) as progress:
         if processes < 2:
             results = []
             for job in jobs:
                 results.append(work(job))
-                advance(job)
+                progress.advance(cost(job))
             return results
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare_worker) as pool:
@@ -65,11 +50,58 @@ def run_all(
             try:
                 for future in as_completed(futures):
                     future.result()
-                    advance(futures[future])
+                    progress.advance(cost(futures[future]))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             return [future.result() for future in futures]
+
+
+class JobProgress:
+    """A bar with the time left, on stderr; where there is no terminal, a line every half minute instead."""
+
+    EVERY = 30.0
+
+    def __init__(self, description: str, costs: Sequence[float]) -> None:
+        self.description, self.jobs, self.total = description, len(costs), sum(costs)
+        self.finished, self.spent, self.began = 0, 0.0, time.monotonic()
+        self.said = self.began
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[shown]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.row = self.bar.add_task(description, total=self.total, shown=self.text)
+
+    def __enter__(self) -> JobProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    @property
+    def text(self) -> str:
+        elapsed = time.monotonic() - self.began
+        left = elapsed * (self.total - self.spent) / self.spent if self.spent else None
+        about = "" if left is None else f", about {_clock(left)} left"
+        return f"{self.finished}/{self.jobs} in {_clock(elapsed)}{about}"
+
+    def advance(self, cost: float) -> None:
+        self.finished += 1
+        self.spent += cost
+        self.bar.update(self.row, completed=self.spent, shown=self.text)
+        if not self.console.is_terminal and time.monotonic() - self.said >= self.EVERY:
+            self.said = time.monotonic()
+            self.console.print(f"{self.description}: {self.text}", highlight=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _cores() -> int:

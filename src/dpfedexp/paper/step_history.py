@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dpfedexp.paper import comparison
-from dpfedexp.paper.cells import Cell, Results
+from dpfedexp.paper.cells import Cell
 from dpfedexp.paper.comparison import Comparison, line
 from dpfedexp.paper.published import SETTINGS
 from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.store import Results
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Table
 
 PROBLEMS = {"synthetic": "Synthetic", "mnist": "MNIST"}
@@ -42,6 +43,11 @@ def section(scale: Scale, results: Results) -> Section:
         claims=_claims(seen),
         notes=scale.notes,
         command=scale.command("step-history"),
+        configuration={
+            f"{PROBLEMS[problem]}, {SETTINGS[s]}": runs.settings[s, "fedexp"][0].to_toml()
+            for problem, runs in seen.items()
+            for s in SETTINGS
+        },
     )
 
 

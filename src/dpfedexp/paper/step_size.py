@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from statistics import fmean, stdev
 
-from dpfedexp.paper.cells import Cell, Results
+from dpfedexp.paper.cells import Cell
+from dpfedexp.paper.experiments import experiment
 from dpfedexp.paper.initial_step import RULES, InitialStepCell
 from dpfedexp.paper.published import SETTINGS
 from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.store import Results
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 LOCAL = ("ldp-gaussian", "ldp-privunit")
@@ -48,6 +50,7 @@ def section(scale: Scale, results: Results) -> Section:
         claims=_claims(seen),
         notes=NOTES,
         command=scale.command("step-size"),
+        configuration={SETTINGS[s]: experiment(f"synthetic-{s}-fedexp").to_toml() for s in LOCAL},
         data={f"{setting}, M = {clients}": values for (setting, clients), values in seen.items()},
     )
 

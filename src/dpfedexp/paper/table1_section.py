@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dpfedexp.paper.cells import Cell, Results
+from dpfedexp.paper.cells import Cell
 from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.store import Results
 from dpfedexp.paper.table1 import Row, table1
 from dpfedexp.report.document import Claim, Section, Table
 

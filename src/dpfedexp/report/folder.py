@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from dpfedexp.errors import InputError
@@ -33,7 +34,7 @@ def _page(folder: Path, command: str) -> Page:
         return Page(title, subtitle, saved, command)
     if is_run(folder):
         run = read_run(folder)
-        section = run_section(run)
+        section = replace(run_section(run), title="What was measured")
         _draw(section, folder)
         return Page(run.name, f"A run of dpfedexp: {len(run.history)} rounds.", [section], command)
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]

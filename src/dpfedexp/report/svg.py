@@ -75,6 +75,9 @@ def chart(panel: Panel) -> Markup:
 
 
 def legend(panel: Panel) -> Markup:
+    """The names of the lines; nothing where the panel's title says it already."""
+    if [s.name for s in panel.series] == [panel.title]:
+        return Markup("")
     items = [
         Markup('<li class="s{}"><i{}></i>{}</li>').format(slot, Markup(' class="dashed"') if s.dashed else "", s.name)
         for s, slot in zip(panel.series, slots(panel), strict=True)

@@ -9,7 +9,7 @@ def linear(low: float, high: float, about: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, within the range."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= 0.7 * rough)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]

@@ -1,6 +1,7 @@
 """Noise that an attacker can't predict and can't see through: from the operating system, on a grid.
 
-`secure_mechanism` puts a mechanism on the grid, `ChaChaNoise` is where its randomness comes from. `train(..., secure=True)` uses both.
+`secure_mechanism` puts a mechanism on the grid, `ChaChaNoise` is where its randomness comes from; `train(..., secure=True)`
+uses both.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["ChaChaNoise", "Secure", "SystemStreams", "secure_mechanism"]
 def secure_mechanism(mechanism: Mechanism, strict: bool = False) -> Mechanism:
     """The same mechanism on an integer grid: the same fields, protocol and adjacency.
 
-    Formal guarantee: that of `mechanism`; what is charged says where the grid costs anything. `strict` takes exact discrete Gaussian
-    noise, which leaves nothing to the quality of floating-point sampling and is far slower.
+    Formal guarantee: that of `mechanism`; what is charged says where the grid costs anything. `strict` takes exact discrete
+    Gaussian noise, which leaves nothing to the quality of floating-point sampling and is far slower.
 
     >>> secure_mechanism(CentralGaussian(clip=0.3, noise_multiplier=5.0)).clip
     0.3

@@ -2,48 +2,97 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfedexp.errors import InputError
 
-
-def _fresh_generator() -> np.random.Generator:
-    try:
-        from randomgen import ChaCha
-    except ModuleNotFoundError:
-        raise InputError("secure noise needs randomgen; install it with: pip install 'dpfedexp[secure]'.") from None
-    return np.random.Generator(ChaCha(key=int.from_bytes(os.urandom(32), "little"), rounds=20))
+_BYTES_PER_KEY = 2**30
 
 
-class ChaChaNoise:
-    """ChaCha20 keyed with 256 bits from the operating system; implements `mechanisms.Noise`.
+class ChaCha20:
+    """Random 64-bit words: the key stream of ChaCha20 under a key of 256 bits from the operating system.
 
-    Successive draws are independent, so one object serves every purpose of every round; the clients' keys mean nothing here. There is
-    no seed and no way to read or restore the state. A forked process gets a key of its own.
+    A new key is taken after every GiB, and by every forked process, whose parent would otherwise give out the same words.
     """
 
     def __init__(self) -> None:
-        self._generator = _fresh_generator()
-        self._owner = os.getpid()
+        self._lock = Lock()
+        self._rekey()
+
+    def _rekey(self) -> None:
+        self._stream = _key_stream(os.urandom(32))
+        self._left, self._owner = _BYTES_PER_KEY, os.getpid()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        size = 8 * count
+        with self._lock:
+            if self._left < size or self._owner != os.getpid():
+                self._rekey()
+            self._left -= size
+            return np.frombuffer(self._stream.update(bytes(size)), dtype=np.uint64)
+
+
+def _key_stream(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20 as Algorithm
+    except ModuleNotFoundError:
+        raise InputError("secure noise needs cryptography; install it with: pip install 'dpfedexp[secure]'.") from None
+    return Cipher(Algorithm(key, bytes(16)), mode=None).encryptor()
+
+
+class ChaChaNoise:
+    """System randomness; implements `mechanisms.Noise`. The clients' keys mean nothing here.
+
+    Successive draws are independent, so one object serves every purpose of every round. There is no seed, and no state that could
+    be saved. Normals are pairs by Box and Muller's method from 128 bits: it is smooth everywhere, so that its rounding to a grid
+    leaves no gaps, and its largest value is 9.5.
+
+    >>> ChaChaNoise().uniform(torch.arange(2), 3).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self) -> None:
+        self._source = ChaCha20()
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(self.generator().standard_normal((len(clients), width))).to(device, dtype)
+        count = len(clients) * width
+        half = (count + 1) // 2
+        words = torch.from_numpy(self._source.words(2 * half).astype(np.float64))
+        # A half more than a whole number is never 0, so the logarithm is finite.
+        radius = words[:half].add(0.5).mul_(2.0**-64).log_().mul_(-2.0).sqrt_()
+        angle = words[half:].mul_(2.0 * math.pi * 2.0**-64)
+        drawn = torch.cat([radius * angle.cos(), radius * angle.sin()])
+        return drawn[:count].reshape(len(clients), width).to(device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
-        return torch.from_numpy(self.generator().random((len(clients), width)))
+        return torch.from_numpy(self._uniform(len(clients) * width)).reshape(len(clients), width)
 
-    def generator(self, client: int = 0) -> np.random.Generator:
-        """For draws of another shape, such as who takes part."""
-        if os.getpid() != self._owner:
-            self._generator, self._owner = _fresh_generator(), os.getpid()
-        return self._generator
+    def generator(self, client: int = 0) -> ChaChaNoise:
+        """Itself, which has the two methods of a NumPy generator that choosing clients asks for."""
+        return self
 
-    def __reduce__(self):
+    def random(self, size: int) -> NDArray[np.float64]:
+        return self._uniform(size)
+
+    def choice(self, population: int, size: int, replace: bool) -> NDArray[np.int64]:
+        """`size` different numbers below `population`, every set of them equally likely."""
+        assert not replace
+        return np.argsort(self._source.words(population), kind="stable")[:size]
+
+    def _uniform(self, count: int) -> NDArray[np.float64]:
+        return (self._source.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def __reduce__(self) -> tuple[type[ChaChaNoise], tuple[()]]:
         return ChaChaNoise, ()
 
 

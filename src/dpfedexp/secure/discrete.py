@@ -19,7 +19,7 @@ def _mechanism(scale: float) -> Callable[[list[int]], list[int]]:
     except ModuleNotFoundError:
         raise InputError("strict noise needs OpenDP; install it with: pip install 'dpfedexp[secure]'.") from None
     dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
     return dp.m.make_gaussian(*space, scale)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Event, GaussianEvent, Sampling
@@ -26,9 +25,10 @@ _SQUARE_EXCESS = 2.0**-19
 class SecureCentralGaussian(CentralGaussian):
     """`CentralGaussian` with integer sums and noise on the same grid.
 
-    Formal guarantee: rows are clipped and then truncated toward zero, so the sensitivities are those of `CentralGaussian`, and each
-    output is the rounding of its ideal output. With `numerator="paper"` truncation moves the difference of two squared norms by less
-    than a step, which is added to the joint μ. In strict mode every query has discrete Gaussian noise, charged at (1 + 2⁻²⁰)·μ.
+    Formal guarantee: rows are clipped and then truncated toward zero, so the sensitivities are those of `CentralGaussian`, and
+    each output is the rounding of its ideal output. With `numerator="paper"` truncation moves the difference of two squared
+    norms by less than a step, which is added to the joint μ. In strict mode every query has discrete Gaussian noise, charged at
+    (1 + 2⁻²⁰)·μ.
     """
 
     strict: bool = False

@@ -17,8 +17,8 @@ from dpfedexp.mechanisms import Noise
 from dpfedexp.secure.discrete import discrete_gaussian
 
 BITS = 20
-"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that 53-bit sampling
-reaches every step, in the tails too."""
+"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that sampling in
+double precision reaches every step, in the tails too."""
 
 STRICT_BITS = 30
 """Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting (`gaussian.STRICT_EXCESS`)."""

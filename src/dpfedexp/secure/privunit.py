@@ -16,8 +16,9 @@ from dpfedexp.mechanisms.privunit import PrivUnit
 class SecurePrivUnit(PrivUnit):
     """`PrivUnit` computed in double precision and rounded to a public grid of about 2⁻¹²/√d.
 
-    Formal guarantee: that of `PrivUnit` for the ideal direction, of which the report is the rounding. The computed direction differs
-    from the ideal one by about 2⁻⁵²/√d in a coordinate, so a report is not exactly that rounding with probability about d·2⁻⁴⁰.
+    Formal guarantee: that of `PrivUnit` for the ideal direction, of which the report is the rounding. The computed direction
+    differs from the ideal one by about 2⁻⁵²/√d in a coordinate, so a report is not exactly that rounding with probability about
+    d·2⁻⁴⁰.
     """
 
     @property

@@ -4,15 +4,14 @@ One safetensors file, `checkpoint.safetensors`: the state's tensors, and a JSON 
 replaced as a whole after every round, so there is always exactly one, and it is complete. It holds no random state, because every
 draw of a simulation is a function of seed, purpose, round and client.
 
-With SCAFFOLD it holds the clients' own control variates, which are not private: it is readable by its owner only, and the one of the
-last round leaves them out.
+With SCAFFOLD it holds the clients' own control variates, which are not private: it is readable by its owner only, and the one
+of the last round leaves them out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ def check_same(found: Checkpoint, settings: Settings, folder: Path) -> None:
     changed = differences(settings, found.progress.settings)
     require(
         not changed,
-        f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with the settings of that run, or name another folder.",
+        f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
     )
 
 
@@ -159,7 +158,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        digest.update(memoryview(value.numpy()).cast("B") if value.numel() else b"")
+        digest.update(value.numpy().data.cast("B") if value.numel() else b"")
     return digest.hexdigest()
 
 
@@ -174,7 +173,8 @@ def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
             if len(text) > _LARGEST_TEXT or hashlib.sha256(text.encode()).hexdigest() != metadata.get("sha256"):
                 raise _damaged(folder, "its text does not match its hash")
             # A copy, because the file under a mapped tensor may be replaced.
-            found = {name: file.get_tensor(name).clone() for name in file.keys()} if tensors else {}
+            names = list(file.keys()) if tensors else []
+            found = {name: file.get_tensor(name).clone() for name in names}
         content = json.loads(text)
         progress = _progress(folder, content)
     except (SafetensorError, OSError, ValueError, RecursionError, OverflowError) as error:
@@ -196,20 +196,18 @@ def _progress(folder: Path, content: Any) -> Progress:
         raise InputError(
             f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}; this library reads {VERSION}."
         )
-    whole = all(type(content.get(name)) is int and content[name] >= 0 for name in ("round", "charged", "chunk_size"))
+    counts = [content.get(name) for name in ("round", "charged", "chunk_size")]
     history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
-    good = (
-        whole
-        and content["chunk_size"] >= 1
-        and isinstance(radius, float)
-        and not math.isnan(radius)
-        and radius > 0
-        and isinstance(settings, dict)
-        and isinstance(history, list)
-        and all(isinstance(line, dict) for line in history)
-        and len(history) == content["round"]
-    )
-    if not good:
+    if (
+        not all(type(count) is int and count >= 0 for count in counts)
+        or content["chunk_size"] < 1
+        or not isinstance(radius, float)
+        or not radius > 0
+        or not isinstance(settings, dict)
+        or not isinstance(history, list)
+        or not all(isinstance(line, dict) for line in history)
+        or len(history) != content["round"]
+    ):
         raise _damaged(folder, "its text is not that of a checkpoint")
     return Progress(content["round"], radius, settings, content["charged"], content["chunk_size"], history)
 

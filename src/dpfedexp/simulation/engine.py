@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,11 +40,24 @@ class Round:
     extra: dict[str, float] = field(default_factory=dict)
 
 
+Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
+"""The sums of some clients, what they will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+
+
+class Team(Protocol):
+    """Processes that share a cohort (`distributed.Team`)."""
+
+    def collect(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part: ...
+
+
 @dataclass(frozen=True)
 class Simulation:
     """A run without its state: the parts, bound together.
 
-    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed.
+    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `team` is the other
+    processes that the cohort is shared with.
     """
 
     task: Task
@@ -55,6 +69,7 @@ class Simulation:
     chunk_size: int
     diagnostics: bool = False
     system: SystemStreams | None = None
+    team: Team | None = None
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -91,7 +106,7 @@ class Simulation:
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
         """One round. It is charged to the ledger after the clients are done and before anything is released.
 
-        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; the operating system's is not.
+        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
         """
         began = time.perf_counter()
         number = state.round + 1
@@ -101,11 +116,14 @@ class Simulation:
         if budget is not None:
             ledger.check(budget, event, round=None if fresh else number)
         cohort = self.participation.cohort(self.population, self.noise.at("participation", number))
-        sums, controls, true_squares = self._collect(state, mechanism, cohort, number)
+        collect = self.collect if self.team is None else partial(self.team.collect, self)
+        sums, controls, true_squares = collect(state, mechanism, cohort, number)
         try:
             ledger.charge(number, event, fresh_noise=fresh)
         except OSError as error:
-            raise LedgerError(f"round {number} can't be charged: {error.strerror}. Nothing of it was released.") from None
+            raise LedgerError(
+                f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
+            ) from None
         release = mechanism.release(
             sums,
             self.participation.expected(self.population),
@@ -121,9 +139,7 @@ class Simulation:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
 
-    def _collect(
-        self, state: State, mechanism: Mechanism, cohort: Tensor, number: int
-    ) -> tuple[Sums, list[tuple[Tensor, Tensor]], float]:
+    def collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
         noise = self.noise.at("local noise", number)
         w = state.w.float()

@@ -59,7 +59,7 @@ class RunFolder:
             changed = differences(_comparable(settings), _comparable(load(path)))
             if changed:
                 raise InputError(
-                    f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its own settings, or name another folder."
+                    f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder."
                 )
         with self._writing():
             replace_text(path, settings.to_toml())
@@ -101,7 +101,11 @@ def _line(record: dict[str, Any]) -> str:
 
 def _comparable(settings: Settings) -> dict[str, Any]:
     """What may not change between a run and its continuation."""
-    return flatten(settings.model_dump(mode="json", exclude={"resolved": True, "run": {"device", "chunk_size", "budget"}}))
+    return flatten(
+        settings.model_dump(
+            mode="json", exclude={"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
+        )
+    )
 
 
 def write_csv(path: Path, records: list[dict[str, Any]]) -> None:

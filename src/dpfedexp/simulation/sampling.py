@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.errors import require
-from dpfedexp.simulation.random import KeyedNoise
+
+
+class Draws(Protocol):
+    """Where the choice comes from: the run's seed, or the operating system."""
+
+    def generator(self, client: int) -> Any:
+        """An object with the methods `random` and `choice` of a NumPy generator."""
+        ...
 
 
 class Participation(Protocol):
@@ -22,7 +29,7 @@ class Participation(Protocol):
         """The public cohort size that sums are divided by."""
         ...
 
-    def cohort(self, clients: int, noise: KeyedNoise) -> Tensor:
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
         """The clients of one round, sorted."""
         ...
 
@@ -41,7 +48,7 @@ class Full:
     def expected(self, clients: int) -> float:
         return float(clients)
 
-    def cohort(self, clients: int, noise: KeyedNoise) -> Tensor:
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
         return torch.arange(clients)
 
 
@@ -64,7 +71,7 @@ class Poisson:
     def expected(self, clients: int) -> float:
         return self.rate * clients
 
-    def cohort(self, clients: int, noise: KeyedNoise) -> Tensor:
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
         return torch.from_numpy(noise.generator(0).random(clients) < self.rate).nonzero().flatten()
 
 
@@ -91,5 +98,5 @@ class FixedSize:
     def expected(self, clients: int) -> float:
         return float(self.count)
 
-    def cohort(self, clients: int, noise: KeyedNoise) -> Tensor:
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
         return torch.from_numpy(noise.generator(0).choice(clients, self.count, replace=False)).sort().values

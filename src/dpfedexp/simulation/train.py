@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.secure import Secure, SystemStreams, secure_mechanism
 from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
+from dpfedexp.simulation.distributed import Team
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
 from dpfedexp.simulation.evaluate import Evaluate, on_test_set
 from dpfedexp.simulation.fast.tune import select
@@ -77,7 +79,7 @@ def train(
     checkpoint: Path | str | None = None,
     resume: bool = False,
     secure: Secure = False,
-    trainer: Literal["auto", "fast", "vectorised", "loop"] = "auto",
+    trainer: str = "auto",
     precision: Precision = "fp32",
     memory: str | int | None = None,
     diagnostics: bool = False,
@@ -93,8 +95,8 @@ def train(
     test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
     budget         stop before the round that would take ε (at the algorithm's δ) above this
     ledger         a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory
-    checkpoint     a folder that gets a checkpoint after every round; with `resume` the run goes on from the one that is there, and ends
-                   like a run that was never interrupted, bit for bit on the same device
+    checkpoint     a folder that gets a checkpoint after every round; with `resume` the run goes on from the one that is there, and
+                   ends like a run that was never interrupted, bit for bit on the same device
     secure         True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md)
     chunk_size     clients per tensor program; automatic by default, and without effect on the result beyond rounding
     memory         bytes that the clients of a chunk may take, such as "4GB"; automatic by default
@@ -113,68 +115,89 @@ def train(
     >>> len(run.history)
     3
     """
-    folder = None if checkpoint is None else Path(checkpoint)
-    found = find(folder, resume)
-    if chunk_size is None and found is not None:
-        chunk_size = found.progress.chunk_size
-    simulation, note = prepare(
-        model,
-        federation,
-        algorithm,
-        local=local,
-        rounds=rounds,
-        seed=seed,
-        device=device,
-        chunk_size=chunk_size,
-        participation=participation,
-        loss=loss,
-        trainer=trainer,
-        precision=precision,
-        memory=memory,
-        diagnostics=diagnostics,
-        secure=secure,
-    )
-    if note:
-        warnings.warn(note, stacklevel=2)
-    require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be a positive whole number.")
-    require(budget is None or budget > 0, f"budget is {budget}; it must be a positive epsilon.")
-    if evaluate is None and test is not None:
-        inputs, targets = federation.prepare(test[0], test[1], simulation.task.device)  # type: ignore[attr-defined]
-        evaluate = on_test_set(inputs, targets, simulation.task.loss)
-    limit = None if budget is None else Budget(budget, algorithm.delta)
-    settings = settings_of(simulation, rounds=rounds, evaluate_every=evaluate_every, secure=secure)
-    stopped = None
-    with (
-        Keeping.open(simulation, settings, ledger, folder, found, resume=resume) as kept,
-        RoundProgress(algorithm.name, rounds, enabled=progress) as bar,
-    ):
-        book = kept.book
-        for number in range(kept.state.round + 1, rounds + 1):
-            try:
-                state, shown = simulation.step(kept.state, book, limit)
-            except BudgetExceeded as reason:
-                stopped = str(reason)
-                break
-            metrics = {}
-            if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
-                metrics = _evaluate(simulation, state, evaluate)
-            record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
-            kept.keep(state, record, last=number == rounds)
-            if on_round is not None:
-                on_round(record)
-            bar.update(record)
+    team = Team.current()
+    with nullcontext() if team is None else team.at_work():
+        if team is not None and team.rank > 0:
+            checkpoint, ledger, resume, on_round, progress = None, None, False, None, False
+        folder = None if checkpoint is None else Path(checkpoint)
+        found = find(folder, resume)
+        if found is not None:
+            # Both were chosen for the machine that the run began on, and both decide how it rounds.
+            chunk_size = chunk_size or found.progress.chunk_size
+            trainer = found.progress.settings.get("trainer", trainer) if trainer == "auto" else trainer
+        simulation, note = prepare(
+            model,
+            federation,
+            algorithm,
+            local=local,
+            rounds=rounds,
+            seed=seed,
+            device=device,
+            chunk_size=chunk_size,
+            participation=participation,
+            loss=loss,
+            trainer=trainer,
+            precision=precision,
+            memory=memory,
+            diagnostics=diagnostics,
+            secure=secure,
+        )
+        if team is not None and team.rank > 0:
+            return _followed(team, simulation, model)
+        simulation = replace(simulation, team=team)
+        if note:
+            warnings.warn(note, stacklevel=2)
+        require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be a positive whole number.")
+        require(budget is None or budget > 0, f"budget is {budget}; it must be a positive epsilon.")
+        if evaluate is None and test is not None:
+            inputs, targets = federation.prepare(test[0], test[1], simulation.task.device)  # type: ignore[attr-defined]
+            evaluate = on_test_set(inputs, targets, simulation.task.loss)
+        limit = None if budget is None else Budget(budget, algorithm.delta)
+        settings = settings_of(
+            simulation, rounds=rounds, evaluate_every=evaluate_every, secure=secure, precision=precision
+        )
+        stopped = None
+        with (
+            Keeping.open(simulation, settings, ledger, folder, found, resume=resume) as kept,
+            RoundProgress(algorithm.name, rounds, enabled=progress) as bar,
+        ):
+            book = kept.book
+            for number in range(kept.state.round + 1, rounds + 1):
+                try:
+                    state, shown = simulation.step(kept.state, book, limit)
+                except BudgetExceeded as reason:
+                    stopped = str(reason)
+                    break
+                metrics = {}
+                if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
+                    metrics = _evaluate(simulation, state, evaluate)
+                record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
+                kept.keep(state, record, last=number == rounds)
+                if on_round is not None:
+                    on_round(record)
+                bar.update(record)
+        result = copy.deepcopy(model)
+        simulation.task.layout.write(result, kept.state.reported.cpu())
+        statement = PrivacyStatement.from_charges(
+            book.charges(),
+            algorithm.delta,
+            algorithm=algorithm.name,
+            clients=len(federation),
+            simulated=simulation.system is None,
+            planned=[(simulation.event, rounds)] if stopped else None,
+            not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
+        )
+        if team is not None:
+            team.dismiss((kept.state.reported.cpu(), kept.history, statement, stopped))
+        return Run(result, kept.history, statement, book, simulation.trainer.name, stopped)
+
+
+def _followed(team: Team, simulation: Simulation, model: nn.Module) -> Run:
+    """What a rank other than 0 returns: the same run, without its ledger."""
+    w, history, statement, stopped = team.follow(simulation)
     result = copy.deepcopy(model)
-    simulation.task.layout.write(result, kept.state.reported.cpu())
-    statement = PrivacyStatement.from_charges(
-        book.charges(),
-        algorithm.delta,
-        algorithm=algorithm.name,
-        clients=len(federation),
-        simulated=simulation.system is None,
-        planned=[(simulation.event, rounds)] if stopped else None,
-        not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
-    )
-    return Run(result, kept.history, statement, book, simulation.trainer.name, stopped)
+    simulation.task.layout.write(result, w)
+    return Run(result, history, statement, Ledger.in_memory(), simulation.trainer.name, stopped)
 
 
 def prepare(
@@ -189,7 +212,7 @@ def prepare(
     chunk_size: int | None = None,
     participation: Participation | None = None,
     loss: str | Loss | None = None,
-    trainer: Literal["auto", "fast", "vectorised", "loop"] = "auto",
+    trainer: str = "auto",
     precision: Precision = "fp32",
     memory: str | int | None = None,
     diagnostics: bool = False,
@@ -245,4 +268,3 @@ def _evaluate(simulation: Simulation, state: State, evaluate: Evaluate) -> dict[
     metrics = {name: float(value) for name, value in evaluate(module).items()}
     module.train()
     return metrics
-

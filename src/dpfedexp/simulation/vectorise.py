@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -50,8 +51,14 @@ class Task:
         """One loss per example of one client, in float32."""
         if self.precision == "bf16":
             params = {name: value.bfloat16() for name, value in params.items()}
-            return self.loss(functional_call(self.model, params, (low(x, self.precision),)).float(), y)
-        return self.loss(functional_call(self.model, params, (x,)), y)
+        outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
+        return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether two layers share a parameter. torch's own tying leaves the module broken where one layer is merely used twice."""
+        owners = Counter(id(p) for module in self.model.modules() for p in module.parameters(recurse=False))
+        return any(count > 1 for count in owners.values())
 
 
 class Trainer(Protocol):
@@ -85,24 +92,25 @@ class Recorded:
             return self.recordings[key](params, x, y, weights)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.recordings) < self.keep:
-            with self.one_at_a_time:
-                if key not in self.recordings:
-                    self.recordings[key] = make_fx(self.program)(params, x, y, weights)
+            self.recordings[key] = make_fx(self.program)(params, x, y, weights)
         return self.program(params, x, y, weights)
 
 
 class Vectorised:
-    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters."""
+    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters.
+
+    `record` must be False where several threads train: recording changes torch for all of them while it lasts.
+    """
 
     name = "vectorised"
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, record: bool = True) -> None:
         self.task = task
 
         def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
             return (task.losses(params, x, y) * weights).sum()
 
-        self.gradients = Recorded(vmap(grad(loss)))
+        self.gradients = Recorded(vmap(grad(loss)), keep=32 if record else 0)
 
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
@@ -226,7 +234,7 @@ def check_task(task: Task) -> None:
 
 
 def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
-    """The vectorised trainer if the module can be traced by `torch.func.vmap`, else the loop with the reason; tried on two clients."""
+    """The vectorised trainer if `torch.func.vmap` can trace the module, else the loop with the reason; tried on two clients."""
     reason = _why_not(task.model)
     if reason is None:
         trainer = Vectorised(task)

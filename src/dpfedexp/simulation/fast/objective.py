@@ -15,7 +15,7 @@ Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def objective(loss: Loss) -> Objective:
     """(outputs [n, …, s], targets [n, s, …], weights [n, s]) → Σ weight·loss differentiated in the outputs, in float32."""
-    by_hand = {
+    by_hand: dict[Loss, Objective] = {
         cross_entropy: _cross_entropy,
         half_squared_error: _half_squared_error,
         binary_cross_entropy: _binary_cross_entropy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,8 +116,12 @@ def _flatten(layer: nn.Flatten) -> Sequence[tuple[Op, Sequence[str]]]:
     return [(ops.Flatten(layer.start_dim), ())]
 
 
+def _activation(op: Op, layer: nn.Module) -> Sequence[tuple[Op, Sequence[str]]]:
+    return [(op, ())]
+
+
 for _kind, _op in ((nn.ReLU, ops.RELU), (nn.Tanh, ops.TANH), (nn.Sigmoid, ops.SIGMOID), (nn.SiLU, ops.SILU)):
-    RULES[_kind] = lambda layer, op=_op: [(op, ())]
+    RULES[_kind] = partial(_activation, _op)
 RULES[nn.GELU] = lambda layer: [(ops.gelu(layer.approximate), ())]
 RULES[nn.LeakyReLU] = lambda layer: [(ops.leaky_relu(layer.negative_slope), ())]
 RULES[nn.Identity] = lambda layer: []
@@ -179,9 +184,9 @@ class _Translation:
         _refuse(len(node.args) != 1 or bool(node.kwargs), f"layer {node.target!r} takes several arguments")
         value = self._value(node.args[0])
         _refuse(getattr(layer, "inplace", False) and len(node.args[0].users) > 1, "an in-place layer on a shared value")  # type: ignore[union-attr]
-        pooled = self._pool_behind(node) if type(layer) is nn.Conv2d else None
-        if pooled is not None:
-            value = self._pooled_conv(layer, str(node.target), value, pooled)
+        pooled = self._pool_behind(node)
+        if isinstance(layer, nn.Conv2d) and pooled is not None:
+            self._pooled_conv(layer, str(node.target), value, pooled)
             return
         for op, names in RULES[type(layer)](layer):
             value = self._emit(op, (value,), tuple(f"{node.target}.{name}" for name in names))

@@ -1,4 +1,4 @@
-"""The fast trainer: a chunk of clients through a hand-written program, each step in place."""
+"""The trainer that moves a chunk of clients in place, and two ways to their gradients: a hand-written program, and vmap."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.local import Schedule
+from dpfedexp.local import Params, Schedule
 from dpfedexp.simulation.fast.objective import Objective
-from dpfedexp.simulation.fast.program import Program
-from dpfedexp.simulation.fast.stepping import Batch, Capture, Recordings, Stepper, Take, cuda_graph
+from dpfedexp.simulation.fast.program import INPUT, Program
+from dpfedexp.simulation.fast.stepping import Batch, Capture, Core, Recording, Recordings, Stepper, Take, cuda_graph
 from dpfedexp.simulation.precision import Precision, arithmetic, low
 from dpfedexp.simulation.vectorise import Task
 
@@ -34,16 +34,33 @@ class ByProgram:
         self.program.descend(used, fixed, targets, weights, self.objective, take)
 
 
-class Fast:
-    """All clients of a chunk at once through a program of known layers, equal to the plain loop to rounding."""
+@dataclass(frozen=True)
+class ByVmap:
+    """Gradients by `vmap(grad(loss))`, for any module that it can trace."""
+
+    gradients: Callable[[Params, Tensor, Tensor, Tensor], Params]
+
+    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+        return {INPUT: x}
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights).items():
+            take(name, gradient)
+
+
+class Steps:
+    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed."""
 
     def __init__(
-        self, task: Task, core: ByProgram, *, name: str = "fast", record: bool = False, capture: Capture = cuda_graph
+        self, task: Task, name: str, core: Core, *, record: bool = False, capture: Capture = cuda_graph
     ) -> None:
-        self.task, self.core, self.name = task, core, name
-        fresh: Callable[[], Stepper] = lambda: Stepper(core, task.layout, task.local)  # noqa: E731
-        self.recordings = Recordings(fresh, capture) if record else None
-        self.fresh = fresh
+        self.task, self.name, self.core = task, name, core
+        self.recordings = Recordings(self._fresh, capture) if record else None
+
+    def _fresh(self) -> Stepper:
+        return Stepper(self.core, self.task.layout, self.task.local)
 
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
@@ -53,14 +70,14 @@ class Fast:
         steps = schedule.steps.to(self.task.device) if uneven else None
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
-            stepper = self.fresh()
-            if self.recordings is not None:
-                shape = tuple(schedule.positions.shape[::2])
-                stepper = self.recordings.stepper((shape, uneven, correction is None))  # type: ignore[assignment]
+            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None))
             stepper.begin(w, n, correction)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step), None if steps is None else step < steps)
             return stepper.moved()
+
+    def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
+        return self._fresh() if self.recordings is None else self.recordings.stepper(key)
 
     def _batches(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
         def make(step: int) -> Batch:

@@ -6,47 +6,55 @@ and the best time of a few decides; the answer is kept for the same network, sha
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.local import Schedule, schedule
 from dpfedexp.simulation.chunk import Footprint, footprint
 from dpfedexp.simulation.fast.objective import objective
 from dpfedexp.simulation.fast.ops import Unsupported
 from dpfedexp.simulation.fast.program import Program
+from dpfedexp.simulation.fast.rewrite import has_triton, without_patches
+from dpfedexp.simulation.fast.stepping import Core
 from dpfedexp.simulation.fast.trace import compile_module
-from dpfedexp.simulation.fast.trainer import ByProgram, Fast
+from dpfedexp.simulation.fast.trainer import ByProgram, ByVmap, Steps
 from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.vectorise import Loop, Task, Trainer, Vectorised, choose
 
 log = logging.getLogger("dpfedexp")
 
-NAMES = ("auto", "fast", "vectorised", "loop")
+NAMES = ("auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop")
 TILE_BYTES = 16 * 2**20
 """Activations of the clients of one tile: more does not fit a cache, less is all overhead."""
-WORTH_MEASURING = 10**9
+WORTH_MEASURING = 3 * 10**8
 """Numbers that a run computes, below which it is over sooner than its candidates are compared."""
+
+ALIKE = 1.3
 
 _remembered: dict[object, str] = {}
 
 
-@dataclass(frozen=True)
-class Candidate:
-    name: str
-    make: Callable[[], Trainer]
+Makers = dict[str, Callable[[], Trainer]]
 
 
 def select(task: Task, streams: Streams, name: str, *, chunk: int, updates: float) -> tuple[Trainer, str | None]:
-    """The trainer, and a note for the user if the module can't be vectorised; `updates` is clients times rounds."""
+    """The trainer, and a note for the user if the module can't be vectorised; `updates` is clients times rounds.
+
+    fast        a hand-written program, for networks of known layers; "fused" is the same with triton's kernels on a GPU
+    vectorised  vmap over the whole chunk; "tiled-vectorised" over tiles on several threads, "recorded-vectorised" as a CUDA graph
+    loop        one client after the other; "tiled-loop" several at a time
+    """
     if name not in NAMES:
-        raise InputError(f"trainer is {name!r}; it must be 'auto', 'fast', 'vectorised' or 'loop'.")
+        raise InputError(f"trainer is {name!r}, which does not exist.{nearest(name, NAMES)}")
     if name == "loop":
         return Loop(task, streams), None
     plain, reason = choose(task, streams)
@@ -58,32 +66,61 @@ def select(task: Task, streams: Streams, name: str, *, chunk: int, updates: floa
             "which is usually 10 to 100 times slower."
         )
     size = footprint(task)
-    if name == "fast":
-        return _fast(task, _program(task), size), None
-    if name == "vectorised" or updates * _per_update(task, size) < WORTH_MEASURING:
+    if name == "vectorised" or (name == "auto" and updates * _per_update(task, size) < WORTH_MEASURING):
         return plain, None
-    options = list(_candidates(task, streams, plain, size))
-    return _quickest(task, options, chunk), None
+    makers = _makers(task, streams, plain, size)
+    if name != "auto":
+        require(name in makers, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
+        return makers[name](), None
+    return _quickest(task, makers, chunk), None
+
+
+def _makers(task: Task, streams: Streams, plain: Trainer, size: Footprint) -> Makers:
+    """What a device has to offer, in order of preference."""
+    program = lru_cache(lambda: _program(task))
+    if task.device.type != "cpu":
+        return {
+            "fused": lambda: _recorded(task, "fused", _by_program(task, _fused(task, program()))),
+            "fast": lambda: _recorded(task, "fast", _by_program(task, program())),
+            "recorded-vectorised": lambda: _recorded(task, "recorded-vectorised", ByVmap(plain.gradients.program)),  # type: ignore[attr-defined]
+            "vectorised": lambda: plain,
+        }
+    # vmap refuses a module that draws random numbers, so what it takes may run on several threads.
+    tile = size.tile(TILE_BYTES)
+    return {
+        "fast": lambda: Parallel("fast", _shared(Steps(task, "fast", _by_program(task, program()))), tile),
+        "tiled-vectorised": lambda: Parallel("tiled-vectorised", lambda: Vectorised(_apart(task), record=False), tile),
+        "tiled-loop": lambda: Parallel("tiled-loop", lambda: Loop(_apart(task), streams), 1),
+    }
+
+
+def _shared(trainer: Trainer) -> Callable[[], Trainer]:
+    return lambda: trainer
+
+
+def _recorded(task: Task, name: str, core: Core) -> Trainer:
+    return Steps(task, name, core, record=True)
+
+
+def _by_program(task: Task, program: Program) -> ByProgram:
+    return ByProgram(program, objective(task.loss), task.precision)
+
+
+def _fused(task: Task, program: Program) -> Program:
+    found = without_patches(program, task.layout) if has_triton() else None
+    if found is None:
+        raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
+    return found
+
+
+def _apart(task: Task) -> Task:
+    return replace(task, model=copy.deepcopy(task.model))
 
 
 def _per_update(task: Task, size: Footprint) -> float:
     """Numbers that one client's local update computes, about."""
     steps = float(task.local.step_count(torch.tensor([size.rows])))
     return steps * size.rows * (size.activations + task.layout.dimension)
-
-
-def _candidates(task: Task, streams: Streams, plain: Trainer, size: Footprint) -> Iterator[Candidate]:
-    try:
-        program = _program(task)
-        yield Candidate("fast", lambda: _fast(task, program, size))
-    except InputError as why:
-        log.debug("no fast program: %s", why)
-    if task.device.type == "cpu":
-        # vmap refuses a module that draws random numbers, so what it takes may run on several threads.
-        yield Candidate("vectorised", lambda: Parallel(Vectorised(task), size.tile(TILE_BYTES)))
-        yield Candidate("loop", lambda: Parallel(Loop(task, streams), 1))
-    else:
-        yield Candidate("vectorised", lambda: plain)
 
 
 def _program(task: Task) -> Program:
@@ -96,13 +133,6 @@ def _program(task: Task) -> Program:
     return program
 
 
-def _fast(task: Task, program: Program, size: Footprint) -> Trainer:
-    core = ByProgram(program, objective(task.loss), task.precision)
-    if task.device.type != "cpu":
-        return Fast(task, core, record=True)
-    return Parallel(Fast(task, core), size.tile(TILE_BYTES))
-
-
 def _check(task: Task, program: Program) -> None:
     clients, plan = sample(task, 2)
     positions, weights = plan.batch(0)
@@ -113,7 +143,7 @@ def _check(task: Task, program: Program) -> None:
     expected = Vectorised(task).gradients.program(params, x, y, weights)
     found: dict[str, Tensor] = {}
     with torch.no_grad():
-        core = ByProgram(program, objective(task.loss), task.precision)
+        core = _by_program(task, program)
         core.descend(params, core.prepare(x), y, weights, found.__setitem__)
     # A wrong rule is off by the size of the gradient itself; ties in a max-pool and rounding are not.
     tolerance = 0.2 if task.precision == "bf16" else 0.01
@@ -133,17 +163,22 @@ def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:
     return clients, schedule(task.local, sizes[clients], lambda row: streams.generator(int(clients[row])))
 
 
-def _quickest(task: Task, options: list[Candidate], chunk: int) -> Trainer:
-    if len(options) == 1:
-        return options[0].make()
-    clients, plan = sample(task, chunk if task.device.type != "cpu" else min(chunk, 2 * torch.get_num_threads()))
+def _quickest(task: Task, makers: Makers, chunk: int) -> Trainer:
+    on_cpu = task.device.type == "cpu"
+    clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
     one_step = Schedule(plan.positions[:, :1], plan.weights[:, :1], torch.ones_like(plan.steps))
     key = (repr(task.model), task.layout, task.loss, one_step.positions.shape, task.device, task.precision)
     if key not in _remembered:
-        times = {option.name: _time(task, option.make(), clients, one_step) for option in options}
+        times: dict[str, float] = {}
+        for name, make in makers.items():
+            try:
+                times[name] = _time(task, make(), clients, one_step)
+            except InputError as reason:
+                log.debug("%s is left out: %s", name, reason)
         log.debug("seconds per step of %d clients: %s", len(clients), times)
-        _remembered[key] = min(times, key=times.__getitem__)
-    return next(option for option in options if option.name == _remembered[key]).make()
+        # The first that is near the best, so that two runs choose alike where little is to be gained.
+        _remembered[key] = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
+    return makers[_remembered[key]]()
 
 
 def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule) -> float:
@@ -162,5 +197,9 @@ def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule) -> floa
         if best > 2.0:
             return best
         return min(once() for _ in range(4))
-    except torch.cuda.OutOfMemoryError:
+    except RuntimeError as error:
+        # Out of memory, or a program that a CUDA graph can't hold: another trainer will do.
+        if task.device.type == "cpu":
+            raise
+        log.debug("%s is left out: %s", trainer.name, error)
         return float("inf")

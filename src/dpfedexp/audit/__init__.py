@@ -1,0 +1,17 @@
+"""Lower bounds on ε, measured from outside: what an attacker can do, beside what is claimed that none can."""
+
+from dpfedexp.audit.bounds import LowerBound, lower_bound
+from dpfedexp.audit.canaries import audit_training
+from dpfedexp.audit.density import audit_density
+from dpfedexp.audit.mechanism import audit_mechanism, standard_cases
+from dpfedexp.audit.result import Result
+
+__all__ = [
+    "LowerBound",
+    "Result",
+    "audit_density",
+    "audit_mechanism",
+    "audit_training",
+    "lower_bound",
+    "standard_cases",
+]

@@ -1,0 +1,56 @@
+"""What secure noise costs: the time of a central release, plain, on the grid, and strict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dpfedexp.clipping import clip
+from dpfedexp.mechanisms import CentralGaussian, Mechanism
+from dpfedexp.secure import SystemStreams, secure_mechanism
+from dpfedexp.simulation.random import Streams
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per release at one dimension, the fastest of several passes."""
+
+    dimension: int
+    plain: float
+    secure: float
+    strict: float | None
+
+    @property
+    def factor(self) -> float:
+        return self.secure / self.plain
+
+
+def noise_cost(dimension: int, *, strict: bool = True, passes: int = 9) -> Cost:
+    """Plain and secure passes alternate, so that what else the machine does hits both alike."""
+    mechanism = CentralGaussian(0.3, 5.0, numerator="free")
+    plain = _release(mechanism, Streams(0), dimension)
+    secure = _release(secure_mechanism(mechanism), SystemStreams(), dimension)
+    exact = _release(secure_mechanism(mechanism, strict=True), SystemStreams(), dimension) if strict else None
+    times = [(_seconds(plain, 20), _seconds(secure, 20)) for _ in range(passes)]
+    slow = None if exact is None else min(_seconds(exact, 1) for _ in range(3))
+    return Cost(dimension, min(t[0] for t in times), min(t[1] for t in times), slow)
+
+
+def _release(mechanism: Mechanism, streams: Streams | SystemStreams, dimension: int) -> Callable[[], object]:
+    rows = torch.randn(10, dimension, generator=torch.Generator().manual_seed(0))
+    clients = torch.arange(len(rows))
+    report = mechanism.randomize(clip(rows, mechanism.clip), clients, streams.at("local noise", 1))
+    sums = mechanism.collect(report)
+    return lambda: mechanism.release(
+        sums, 1000.0, streams.at("central noise", 1), streams.at("central scalar noise", 1)
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - began) / repeats

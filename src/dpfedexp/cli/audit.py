@@ -1,0 +1,80 @@
+"""`dpfedexp audit`: measure what is claimed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from dpfedexp.audit import Result, audit_density, audit_mechanism, audit_training, standard_cases
+from dpfedexp.audit.cost import noise_cost
+from dpfedexp.audit.mechanism import GAMMAS, Case
+from dpfedexp.audit.section import audit_section, cost_section
+from dpfedexp.errors import require
+from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.paper.pool import run_all
+from dpfedexp.report import console as terminal
+from dpfedexp.report.write import save
+
+app = typer.Typer(help="Measure lower bounds on ε from outside, beside what is claimed.", invoke_without_command=True)
+QUICK, USUAL = 10_000, 200_000
+Job = Case | PrivUnit | None
+
+
+@app.callback()
+def audit(
+    context: typer.Context,
+    samples: Annotated[int | None, typer.Option(min=1000, help=f"Releases of each input [default: {USUAL}].")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK} samples: ends within a minute.")] = False,
+    confidence: Annotated[float, typer.Option(help="With which every single bound holds.")] = 1 - 1e-6,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the table as JSON and the picture.")] = Path("audit"),
+) -> None:
+    """Try to break the guarantee: mechanisms, densities, a training run. Exit code 1 if a lower bound exceeds its claim."""
+    if context.invoked_subcommand is not None:
+        return
+    require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
+    count = samples or (QUICK if quick else USUAL)
+    densities = [PrivUnit(0.3, d, gamma=rule) for d in (3, 237, 5046) for rule in GAMMAS]
+    jobs: list[Job] = [None, *standard_cases(), *densities]
+    work = partial(_work, samples=count, seed=seed, confidence=confidence)
+    # A few thousand samples take less time than starting other processes.
+    found = run_all(work, jobs, "auditing", workers=1 if count < 50_000 else None)
+    results = [result for part in found for result in part]
+    section = audit_section(results, f"dpfedexp audit --samples {count} --seed {seed}")
+    console = terminal.wide()
+    terminal.show(console, section)
+    written = save(section, out)
+    console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
+    if not all(result.holds for result in results):
+        raise typer.Exit(1)
+
+
+def _work(job: Job, samples: int, seed: int, confidence: float) -> list[Result]:
+    torch.set_num_threads(1)
+    if job is None:
+        return [audit_training(seed, confidence)]
+    if isinstance(job, Case):
+        return audit_mechanism(job, samples, seed, confidence)
+    return audit_density(job, min(samples, 10_000_000 // job.dimension), seed, confidence)
+
+
+@app.command("noise-cost")
+def cost(
+    dimensions: Annotated[
+        list[int] | None, typer.Option("--dimension", "-d", min=2, help="Repeat for several.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table as JSON.")] = None,
+) -> None:
+    """How much longer a release takes with secure and with strict noise."""
+    torch.set_num_threads(1)
+    given = dimensions or [237, 5046, 100_000]
+    command = "dpfedexp audit noise-cost " + " ".join(f"-d {d}" for d in given)
+    section = cost_section([noise_cost(d) for d in given], command)
+    console = terminal.wide()
+    terminal.show(console, section)
+    if out is not None:
+        save(section, out)

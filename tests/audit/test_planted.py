@@ -1,0 +1,225 @@
+"""Known bugs of other implementations, planted here one by one: the audit catches every one of them."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from dpfedexp.audit import audit_density, audit_mechanism, standard_cases
+from dpfedexp.audit.mechanism import Case
+from dpfedexp.clipping import clip
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.mechanisms.base import make_sums
+from dpfedexp.mechanisms.privunit import sample_direction
+from dpfedexp.secure import secure_mechanism
+
+SAMPLES, CONFIDENCE = 6000, 1 - 1e-6
+CASES = {case.name: case for case in standard_cases()}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def caught(case: Case) -> bool:
+    return any(not result.holds for result in audit_mechanism(case, SAMPLES, 11, CONFIDENCE))
+
+
+def planted(name: str, kind: type) -> Case:
+    """The case with its mechanism replaced by a broken one with the same fields, and so with the same claim."""
+    case = CASES[name]
+    broken = kind(**{field: getattr(case.mechanism, field) for field in case.mechanism.__dataclass_fields__})
+    return replace(case, mechanism=broken)
+
+
+@dataclass(frozen=True)
+class HalfNoise(CentralGaussian):
+    def release(self, sums, denominator, noise, scalar_noise):
+        return replace(self, noise_multiplier=self.noise_multiplier / 2)._honest(sums, denominator, noise, scalar_noise)
+
+    def _honest(self, *given):
+        return super().release(*given)
+
+
+@dataclass(frozen=True)
+class HalfNoiseOfClients(LocalGaussian):
+    def randomize(self, clipped, clients, noise):
+        honest = LocalGaussian(self.clip, self.noise_multiplier / 2, self.numerator)
+        return honest.randomize(clipped, clients, noise)
+
+
+@pytest.mark.parametrize("name", ["central Gaussian", "central Gaussian, free rule", "central Gaussian, adaptive clip"])
+def test_planted_noise_too_small_by_half_is_caught(name):
+    assert caught(planted(name, HalfNoise))
+
+
+def test_planted_noise_of_clients_too_small_by_half_is_caught():
+    assert caught(planted("local Gaussian", HalfNoiseOfClients))
+
+
+@dataclass(frozen=True)
+class HalfScalarNoise(CentralGaussian):
+    def release(self, sums, denominator, noise, scalar_noise):
+        honest = CentralGaussian(self.clip, self.noise_multiplier, self.adjacency, "paper", self.scalar_multiplier / 2)
+        return honest.release(sums, denominator, noise, scalar_noise)
+
+
+def test_planted_noise_of_the_squared_norms_too_small_by_half_is_caught():
+    assert caught(planted("central Gaussian, paper's rule", HalfScalarNoise))
+
+
+@dataclass(frozen=True)
+class ClipsTheMean(CentralGaussian):
+    """Clips after averaging: one long update moves the sum as far as it likes."""
+
+    def collect(self, report):
+        total = report.vector.sum(0, dtype=torch.float64)
+        inside = clip(total[None], len(report.vector) * self.clip).vectors[0]
+        return make_sums(inside, None, report.within, len(report.vector))
+
+
+@pytest.mark.parametrize("name", ["central Gaussian", "central Gaussian, free rule"])
+def test_planted_clipping_after_averaging_is_caught(name):
+    assert caught(planted(name, ClipsTheMean))
+
+
+@dataclass(frozen=True)
+class WeighsByExamples(CentralGaussian):
+    """The last client holds twice as many examples as the others."""
+
+    def collect(self, report):
+        rows = clip(report.vector, self.clip).vectors
+        weights = torch.ones(len(rows))
+        weights[-1] = 2.0
+        return make_sums((rows * weights[:, None]).sum(0, dtype=torch.float64), None, report.within, len(rows))
+
+
+def test_planted_weights_by_examples_are_caught():
+    assert caught(planted("central Gaussian", WeighsByExamples))
+
+
+@dataclass(frozen=True)
+class ReusesItsSeed(CentralGaussian):
+    """The noise of the scalar is the first coordinate's once more, so it can be subtracted out."""
+
+    def release(self, sums, denominator, noise, scalar_noise):
+        return super().release(sums, denominator, noise, noise)
+
+
+def test_planted_seed_reused_between_vector_and_scalar_is_caught():
+    assert caught(planted("central Gaussian, paper's rule", ReusesItsSeed))
+
+
+@dataclass(frozen=True)
+class OneNoiseForAllCoordinates(CentralGaussian):
+    def release(self, sums, denominator, noise, scalar_noise):
+        class Repeated:
+            def normal(self, clients, width, device, dtype):
+                return noise.normal(clients, 1, device, dtype).expand(1, width)
+
+        return super().release(sums, denominator, Repeated(), scalar_noise)
+
+
+def test_planted_noise_shared_by_all_coordinates_is_caught():
+    assert caught(planted("central Gaussian", OneNoiseForAllCoordinates))
+
+
+@dataclass(frozen=True)
+class DividesBySurvivors(CentralGaussian):
+    def release(self, sums, denominator, noise, scalar_noise):
+        return super().release(sums, float(sums.count), noise, scalar_noise)
+
+
+def test_planted_denominators_by_survivors_are_caught():
+    assert caught(planted("central Gaussian, add-remove", DividesBySurvivors))
+
+
+@dataclass(frozen=True)
+class RoundsAwayFromZero(CentralGaussian):
+    """A grid so coarse, and rounding so wrong, that vectors leave the ball."""
+
+    def collect(self, report):
+        rows = clip(report.vector, self.clip).vectors
+        coarse = rows.sign() * (rows.abs() / self.clip / 0.75).ceil() * 0.75 * self.clip
+        return make_sums(coarse.sum(0, dtype=torch.float64), None, report.within, len(rows))
+
+
+def test_planted_rounding_out_of_the_ball_is_caught():
+    assert caught(planted("central Gaussian", RoundsAwayFromZero))
+
+
+@dataclass(frozen=True)
+class WithProbabilityGamma(PrivUnit):
+    """The paper's box as it is printed: from the cap "with probability γ" instead of p."""
+
+    def randomize(self, clipped, clients, noise):
+        report = super().randomize(clipped, clients, noise)
+        d = clipped.vectors.shape[1]
+        unit = clipped.vectors / clipped.vectors.norm(dim=1, keepdim=True)
+        gaussian = noise.normal(clients, d, unit.device, unit.dtype)
+        constants = replace(self.direction, p=self.direction.gamma)
+        return replace(report, vector=sample_direction(unit, constants, gaussian, noise.uniform(clients, 5)[:, :2]))
+
+
+def test_planted_with_probability_gamma_is_caught():
+    found = audit_density(WithProbabilityGamma(0.3, 50), SAMPLES, 11, CONFIDENCE)
+    assert any(not result.holds for result in found)
+
+
+def test_planted_with_probability_gamma_points_away_from_the_update():
+    """Directly: E⟨V, u⟩·(1/m) must be 1, and is below 0 here; the standard error of the mean is below 0.03."""
+    from dpfedexp.simulation.random import Streams
+
+    rows = torch.zeros(20_000, 50)
+    rows[:, 3] = 0.3
+    means = {}
+    for kind in (PrivUnit, WithProbabilityGamma):
+        mechanism = kind(0.3, 50)
+        report = mechanism.randomize(clip(rows, 0.3), torch.arange(len(rows)), Streams(0).at("noise", 1))
+        means[kind] = float(report.vector[:, 3].mean()) / mechanism.direction.m
+    assert abs(means[PrivUnit] - 1) < 0.15
+    assert means[WithProbabilityGamma] < -0.5
+
+
+@dataclass(frozen=True)
+class CapTooSmall(PrivUnit):
+    """A cap that is narrower than what is charged for, so that a report inside it says more."""
+
+    @property
+    def direction(self):
+        honest = super().direction
+        return replace(honest, p=0.5 + honest.p / 2)
+
+
+def test_planted_cap_probability_above_the_claim_is_caught():
+    case = CASES["PrivUnit, exact γ"]
+    honest = case.mechanism
+
+    @dataclass(frozen=True)
+    class Claims(CapTooSmall):
+        def event(self, sampling):
+            return honest.event(sampling)
+
+    fields = {name: getattr(honest, name) for name in honest.__dataclass_fields__}
+    assert caught(replace(case, mechanism=Claims(**fields)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_caught_where_nothing_was_planted(name):
+    assert not caught(CASES[name])
+
+
+def test_the_planted_bugs_are_caught_on_the_grid_too():
+    case = CASES["central Gaussian, secure"]
+    honest = case.mechanism
+
+    @dataclass(frozen=True)
+    class Halved(type(honest)):
+        def release(self, sums, denominator, noise, scalar_noise):
+            return secure_mechanism(CentralGaussian(self.clip, self.noise_multiplier / 2)).release(
+                sums, denominator, noise, scalar_noise
+            )
+
+    fields = {name: getattr(honest, name) for name in honest.__dataclass_fields__}
+    assert caught(replace(case, mechanism=Halved(**fields)))

@@ -1,0 +1,177 @@
+"""The app that `dpfedexp flower new` writes, run as its README says: simulated by Flower, and on `dpfedexp flower up`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfedexp.accounting import Ledger
+from dpfedexp.errors import InputError
+from dpfedexp.flower import strategy_from
+from dpfedexp.flower.deployment import QUIET, free_port
+from dpfedexp.flower.new import new_app
+
+from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
+
+BIN = Path(sys.executable).parent
+QUICK = {"OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": "", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **QUIET, **QUICK, **more}
+
+
+def belonging_to(home: Path) -> list[int]:
+    """Processes whose environment names this Flower home."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"FLWR_HOME={home}\0".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
+    written = new_app(tmp_path / "My App")
+    assert {p.name for p in written} == {
+        "README.md",
+        "pyproject.toml",
+        "__init__.py",
+        "server_app.py",
+        "client_app.py",
+        "task.py",
+    }
+    content = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
+    assert content["project"]["name"] == "my-app"
+    config = content["tool"]["flwr"]["app"]["config"]
+    flat = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+    strategy = strategy_from(flat)
+    assert (strategy.clients, strategy.rounds, strategy.budget) == (3, 3, None)
+    assert all(len(path.read_text().splitlines()) < 80 for path in written)
+    with pytest.raises(InputError, match=r"federation\.roundz is not a setting\. Did you mean 'rounds'"):
+        strategy_from({**flat, "federation.roundz": 3})
+    with pytest.raises(InputError, match="is not empty"):
+        new_app(tmp_path / "My App")
+
+
+def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
+    """`flwr run . local`: Ray, three virtual nodes, as good as no noise."""
+    home, out = tmp_path / "home", tmp_path / "out"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local-in-memory:"\n'
+    )
+    app = make_app(
+        tmp_path / "app",
+        federation={"rounds": 1, "folder": str(out), "round_timeout": 120.0},
+        algorithm={"target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
+        local=LOCAL,
+    )
+    ports = {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+    }
+    try:
+        done = subprocess.run(
+            [
+                "flwr",
+                "run",
+                ".",
+                "local",
+                "--stream",
+                "--federation-config",
+                "num-supernodes=3 client-resources-num-cpus=1",
+            ],
+            cwd=app,
+            env=environment(FLWR_HOME=str(home), **ports),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert (out / "round-1.safetensors").exists(), done.stdout + done.stderr
+        assert_first_round_is_the_simulators(load_file(out / "round-1.safetensors")["w"])
+        assert len(Ledger.open(out / "ledger.jsonl", read_only=True)) == 1
+        assert "Privacy of cdp_fedexp" in (out / "privacy.txt").read_text()
+    finally:
+        for pid in belonging_to(home):
+            _kill(pid)
+    _wait(lambda: not belonging_to(home), "the end of Flower's processes")
+
+
+def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
+    """One node that hosts 40 clients, trained as one tensor program, on the deployment that `dpfedexp flower up` started."""
+    out, folder = tmp_path / "out", tmp_path / "up"
+    app = make_app(
+        tmp_path / "app",
+        federation={"clients": 40, "clients_per_node": 40, "rounds": 1, "folder": str(out), "round_timeout": 120.0},
+        algorithm={"target_epsilon": None, "noise_multiplier": 5.0},
+        local=LOCAL,
+    )
+    with open(tmp_path / "up.log", "wb") as log:
+        up = subprocess.Popen(
+            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--folder", folder],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait(lambda: "flwr run . up" in (tmp_path / "up.log").read_text(), "the start of the deployment", up)
+        printed = (tmp_path / "up.log").read_text()
+        export = re.search(r"^  export (.*)$", printed, re.MULTILINE).group(1)
+        exports = dict(item.split("=", 1) for item in shlex.split(export))
+        assert exports["FLWR_TELEMETRY_ENABLED"] == "0"
+        done = subprocess.run(
+            ["flwr", "run", ".", "up", "--stream"],
+            cwd=app,
+            env=environment(**exports),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert "'asked': 40, 'valid': 40" in done.stdout, done.stdout + done.stderr
+        assert "whoever runs that node" in (out / "privacy.txt").read_text()
+        w = load_file(out / "round-1.safetensors")["w"]
+        assert float(torch.linalg.vector_norm(w)) > 0
+    finally:
+        up.send_signal(signal.SIGTERM)
+        try:
+            assert up.wait(30) == 130
+        finally:
+            left = belonging_to(folder / "flwr-home")
+            for pid in left:
+                _kill(pid)
+            up.kill()
+            up.wait()
+    assert left == [], "`up` must stop everything that it started"
+    assert "supernode0 |" in (tmp_path / "up.log").read_text(), "its logs are shown"
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, f"the process ended before {what}"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} seconds"
+        time.sleep(0.1)
