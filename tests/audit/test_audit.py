@@ -21,10 +21,10 @@ def _one_thread():
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_mechanism_is_caught_and_every_audit_has_power(name):
-    """6,000 samples reach half of a claim of μ = 1; `dpfedexp audit --samples 1000000` reaches nine tenths of ε."""
-    for result in audit_mechanism(CASES[name], 6000, 3, CONFIDENCE):
+    """4,000 samples reach some of a claim of μ = 1; `dpfedexp audit --samples 1000000` reaches nine tenths of ε."""
+    for result in audit_mechanism(CASES[name], 4000, 3, CONFIDENCE):
         assert result.holds
-        assert result.share > (0.6 if result.unit == "μ" else 0.4)
+        assert result.share > (0.5 if result.unit == "μ" else 0.25)
 
 
 def test_every_mechanism_and_rule_is_among_the_cases():

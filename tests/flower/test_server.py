@@ -267,11 +267,12 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
     assert "fewer than 100% of the clients" in str(failure.value)
     assert "2 of 3" not in caplog.text
     with caplog.at_level(logging.DEBUG, logger="flwr"):
-        _, result = start(
+        strategy, result = start(
             tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), floor=0.1, participation=Poisson(1.0 - 1e-9)
         )
     assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
     assert "node 2" not in caplog.text
+    assert "a round did or did not fail" in strategy.statement.text
 
 
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path):

@@ -113,17 +113,26 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
 
 
 def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
-    """One node that hosts 40 clients, trained as one tensor program, on the deployment that `dpfedexp flower up` started."""
-    out, folder = tmp_path / "out", tmp_path / "up"
-    app = make_app(
-        tmp_path / "app",
-        federation={"clients": 40, "clients_per_node": 40, "rounds": 1, "folder": str(out), "round_timeout": 120.0},
-        algorithm={"target_epsilon": None, "noise_multiplier": 5.0},
-        local=LOCAL,
+    """One node that hosts 40 clients, trained as one tensor program; its guard first refuses a mechanism, then admits another."""
+    folder, guard = tmp_path / "up", tmp_path / "guard.toml"
+    guard.write_text(
+        "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
     )
+    hosted = {"clients": 40, "clients_per_node": 40, "rounds": 1, "round_timeout": 120.0}
+    allowed = {"target_epsilon": None, "noise_multiplier": 5.0}
+    forbidden = {"name": "ldp_fedexp", "mechanism": "privunit", "target_epsilon": None}
+    apps = {
+        name: make_app(
+            tmp_path / name,
+            federation={**hosted, "folder": str(tmp_path / f"{name}-out")},
+            algorithm=algorithm,
+            local=LOCAL,
+        )
+        for name, algorithm in (("allowed", allowed), ("forbidden", forbidden))
+    }
     with open(tmp_path / "up.log", "wb") as log:
         up = subprocess.Popen(
-            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--folder", folder],
+            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--guard", guard, "--folder", folder],
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -135,19 +144,25 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
         export = re.search(r"^  export (.*)$", printed, re.MULTILINE).group(1)
         exports = dict(item.split("=", 1) for item in shlex.split(export))
         assert exports["FLWR_TELEMETRY_ENABLED"] == "0"
-        done = subprocess.run(
-            ["flwr", "run", ".", "up", "--stream"],
-            cwd=app,
-            env=environment(**exports),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
-        assert "'asked': 40, 'valid': 40" in done.stdout, done.stdout + done.stderr
-        assert "whoever runs that node" in (out / "privacy.txt").read_text()
-        w = load_file(out / "round-1.safetensors")["w"]
-        assert float(torch.linalg.vector_norm(w)) > 0
+        shown = {
+            name: subprocess.run(
+                ["flwr", "run", ".", "up", "--stream"],
+                cwd=app,
+                env=environment(**exports),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=180,
+            ).stdout
+            for name, app in apps.items()
+        }
+        assert "'asked': 40, 'valid': 40" in shown["allowed"], shown["allowed"]
+        assert "whoever runs that node" in (tmp_path / "allowed-out" / "privacy.txt").read_text()
+        assert float(torch.linalg.vector_norm(load_file(tmp_path / "allowed-out" / "round-1.safetensors")["w"])) > 0
+        assert "mechanism 'privunit' is not allowed here" in shown["forbidden"], shown["forbidden"]
+        assert "round 1 failed: 0 of 40 clients answered well, and the floor is 24" in shown["forbidden"]
+        assert not (tmp_path / "forbidden-out" / "checkpoint.json").exists()
+        assert len(Ledger.open(tmp_path / "guard.ledger.jsonl", read_only=True)) == 1
     finally:
         up.send_signal(signal.SIGTERM)
         try:

@@ -7,7 +7,6 @@ If a release is (ε, δ)-DP, every test has true positive rate ≤ e^ε·(false 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from scipy.special import betaincinv, ndtri
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]
-_THRESHOLDS = 512
+_THRESHOLDS = 128
 
 
 @dataclass(frozen=True)
@@ -55,33 +54,57 @@ def mu_score(tpr: Floats, fpr: Floats) -> Floats:
     return np.maximum(0.0, ndtri(np.clip(tpr, 1e-300, 1.0 - 1e-16)) - ndtri(np.clip(fpr, 1e-300, 1.0 - 1e-16)))
 
 
+@dataclass(frozen=True)
+class ThresholdTests:
+    """Tests {statistic ≥ threshold} for the first of two laws against the second: one half chooses, the other proves."""
+
+    thresholds: Floats
+    chosen: tuple[Floats, Floats]
+    first: Floats
+    second: Floats
+    failure: float
+
+    @staticmethod
+    def of(first: Floats, second: Floats, failure: float) -> ThresholdTests:
+        pooled = np.concatenate([first[::2], second[::2]])
+        # Far quantiles too: rare events are where a strong claim is tested.
+        tail = np.geomspace(1.0 / len(pooled), 0.5, _THRESHOLDS // 2)
+        thresholds = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
+        rates = _rates(np.sort(first[::2]), np.sort(second[::2]), thresholds, failure)
+        return ThresholdTests(thresholds, rates, np.sort(first[1::2]), np.sort(second[1::2]), failure)
+
+    def choose(self, score: Score) -> tuple[float, float]:
+        """How good the best of them looked, and its threshold."""
+        values = score(*self.chosen)
+        best = int(np.argmax(values))
+        return float(values[best]), float(self.thresholds[best])
+
+    def prove(self, score: Score, threshold: float) -> LowerBound:
+        tpr, fpr = _rates(self.first, self.second, np.array([threshold]), self.failure)
+        return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
+
+
+class Distinguisher:
+    """The best of all threshold tests between two laws, in all directions, proven on samples that had no part in choosing it."""
+
+    def __init__(self, here: Floats, there: Floats, confidence: float) -> None:
+        failure = (1.0 - confidence) / 2.0
+        pairs = ((here, there), (there, here), (-here, -there), (-there, -here))
+        self.tests = [ThresholdTests.of(first, second, failure) for first, second in pairs]
+
+    def bound(self, score: Score) -> LowerBound:
+        best = max(self.tests, key=lambda tests: tests.choose(score)[0])
+        return best.prove(score, best.choose(score)[1])
+
+
 def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
-    """The best of all threshold tests, in both directions, proven on samples that had no part in choosing it."""
-    failure = (1.0 - confidence) / 2.0
-    positive, threshold, sign = _choose(here[::2], there[::2], score, failure)
-    first, second = (here, there) if positive else (there, here)
-    tpr, fpr = _rates(sign * first[1::2], sign * second[1::2], np.array([threshold]), failure)
-    return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
-
-
-def _choose(here: Floats, there: Floats, score: Score, failure: float) -> tuple[bool, float, float]:
-    best = (-math.inf, True, 0.0, 1.0)
-    pooled = np.concatenate([here, there])
-    # Far quantiles too: rare events are where a strong claim is tested.
-    tail = np.geomspace(1.0 / len(pooled), 0.5, _THRESHOLDS // 2)
-    levels = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
-    for positive in (True, False):
-        first, second = (here, there) if positive else (there, here)
-        for sign in (1.0, -1.0):
-            values = score(*_rates(sign * first, sign * second, np.sort(sign * levels), failure))
-            at = int(np.argmax(values))
-            best = max(best, (float(values[at]), positive, float(np.sort(sign * levels)[at]), sign))
-    return best[1:]
+    """What samples of a statistic under two neighbouring inputs prove."""
+    return Distinguisher(here, there, confidence).bound(score)
 
 
 def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) -> tuple[Floats, Floats]:
-    """At each threshold, the rate of {statistic ≥ threshold}: at least under the first, at most under the second."""
-    hits, alarms = (len(x) - np.searchsorted(np.sort(x), thresholds, side="left") for x in (first, second))
+    """Of sorted samples, the rate of {statistic ≥ threshold}: at least under the first, at most under the second."""
+    hits, alarms = (len(x) - np.searchsorted(x, thresholds, side="left") for x in (first, second))
     return (
         rate_at_least(hits.astype(np.float64), len(first), failure),
         rate_at_most(alarms.astype(np.float64), len(second), failure),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfedexp.accounting import PrivUnitEvent, Sampling, compose
 from dpfedexp.accounting.joint import FREE_THRESHOLD
-from dpfedexp.audit.bounds import Floats, epsilon_score, lower_bound, mu_score
+from dpfedexp.audit.bounds import Distinguisher, Floats, epsilon_score, mu_score
 from dpfedexp.audit.result import Result
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
@@ -35,6 +35,7 @@ RULES: dict[Numerator | None, str] = {
     "paper": ", paper's rule",
     "naive": ", naive rule",
 }
+CHECKED, MOST_RELEASES = 1000, 100_000
 _HOSTILE = 8.0
 """Clients of the central setting send reports this many times too long: the server must not trust their clipping."""
 
@@ -87,9 +88,10 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
     event = case.mechanism.event(Sampling())
     here, there = _statistics(case, samples, seed)
+    attack = Distinguisher(here, there, confidence)
 
     def measured(delta: float) -> float:
-        return lower_bound(here, there, epsilon_score(delta), confidence).value
+        return attack.bound(epsilon_score(delta)).value
 
     def claimed(delta: float) -> float:
         return compose([(event, 1)], delta).epsilon
@@ -97,13 +99,12 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     pure = isinstance(event, PrivUnitEvent)
     delta = 0.0 if pure else DELTA
     curve = tuple((d, measured(d), claimed(d)) for d in CURVE)
-    detail = f"{samples} samples of each input"
+    detail = f"{len(here)} samples of each input"
     kind, unit = "mechanism", f"ε at δ = {delta:g}"
     found = [Result(kind, case.name, unit, measured(delta), claimed(delta), confidence, detail, curve)]
     mu = compose([(event, 1)], delta).mu
     if mu is not None:
-        proven = lower_bound(here, there, mu_score, confidence).value
-        found.append(Result(kind, case.name, "μ", proven, mu, confidence, detail))
+        found.append(Result(kind, case.name, "μ", attack.bound(mu_score).value, mu, confidence, detail))
     return found
 
 
@@ -131,34 +132,55 @@ def discriminant(here: Floats, there: Floats) -> Floats:
     return np.linalg.solve(whitened, shift / scale) / scale
 
 
-class Drawn:
-    """The draws of many rounds of one purpose at once; like a keyed stream, it gives the same draws when asked twice in a round."""
+class Given:
+    """One round's draws of one purpose; like a keyed stream, it gives the same draws when asked twice."""
 
-    def __init__(self, streams: Streams, purpose: str, rounds: int, width: int) -> None:
-        self.rows = streams.at(purpose, 1).normal(torch.arange(rounds), width, torch.device("cpu"), torch.float64)
-        self.round = 0
+    def __init__(self) -> None:
+        self.row = torch.zeros(0)
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self.rows[self.round : self.round + 1, :width].to(dtype)
+        return self.row[None, :width].to(dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
         raise NotImplementedError
 
 
 def _central(mechanism: CentralGaussian, rows: Tensor, denominator: float, samples: int, seed: int) -> Floats:
-    """What `release` shows, round after round, for the same sums."""
+    """What `release` shows, round after round, for the same sums.
+
+    A release is an affine function of its draws. Where that is seen in a thousand releases, the function is read off from one
+    release per draw and the other samples are computed from it; where it is not, as on a grid, every sample is a release.
+    """
     within = torch.ones(len(rows), dtype=torch.bool) if mechanism.count_noise is not None else None
     if within is not None:
         within[-1] = bool(rows[-1, 0] > 0)
     sums = mechanism.collect(Report(rows, within=within))
-    streams = Streams(seed)
-    noise = Drawn(streams, "central noise", samples, len(sums.vector) + 2)
-    scalar = Drawn(streams, "central scalar noise", samples, 2)
-    seen = []
-    for number in range(samples):
-        noise.round = scalar.round = number
-        seen.append(_shown(mechanism.release(sums, denominator, noise, scalar)))
-    return np.array(seen)
+    widths = (len(sums.vector) + 2, 2)
+    noise, scalar = Given(), Given()
+
+    def release(draws: Tensor) -> list[float]:
+        noise.row, scalar.row = draws.split(widths)
+        return _shown(mechanism.release(sums, denominator, noise, scalar))
+
+    draws = _draws(Streams(seed), samples, widths)
+    base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
+    slopes = np.array([release(unit) for unit in torch.eye(sum(widths), dtype=torch.float64)]) - base
+    seen = base + draws.numpy() @ slopes
+    real = np.array([release(row) for row in draws[:CHECKED]])
+    if np.allclose(real, seen[:CHECKED], rtol=1e-9, atol=1e-9 * float(np.abs(slopes).max())):
+        return seen
+    return np.array(
+        [*real.tolist(), *(release(row) for row in draws[CHECKED : max(CHECKED, min(samples, MOST_RELEASES))])]
+    )
+
+
+def _draws(streams: Streams, samples: int, widths: tuple[int, int]) -> Tensor:
+    one = torch.zeros(1, dtype=torch.int64)
+    parts = [
+        streams.at(purpose, 1).normal(one, samples * width, torch.device("cpu"), torch.float64).reshape(samples, width)
+        for purpose, width in zip(("central noise", "central scalar noise"), widths, strict=True)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _shown(release: Release) -> list[float]:

@@ -20,7 +20,7 @@ from dpfedexp.report import console as terminal
 from dpfedexp.report.write import save
 
 app = typer.Typer(help="Measure lower bounds on ε from outside, beside what is claimed.", invoke_without_command=True)
-QUICK, USUAL = 10_000, 200_000
+QUICK, USUAL = 50_000, 1_000_000
 Job = Case | PrivUnit | None
 
 
@@ -41,8 +41,8 @@ def audit(
     densities = [PrivUnit(0.3, d, gamma=rule) for d in (3, 237, 5046) for rule in GAMMAS]
     jobs: list[Job] = [None, *standard_cases(), *densities]
     work = partial(_work, samples=count, seed=seed, confidence=confidence)
-    # A few thousand samples take less time than starting other processes.
-    found = run_all(work, jobs, "auditing", workers=1 if count < 50_000 else None)
+    # So few samples take less time than starting other processes.
+    found = run_all(work, jobs, "auditing", workers=1 if count <= QUICK else None)
     results = [result for part in found for result in part]
     section = audit_section(results, f"dpfedexp audit --samples {count} --seed {seed}")
     console = terminal.wide()
@@ -59,7 +59,7 @@ def _work(job: Job, samples: int, seed: int, confidence: float) -> list[Result]:
         return [audit_training(seed, confidence)]
     if isinstance(job, Case):
         return audit_mechanism(job, samples, seed, confidence)
-    return audit_density(job, min(samples, 10_000_000 // job.dimension), seed, confidence)
+    return audit_density(job, min(samples, 2_000_000 // job.dimension), seed, confidence)
 
 
 @app.command("noise-cost")

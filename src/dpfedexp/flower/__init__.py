@@ -51,6 +51,6 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name != "flwr":
+        if (error.name or "").split(".")[0] != "flwr":
             raise
         raise InputError("Flower is not installed; install it with: pip install 'dpfedexp[flower]'.") from None

@@ -38,6 +38,7 @@ from dpfedexp.simulation.sampling import Full, Poisson
 _log = logging.getLogger("flwr")
 
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
+WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -48,7 +49,7 @@ class DpFedExp(Strategy):
 
     clients           how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with `Poisson`)
     rounds            how many rounds the noise is meant for
-    folder            where ledger, checkpoint, metrics, model and statement go; `resume` continues from what is there
+    folder            where ledger, checkpoint, model and statement go; `resume` continues from what is there
     participation     `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy
     clients_per_node  more than 1 for nodes that simulate many clients each
     floor             the fraction of the clients asked that must answer well, else the round fails and nothing is released
@@ -204,9 +205,9 @@ class DpFedExp(Strategy):
         }
         if public:
             shown |= counts.shown()
-        self.history.append({name: _jsonable(value) for name, value in shown.items()})
-        save_checkpoint(self.folder, Checkpoint(state, self.config, self.history))
-        self.state = state
+        history = [*self.history, {name: _jsonable(value) for name, value in shown.items()}]
+        save_checkpoint(self.folder, Checkpoint(state, self.config, history))
+        self.state, self.history = state, history
         return self.reported, _record(shown)
 
     def configure_evaluate(
@@ -279,7 +280,11 @@ class DpFedExp(Strategy):
     @property
     def statement(self) -> PrivacyStatement:
         """What was promised to whom, from what was charged."""
-        left_out = [WHO_ANSWERS] + ([TRUSTED_NODES] if self.clients_per_node > 1 else [])
+        left_out = [WHO_ANSWERS]
+        if self.clients_per_node > 1:
+            left_out.append(TRUSTED_NODES)
+        if not self._counts_are_public(self.mechanism):
+            left_out.append(WHETHER_IT_FAILED)
         planned = [(self.mechanism.event(self.sampling), self.rounds)]
         return PrivacyStatement.from_charges(
             self.ledger.charges(),

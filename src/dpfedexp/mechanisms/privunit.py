@@ -27,6 +27,8 @@ from dpfedexp.sums import Sums
 
 GammaRule = Literal["exact", "paper", "optimal"]
 _FEW = 2**12
+_NOTHING = 1e-30
+"""Norms below this are zero, because their inverse is not a float32."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ def sample_direction(
 ) -> Tensor:
     """V = t·u + sqrt(1 − t²)·w for every row at once, with u the row's direction and w uniform on the sphere orthogonal to it.
 
-    w is the part g − ⟨g,u⟩u of a Gaussian g, of norm sqrt(‖g‖² − ⟨g,u⟩²), so V is a combination of the row and g: a product, two norms
-    and one pass over both. In few dimensions that norm can cancel, hence double precision there; `norms` are the rows' if known.
+    w is the part g − ⟨g,u⟩u of a Gaussian g, of norm sqrt(‖g‖² − ⟨g,u⟩²), so V is a combination of the row and g: a product, two
+    norms and one pass over both. In few dimensions that norm can cancel, hence double precision there. Known `norms` save one.
     """
     if source.shape[1] <= _FEW and source.dtype != torch.float64:
         return sample_direction(source.double(), constants, gaussian.double(), uniform, norms).to(source.dtype)
@@ -181,11 +183,11 @@ class PrivUnit:
         delta = clipped.vectors
         d = delta.shape[1]
         norms = row_norms(delta)
-        zero = norms == 0
+        zero = norms < _NOTHING
         some = bool(zero.any())
         gaussian = noise.normal(clients, 2 * d if some else d, delta.device, delta.dtype)
         uniform = noise.uniform(clients, 5)
-        # A zero update has no direction: a random one keeps E[c] = 0.
+        # An update of zero has no direction: a random one keeps E[c] = 0.
         source = torch.where(zero[:, None], gaussian[:, d:], delta) if some else delta
         known = None if some else norms
         vector = sample_direction(source, self.direction, gaussian[:, :d], uniform[:, :2], known)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
+from dpfedexp.simulation.rows import available_memory
 from dpfedexp.simulation.vectorise import Task
 
 CPU_BUDGET = 512 * 2**20
+UPDATE_COPIES = 6
+"""Of a client's update, from training to the sum: as trained, clipped, lifted or randomised, clipped again, in double precision."""
 _UNITS = {
     "": 1,
     "B": 1,
@@ -65,11 +68,24 @@ class Footprint:
         return max(1, budget // (4 * 3 * self.dimension + self.batch_bytes))
 
 
-def automatic_chunk(task: Task, budget: int | None = None) -> int:
-    """A chunk whose parameters, gradients and activations fit the budget (half a GiB on a CPU, half the free memory of a GPU)."""
-    if budget is None:
-        budget = torch.cuda.mem_get_info(task.device)[0] // 2 if task.device.type == "cuda" else CPU_BUDGET
-    return int(max(1, min(len(task.clients), budget // footprint(task).bytes)))
+def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None = None) -> int:
+    """A chunk whose parameters, gradients and activations fit the budget (half a GiB or more on a CPU, half the free memory of a GPU).
+
+    `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations.
+    """
+    size = footprint(task)
+    if budget is None and task.device.type == "cuda":
+        budget = torch.cuda.mem_get_info(task.device)[0] // 2
+    elif budget is None:
+        # Large models get room for two clients per core, if the machine has it.
+        budget = max(CPU_BUDGET, min(2 * torch.get_num_threads() * size.bytes, available_memory() // 4))
+    if in_flight is None:
+        fit = budget // size.bytes
+    else:
+        fit = max(in_flight * size.bytes, budget - in_flight * size.bytes) // (
+            4 * UPDATE_COPIES * task.layout.dimension
+        )
+    return int(max(1, min(len(task.clients), fit)))
 
 
 def footprint(task: Task) -> Footprint:

@@ -24,6 +24,7 @@ from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.round import State, advance, at_radius
 from dpfedexp.secure import SystemStreams
 from dpfedexp.simulation.random import Streams
+from dpfedexp.simulation.rows import zero_rows
 from dpfedexp.simulation.sampling import Participation
 from dpfedexp.simulation.vectorise import Task, Trainer
 from dpfedexp.sums import Sums
@@ -100,7 +101,7 @@ class Simulation:
             radius=self.mechanism.clip,
             server=self.algorithm.server.init(w),
             control=torch.zeros_like(w) if scaffold else None,
-            client_controls=torch.zeros(self.population, len(w)) if scaffold else None,
+            client_controls=zero_rows(self.population, len(w)) if scaffold else None,
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
@@ -159,6 +160,9 @@ class Simulation:
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
         sizes = self.task.clients.sizes[cohort]
+        if len(sizes) and bool((sizes == sizes[0]).all()):
+            yield from cohort.split(self.chunk_size)
+            return
         order = torch.argsort(sizes, stable=True)
         empty = int((sizes == 0).sum())
         for part in (order[:empty], order[empty:]):

@@ -6,16 +6,14 @@ need no such waiting: every thread takes whole local updates.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from threading import Barrier, local
+from threading import local
 
 import torch
 from torch import Tensor
 
 from dpfedexp.local import Schedule
+from dpfedexp.simulation.threads import spread
 from dpfedexp.simulation.vectorise import Trainer
 
 
@@ -29,6 +27,11 @@ class Parallel:
         self.name, self.make, self.tile = name, make, tile
         self.threads = threads or torch.get_num_threads()
         self.own = local()
+
+    @property
+    def in_flight(self) -> int:
+        """How many clients train at a time."""
+        return self.tile * self.threads
 
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
@@ -45,27 +48,10 @@ class Parallel:
             part = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
             out[at] = self._trainer()(w, clients[at], part, round, None if correction is None else correction[at])
 
-        starts = range(0, n, tile)
-        if self.threads == 1:
-            for first in starts:
-                one(first)
-        else:
-            list(_pool(self.threads, os.getpid()).map(one, starts))
+        spread(one, range(0, n, tile), self.threads)
         return out
 
     def _trainer(self) -> Trainer:
         if not hasattr(self.own, "trainer"):
             self.own.trainer = self.make()
         return self.own.trainer
-
-
-@lru_cache(maxsize=4)
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads on which torch splits nothing further; those of a parent process do not exist in a forked one, hence the key."""
-    whole = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "dpfedexp", initializer=torch.set_num_threads, initargs=(1,))
-    # All of them start here, because each sets what torch gives to threads that come after it.
-    together = Barrier(threads)
-    list(pool.map(lambda _: together.wait(), range(threads)))
-    torch.set_num_threads(whole)
-    return pool

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from dpfedexp.errors import require
+from dpfedexp.simulation.threads import spread
 
 _NORMAL, _UNIFORM = 0, 1
+_LONG = 512
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,18 @@ class KeyedNoise:
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         kind = np.float32 if dtype == torch.float32 else np.float64
         out = np.empty((len(clients), width), dtype=kind)
-        reseed, generator = self._generator()
-        for row, client in zip(out, clients.tolist(), strict=True):
-            reseed(client, _NORMAL)
-            generator.standard_normal(out=row, dtype=kind)
+        numbers = clients.tolist()
+
+        def draw(first: int) -> None:
+            reseed, generator = self._generator()
+            for row, client in zip(out[first : first + size], numbers[first : first + size], strict=True):
+                reseed(client, _NORMAL)
+                generator.standard_normal(out=row, dtype=kind)
+
+        # Rows are independent streams, so threads may draw them in any order; short ones are not worth a thread.
+        threads = torch.get_num_threads() if width >= _LONG else 1
+        size = max(1, len(numbers) if threads == 1 else -(-len(numbers) // (4 * threads)))
+        spread(draw, range(0, len(numbers), size), threads)
         return torch.from_numpy(out).to(device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:

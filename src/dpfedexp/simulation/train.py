@@ -27,6 +27,7 @@ from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
 from dpfedexp.simulation.keeping import Keeping, find
+from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
@@ -239,9 +240,12 @@ def prepare(
     check_scaffold(algorithm, task)
     check_task(task)
     streams = Streams(seed)
-    chunk = chunk_size or automatic_chunk(task, parse_memory(memory))
+    limit = parse_memory(memory)
+    chunk = chunk_size or automatic_chunk(task, limit)
     updates = rounds * everyone.expected(len(federation))
     chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates)
+    if isinstance(chosen, Parallel) and chunk_size is None:
+        chunk = automatic_chunk(task, limit, chosen.in_flight)
     mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
     system = None
     if secure:

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dpfedexp.errors import InputError
 from dpfedexp.local import Params, Schedule, Sgd, descend
@@ -92,6 +91,9 @@ class Recorded:
             return self.recordings[key](params, x, y, weights)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.recordings) < self.keep:
+            # Imported here because it takes seconds, which short runs and the command line's help would pay too.
+            from torch.fx.experimental.proxy_tensor import make_fx
+
             self.recordings[key] = make_fx(self.program)(params, x, y, weights)
         return self.program(params, x, y, weights)
 
