@@ -16,7 +16,9 @@ def write(folder, text):
 
 
 def test_a_file_becomes_settings_and_its_own_toml_again(tmp_path):
-    settings = load(write(tmp_path, '[algorithm]\nname = "dp_fedavg"\nclip = 2.0\nnoise_multiplier = 3.0\n[run]\nrounds = 7'))
+    settings = load(
+        write(tmp_path, '[algorithm]\nname = "dp_fedavg"\nclip = 2.0\nnoise_multiplier = 3.0\n[run]\nrounds = 7')
+    )
     assert settings.run.rounds == 7
     assert settings.build_algorithm().noise_multiplier == 3.0
     assert load(write(tmp_path, settings.to_toml())) == settings
@@ -54,7 +56,10 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(tree, words):
     [
         ({"name": "cdp_fedex"}, "Did you mean 'cdp_fedexp'"),
         ({"name": "cdp_fedexp"}, "clip is missing"),
-        ({"name": "cdp_fedexp", "clip": 1.0, "server_rate": 2.0, "noise_multiplier": 1.0}, "server_rate is not a setting of cdp_fedexp"),
+        (
+            {"name": "cdp_fedexp", "clip": 1.0, "server_rate": 2.0, "noise_multiplier": 1.0},
+            "server_rate is not a setting of cdp_fedexp",
+        ),
         ({"name": "fedavg", "clip": 1.0}, "clip is not a setting of fedavg"),
     ],
 )
@@ -65,7 +70,7 @@ def test_a_wrong_algorithm_is_one_sentence(algorithm, words):
 
 @pytest.mark.parametrize("text", ["[run", "rounds = \xff", "a = 1\na = 2"])
 def test_a_broken_file_is_one_sentence(tmp_path, text):
-    with pytest.raises(InputError, match="run.toml"):
+    with pytest.raises(InputError, match=r"run\.toml"):
         load(write(tmp_path, text))
 
 
@@ -102,7 +107,13 @@ def test_npz_data_with_and_without_an_assignment(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"inputs": rng.normal(size=(40, 3)).astype(np.float32), "targets": rng.integers(2, size=40)}
     model = {"name": "mlp", "options": {"inputs": 3, "hidden": 4, "classes": 2}}
-    np.savez(tmp_path / "a.npz", **arrays, client=np.arange(40) % 5, test_inputs=arrays["inputs"], test_targets=arrays["targets"])
+    np.savez(
+        tmp_path / "a.npz",
+        **arrays,
+        client=np.arange(40) % 5,
+        test_inputs=arrays["inputs"],
+        test_targets=arrays["targets"],
+    )
     np.savez(tmp_path / "b.npz", **arrays)
     held = problem.build(parse({"data": {"kind": "npz", "path": str(tmp_path / "a.npz")}, "model": model}))
     assert (len(held.federation), len(held.test[0])) == (5, 40)
@@ -115,7 +126,7 @@ def test_npz_files_that_are_missing_broken_or_incomplete_are_sentences(tmp_path)
     np.savez(tmp_path / "other.npz", inputz=np.zeros(3))
     np.savez(tmp_path / "pickled.npz", inputs=np.array([{}], dtype=object), targets=np.zeros(1))
     for name in ("missing.npz", "broken.npz", "other.npz", "pickled.npz"):
-        with pytest.raises(InputError, match="data.path"):
+        with pytest.raises(InputError, match=r"data\.path"):
             problem.build(parse({"data": {"kind": "npz", "path": str(tmp_path / name)}}))
 
 
@@ -123,7 +134,7 @@ def test_factories_of_the_users_are_imported_by_name():
     settings = parse({"model": {"factory": "dpfedexp.models:linear_regression", "options": {"dimension": 500}}})
     assert sum(p.numel() for p in problem.build(settings).model.parameters()) == 500
     for wrong in ("nomodule:x", "dpfedexp.models:nothing", "dpfedexp.models"):
-        with pytest.raises(InputError, match="model.factory"):
+        with pytest.raises(InputError, match=r"model\.factory"):
             problem.build(parse({"model": {"factory": wrong}}))
 
 

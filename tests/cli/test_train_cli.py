@@ -5,11 +5,23 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-FAST = ["--set", "run.rounds=3", "--set", "data.clients=20", "--set", "data.dimension=5", "--set", "local.steps=2", "--quiet"]
+FAST = [
+    "--set",
+    "run.rounds=3",
+    "--set",
+    "data.clients=20",
+    "--set",
+    "data.dimension=5",
+    "--set",
+    "local.steps=2",
+    "--quiet",
+]
 
 
 def dpfedexp(*arguments, cwd):
-    return subprocess.run([sys.executable, "-m", "dpfedexp", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "dpfedexp", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_init_then_train_writes_everything_that_it_names(tmp_path):

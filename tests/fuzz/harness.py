@@ -109,5 +109,7 @@ def mutation(chance: random.Random, seeds: Sequence[bytes]) -> bytes:
             case 4:
                 data[at:at] = data[at : at + 32] * chance.randrange(1, 8)
             case 5:
-                data[at:at] = chance.choice((b"1e400", b"-1", b"nan", b"null", b"[[[[", b"{}", b"99999999999999999999", b"\xff\xfe"))
+                data[at:at] = chance.choice(
+                    (b"1e400", b"-1", b"nan", b"null", b"[[[[", b"{}", b"99999999999999999999", b"\xff\xfe")
+                )
     return bytes(data[:LONGEST])

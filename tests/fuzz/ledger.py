@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -64,10 +65,8 @@ def one(data: bytes) -> None:
     path.write_bytes(body)
     chain.head_path(path).write_bytes(head)
     for work in (_read, _repair, _verify):
-        try:
+        with contextlib.suppress(InputError, LedgerError):
             work(path)
-        except (InputError, LedgerError) as error:
-            assert len(str(error)) < 200_000
 
 
 def _read(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -64,7 +65,7 @@ def one(data: bytes) -> None:
     """First byte: below 100 which request is answered, then a mechanism, a request, or a guard file."""
     which, rest = data[:1], data[1:]
     number = which[0] if which else 0
-    try:
+    with contextlib.suppress(InputError):
         if number < 100:
             _reply(REQUESTS[number % len(REQUESTS)], rest)
         elif number < 150:
@@ -74,8 +75,6 @@ def one(data: bytes) -> None:
         else:
             GUARD.write_bytes(rest)
             assert Guard.load(GUARD).max_clip > 0
-    except InputError as error:
-        assert len(str(error)) < 100_000
 
 
 def _reply(request: wire.Request, rest: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def one(data: bytes) -> None:
     text, *overrides = data.split(b"\0")
     path = FOLDER / "run.toml"
     path.write_bytes(text)
-    try:
+    with contextlib.suppress(InputError):
         settings = config.load(path, [override.decode("utf-8", "surrogateescape") for override in overrides])
         settings.check()
         local, participation = settings.build_local(), settings.build_participation()
@@ -36,8 +37,6 @@ def one(data: bytes) -> None:
         assert mechanism.event(Sampling())
         assert local
         config.parse(config.tomllib.loads(settings.to_toml()))
-    except InputError as error:
-        assert len(str(error)) < 100_000
 
 
 if __name__ == "__main__":

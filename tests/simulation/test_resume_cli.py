@@ -73,6 +73,14 @@ def test_resume_starts_an_empty_folder_so_that_one_command_can_be_repeated(call,
     assert len(records(tmp_path / "new")) == 5
 
 
+def test_resume_leaves_a_folder_alone_that_holds_something_else(call, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"")
+    with pytest.raises(InputError, match="holds files but no run"):
+        call("photos", "--resume")
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.png"]
+
+
 def test_resuming_with_other_settings_names_them_as_the_file_does(call, tmp_path):
     call("run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
 
 from dpfedexp.accounting.events import PrivUnitEvent
 from dpfedexp.errors import require
@@ -134,6 +133,8 @@ class _Losses:
         for other_step, other in others:
             losses = (np.arange(other.size) - other.size // 2) * other_step
             atoms, weights = np.add.outer(atoms, losses).ravel(), np.multiply.outer(weights, other).ravel()
+        from scipy.signal import lfilter  # slow to import, and only this asks for it
+
         # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
         above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
         discounted = np.append(lfilter([1.0], [1.0, -math.exp(-step)], pmf[::-1])[::-1], 0.0)

@@ -37,13 +37,14 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, demo, flower, paper, privacy, report, train
+    from dpfedexp.cli import audit, bench, demo, flower, paper, privacy, report, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
     app.command("init")(train.init)
     app.command("paper")(paper.paper)
     app.command("report")(report.report)
+    app.command("bench")(bench.bench)
     app.add_typer(privacy.app, name="privacy")
     app.add_typer(flower.app, name="flower")
     app.add_typer(audit.app, name="audit")
@@ -55,7 +56,9 @@ _register()
 def main() -> None:
     """The entry point: input errors are one sentence and exit code 2, never a traceback."""
     console = Console(stderr=True)
-    warnings.showwarning = lambda message, *rest, **more: console.print(f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True)
+    warnings.showwarning = lambda message, *rest, **more: console.print(
+        f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True
+    )
     try:
         app()
     except (InputError, LedgerError) as error:

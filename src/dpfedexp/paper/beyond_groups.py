@@ -35,6 +35,11 @@ class Seen:
     def spread(self) -> Spread:
         return spread(self.finals)
 
+    @property
+    def last_model(self) -> Spread:
+        """Test accuracy in per cent of the model that the run ends with."""
+        return spread([100.0 * result["history"][-1]["test_accuracy"] for result in self.results])
+
     def against(self, other: Seen) -> Paired:
         n = min(len(self.finals), len(other.finals))
         return paired(self.finals[:n], other.finals[:n], larger_is_better=self.on_mnist)
@@ -184,16 +189,22 @@ def no_knobs(group: list[Seen]) -> Made:
 
 def network(group: list[Seen]) -> Made:
     rows = [
-        [one.variant.label, one.spread.show(), one.epsilon, "–" if one is group[0] else one.against(group[0]).show()]
+        [
+            one.variant.label,
+            one.spread.show(),
+            one.last_model.show(),
+            one.epsilon,
+            "–" if one is group[0] else one.against(group[0]).show(),
+        ]
         for one in group
     ]
     best = group[-1]
     claim = Claim(
-        f"A better-conditioned network at ε = {FULL_EPSILON:g}: above {NETWORK_TARGET} %",
-        f"{best.spread.show()} %",
-        best.spread.mean > NETWORK_TARGET,
+        f"A better-conditioned network at ε = {FULL_EPSILON:g}: the final model above {NETWORK_TARGET} %",
+        f"{best.last_model.show()} %; average of the last 5 rounds {best.spread.show()} %",
+        best.last_model.mean > NETWORK_TARGET,
     )
-    columns = ["network", "accuracy", "ε total", "gain"]
+    columns = ["network", "accuracy, last 5 rounds", "final model", "ε total", "gain"]
     return Made([Table("A better-conditioned network, CDP-FedEXP with the free rule", columns, rows)], [], [claim])
 
 

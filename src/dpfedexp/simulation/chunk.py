@@ -69,7 +69,7 @@ class Footprint:
 
 
 def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None = None) -> int:
-    """A chunk whose parameters, gradients and activations fit the budget (half a GiB or more on a CPU, half the free memory of a GPU).
+    """A chunk whose parameters, gradients and activations fit the budget: half a GiB or more on a CPU, half of what a GPU has free.
 
     `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations.
     """

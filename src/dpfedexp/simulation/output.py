@@ -46,6 +46,10 @@ class RunFolder:
             if not resume and any(self.path.iterdir()):
                 hint = " or go on with --resume" if checkpoint.exists(self.path) else ""
                 raise InputError(f"the folder {str(self.path)!r} is not empty; name a new one with --out{hint}.")
+            if resume and any(self.path.iterdir()) and not any(self.path.glob("config.toml*")):
+                raise InputError(
+                    f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with --out."
+                )
         self._metrics: TextIO | None = None
 
     @property

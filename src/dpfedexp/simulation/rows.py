@@ -39,6 +39,6 @@ def zero_rows(count: int, width: int, most: int | None = None) -> Tensor:
     except (OSError, RuntimeError) as error:
         folder = tempfile.gettempdir()
         raise InputError(
-            f"the clients' own state takes {size / 1e9:.1f} GB, which does not fit in memory, and {folder!r} can't hold it: {error}. "
-            "Set TMPDIR to a folder with that much room."
+            f"the clients' own state takes {size / 1e9:.1f} GB, which does not fit in memory, and {folder!r} can't hold it: "
+            f"{error}. Set TMPDIR to a folder with that much room."
         ) from None

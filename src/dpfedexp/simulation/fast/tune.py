@@ -38,7 +38,7 @@ TILE_BYTES = 16 * 2**20
 WORTH_MEASURING = 3 * 10**8
 """Numbers that a run computes, below which it is over sooner than its candidates are compared."""
 
-ALIKE = 1.3
+ALIKE = 1.15
 
 _remembered: dict[object, str] = {}
 

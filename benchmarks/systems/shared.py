@@ -1,0 +1,35 @@
+"""The workloads without the rest of dpfedexp, so that another system's environment needs only torch and itself."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "dpfedexp"
+
+
+def load(name: str):
+    """The workload `name`; dpfedexp's own `__init__`, which imports everything, is not run."""
+    if "dpfedexp" not in sys.modules:
+        package = types.ModuleType("dpfedexp")
+        package.__path__ = [str(SOURCE)]
+        sys.modules["dpfedexp"] = package
+    from dpfedexp.bench.workloads import wide, workload
+
+    return wide(int(name.removeprefix("mlp-"))) if name.startswith("mlp-") else workload(name)
+
+
+def peak_memory() -> int:
+    """Of this process and of the largest of its children, in bytes."""
+    import resource
+
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    import os
+
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system

@@ -1,0 +1,67 @@
+"""The same clients, models and local steps for every system that is compared; needs torch and the models alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp import models
+from dpfedexp.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every client does in a round: `steps` full-batch steps on `rows` examples of its own."""
+
+    name: str
+    rows: int
+    steps: int
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int, torch.Generator], Tensor]
+    classes: int
+    lr: float = 0.1
+
+    def build(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.model()
+
+    def data(self, clients: int) -> tuple[Tensor, Tensor]:
+        """Inputs [clients, rows, …] and class labels [clients, rows], random: what is computed does not depend on them."""
+        generator = torch.Generator().manual_seed(1)
+        x = self.inputs(clients * self.rows, generator)
+        y = torch.randint(self.classes, (clients * self.rows,), generator=generator)
+        return x.unflatten(0, (clients, self.rows)), y.unflatten(0, (clients, self.rows))
+
+
+def _images(channels: int, side: int) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, generator: torch.rand(n, channels, side, side, generator=generator)
+
+
+def _tokens(vocabulary: int, length: int) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, generator: torch.randint(vocabulary, (n, length), generator=generator)
+
+
+WORKLOADS = {
+    work.name: work
+    for work in (
+        Workload("cnn", 60, 10, models.mnist_cdp_net, _images(1, 28), 10),
+        Workload("mlp", 60, 10, lambda: models.mlp(784, 64, 10), _images(1, 28), 10),
+        Workload("resnet", 8, 1, models.resnet18_gn, _images(3, 32), 10),
+        Workload("lstm", 20, 5, lambda: models.lstm_classifier(100, 8, 32, 2), _tokens(100, 16), 2),
+    )
+}
+
+
+def workload(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise InputError(f"workload is {name!r}, which does not exist.{nearest(name, WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def wide(hidden: int) -> Workload:
+    """The MLP with another width: how a round's time grows with the number of parameters."""
+    return Workload(f"mlp-{hidden}", 60, 10, lambda: models.mlp(784, hidden, 10), _images(1, 28), 10)

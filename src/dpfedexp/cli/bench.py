@@ -1,0 +1,73 @@
+"""`dpfedexp bench`: seconds and bytes per round on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpfedexp.bench.measure import Row, measure
+from dpfedexp.errors import InputError
+
+
+def bench(
+    workload: Annotated[list[str] | None, typer.Option(help="cnn, mlp, resnet or lstm; may be repeated.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients in the round.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds measured after a warm-up; the best counts.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
+    trainer: Annotated[list[str] | None, typer.Option(help="auto by default; may be repeated.")] = None,
+    loop: Annotated[bool, typer.Option(help="Measure the plain PyTorch loop too.")] = True,
+    parts: Annotated[bool, typer.Option(help="Measure PrivUnit and the accountant too.")] = True,
+    json_: Annotated[bool, typer.Option("--json", help="Print the rounds as a JSON list and nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
+) -> None:
+    """Time one round of many clients beside the plain PyTorch loop, each in a process of its own."""
+    rows: list[Row] = []
+    for name in workload or ["cnn"]:
+        for how in trainer or ["auto"]:
+            settings = {"trainer": how, "precision": precision}
+            rows.append(measure("dpfedexp", name, clients, rounds=rounds, device=device, **settings))
+        if loop:
+            rows.append(measure("plain loop", name, clients, rounds=1, device=device))
+    listed = [asdict(row) for row in rows]
+    found: dict[str, object] = {"rounds": listed}
+    if parts and not json_:
+        # Imported here because dp-accounting takes a second to import, which every other command would pay.
+        from dpfedexp.bench import pieces
+
+        found |= {"privunit": pieces.privunit(), "accounting": pieces.accounting()}
+    if out is not None:
+        try:
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"the file {str(out)!r} can't be written: {error.strerror}.") from None
+    if json_:
+        typer.echo(json.dumps(listed))
+        return
+    _print(Console(), rows, found)
+
+
+def _print(console: Console, rows: list[Row], found: dict[str, object]) -> None:
+    table = Table("system", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB")
+    for row in rows:
+        seconds = (f"{row.seconds_per_round:.3g}", f"{row.cpu_seconds_per_round:.3g}")
+        size = (f"{row.cohort}", f"{row.parameters:,}")
+        table.add_row(row.system, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
+    console.print(table)
+    if isinstance(drawn := found.get("privunit"), dict):
+        console.print(
+            f"PrivUnit at d = {drawn['dimension']:,}: {drawn['privunit_ms']:.1f} ms per vector, {drawn['times_gaussian']:.2f} "
+            f"times its Gaussian alone, {drawn['times_faster_than_rejection']:.0f} times faster than rejection.",
+            highlight=False,
+        )
+    if isinstance(account := found.get("accounting"), dict):
+        console.print(
+            f"ε of {account['rounds']} rounds: {account['ours_ms']:.2f} ms, dp-accounting {account['dp_accounting_ms']:.0f} ms.",
+            highlight=False,
+        )

@@ -1,0 +1,79 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpfedexp import Federation, Sgd, fedavg, train
+from dpfedexp.bench import pieces
+from dpfedexp.bench.plain import plain_round
+from dpfedexp.bench.workloads import WORKLOADS, wide, workload
+from dpfedexp.cli import app
+from dpfedexp.errors import InputError
+
+SYSTEMS = Path(__file__).resolve().parents[2] / "benchmarks" / "systems"
+
+
+def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
+    asked = ["bench", "--json", "--workload", "lstm", "--clients", "3", "--rounds", "1"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [row["system"].split()[0] for row in rows] == ["dpfedexp", "plain"]
+    for row in rows:
+        assert row["cohort"] == 3
+        assert row["device"] == "cpu"
+        assert row["parameters"] == sum(p.numel() for p in workload("lstm").build().parameters())
+        assert 0 < row["seconds_per_round"] < 600
+        assert row["peak_memory_bytes"] > 10**7
+
+
+def test_an_unknown_workload_is_one_sentence():
+    with pytest.raises(InputError, match="Did you mean 'lstm'"):
+        workload("lsmt")
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_gives_every_system_the_same_model_and_data(name):
+    work = workload(name)
+    first, second = work.build(), work.build()
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    x, y = work.data(2)
+    assert x.shape[:2] == y.shape == (2, work.rows)
+    assert torch.equal(x, work.data(2)[0])
+
+
+def test_the_plain_loop_takes_our_round():
+    """Without noise and without a clip in effect: the mean of the updates."""
+    work = wide(4)
+    model = work.build()
+    x, y = work.data(3)
+    loop = plain_round(model, x, y, lr=0.1, steps=2, clip=1e6, noise=0.0)
+    clients = Federation.from_clients(zip(x, y, strict=True))
+    ours = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, progress=False, device="cpu")
+    start, end = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, ours.model))
+    assert torch.allclose(end - start, loop, atol=1e-6)
+
+
+def test_privunit_is_several_times_faster_than_rejection_and_near_its_gaussian():
+    """At a tenth of the promised dimension and with room for a busy machine; `dpfedexp bench` measures the promise."""
+    found = pieces.privunit(dimension=10**5, clients=3)
+    assert found["times_faster_than_rejection"] > 10
+    assert found["times_gaussian"] < 3
+
+
+def test_the_accountants_agree_and_ours_is_faster():
+    found = pieces.accounting(rounds=5)
+    assert found["epsilon_ours"] == pytest.approx(found["epsilon_dp_accounting"], rel=0.01)
+    assert found["ours_ms"] < found["dp_accounting_ms"]
+
+
+def test_other_systems_load_the_workloads_without_the_rest_of_the_library():
+    import subprocess
+    import sys
+
+    assert importlib.util.spec_from_file_location("shared", SYSTEMS / "shared.py") is not None
+    program = "import sys, shared; shared.load('cnn').build(); assert 'scipy' not in sys.modules and 'dpfedexp.sums' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=SYSTEMS, check=True)

@@ -1,0 +1,195 @@
+"""Hostile input by construction: what a fuzzer would take long to come upon."""
+
+import ast
+import contextlib
+import gzip
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfedexp import config
+from dpfedexp.accounting import Ledger
+from dpfedexp.data.idx import read_idx
+from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.simulation import checkpoint
+
+SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+sections = ["data", "model", "algorithm", "local", "participation", "run", "resolved", "other"]
+known = [
+    "clip",
+    "name",
+    "kind",
+    "rounds",
+    "seed",
+    "lr",
+    "rate",
+    "count",
+    "options",
+    "delta",
+    "secure",
+    "adaptive",
+    "target_epsilon",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sections),
+        st.dictionaries(st.sampled_from(known) | st.text(max_size=6), values, max_size=4) | values,
+    )
+)
+def test_any_tree_is_settings_or_one_sentence(tree):
+    with contextlib.suppress(InputError):
+        config.parse(tree).check()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400), st.sampled_from([None, 1, 3]))
+def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with contextlib.suppress(InputError):
+            assert read_idx(file.name, dimensions).nbytes <= len(data) * 2000
+
+
+def limited(code: str, megabytes: int = 400) -> str:
+    """Runs code in a process that may take so much more memory than its imports did; what it prints."""
+    program = (
+        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.simulation.checkpoint, dpfedexp.accounting\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)\n" + code
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see how much memory is in use")
+def test_a_header_that_claims_a_trillion_images_costs_no_memory(tmp_path):
+    header = struct.pack(">BBBBIII", 0, 0, 8, 3, 2**20, 2**10, 2**10)
+    (tmp_path / "plain").write_bytes(header + bytes(100))
+    (tmp_path / "bomb").write_bytes(gzip.compress(header + bytes(2**20)))
+    said = limited(
+        f"from pathlib import Path\nfor path in sorted(Path({str(tmp_path)!r}).iterdir()):\n"
+        "    try: dpfedexp.data.idx.read_idx(path)\n"
+        "    except dpfedexp.errors.InputError as error: print(error)"
+    )
+    assert said.count("not plausible") == 2
+
+
+def test_a_gzip_bomb_is_read_only_as_far_as_its_header_says(tmp_path):
+    header = struct.pack(">BBBBI", 0, 0, 8, 1, 1000)
+    (tmp_path / "bomb").write_bytes(gzip.compress(header + bytes(200 * 2**20)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="too long"):
+            read_idx(tmp_path / "bomb")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_ledger_line_without_an_end_is_refused_before_it_is_read_whole(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    Ledger.create(path).close()
+    with path.open("ab") as file:
+        file.write(b"[" * 2**22)
+    with pytest.raises(LedgerError, match="longer than any ledger"):
+        Ledger.open(path, read_only=True)
+
+
+def test_a_checkpoint_that_claims_huge_tensors_is_refused(tmp_path):
+    header = json.dumps(
+        {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
+    ).encode()
+    (tmp_path / checkpoint.NAME).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InputError, match="damaged"):
+        checkpoint.load(tmp_path)
+    (tmp_path / checkpoint.NAME).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    with pytest.raises(InputError, match="damaged"):
+        checkpoint.load(tmp_path)
+
+
+def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "trapped"),)
+
+    np.savez(tmp_path / "data.npz", inputs=np.array([Trap()], dtype=object), targets=np.zeros(1))
+    tree = {"data": {"kind": "npz", "path": str(tmp_path / "data.npz")}, "model": {"name": "mlp"}}
+    from dpfedexp import problem
+
+    with pytest.raises(InputError, match=r"\.npz"):
+        problem.build(config.parse(tree))
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_a_checkpoint_that_is_a_pickle_is_refused_and_never_loaded(tmp_path):
+    torch.save({"w": torch.zeros(3)}, tmp_path / checkpoint.NAME)
+    with pytest.raises(InputError, match="damaged"):
+        checkpoint.load(tmp_path)
+
+
+def calls(tree: ast.AST):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            yield from ((name.split(".")[0], node) for name in names)
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
+    """Only the names; `literal_eval` reads literals and nothing else."""
+    forbidden = {
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "shelve",
+        "marshal",
+        "torch.load",
+        "eval",
+        "exec",
+        "os.system",
+    }
+    for path in SOURCE.rglob("*.py"):
+        for name, node in calls(ast.parse(path.read_text(encoding="utf-8"))):
+            assert name not in forbidden, f"{path.name} line {node.lineno}: {name}"
+            if isinstance(node, ast.Call):
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert given.get("allow_pickle", "False") == "False", f"{path.name} line {node.lineno}"
+                assert given.get("shell", "False") == "False", f"{path.name} line {node.lineno}"
+                assert not (name in ("np.load", "numpy.load") and "allow_pickle" not in given), (
+                    f"{path.name} line {node.lineno}"
+                )
+
+
+def test_names_in_files_can_not_lead_out_of_their_folder(tmp_path):
+    """A checkpoint names tensors and a run's files have fixed names: nothing read from a file becomes a path."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = {"../../escape": torch.zeros(1)}
+    from safetensors.torch import save_file
+
+    save_file(content, folder / checkpoint.NAME, {"content": "{}", "sha256": "0"})
+    with pytest.raises(InputError):
+        checkpoint.load(folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [checkpoint.NAME, "run"]
