@@ -191,5 +191,6 @@ def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monke
             run(algorithm, secure=True, checkpoint=tmp_path)
     done = run(algorithm, secure=True, checkpoint=tmp_path, resume=True)
     assert [entry.round for entry in done.ledger.entries] == [1, 1, 2, 3]
+    assert done.ledger.header["simulated"] is False
     event = done.ledger.entries[0].event
     assert done.privacy.epsilon_total == compose([(event, 4)], algorithm.delta).epsilon

@@ -59,7 +59,7 @@ class Keeping:
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            book = _ledger(ledger, settings_hash(settings), resume=resume, needed=found is not None)
+            book = _ledger(ledger, _header(simulation, settings), resume=resume, needed=found is not None)
         except OSError as error:
             raise InputError(f"the ledger {str(ledger)!r} can't be written: {error.strerror}.") from None
         try:
@@ -90,15 +90,26 @@ class Keeping:
             self.book.close()
 
 
-def _ledger(ledger: Ledger | Path | str | None, config: str, *, resume: bool, needed: bool) -> Ledger:
+def _header(simulation: Simulation, settings: Settings) -> dict[str, Any]:
+    """What a reader of the ledger alone needs for a statement."""
+    return {
+        "config_hash": settings_hash(settings),
+        "algorithm": simulation.algorithm.name,
+        "clients": simulation.population,
+        "delta": simulation.algorithm.delta,
+        "simulated": simulation.system is None,
+    }
+
+
+def _ledger(ledger: Ledger | Path | str | None, header: dict[str, Any], *, resume: bool, needed: bool) -> Ledger:
     if ledger is None:
         return Ledger.in_memory()
     if isinstance(ledger, Ledger):
         return ledger
     path = Path(ledger)
     if not resume or not (needed or path.exists()):
-        return Ledger.create(path, config_hash=config)
+        return Ledger.create(path, **header)
     try:
-        return Ledger.open(path, repair=True, config_hash=config)
+        return Ledger.open(path, repair=True, config_hash=header["config_hash"])
     except LedgerError as error:
         raise LedgerError(f"the run can't be resumed: {error}") from None

@@ -243,7 +243,7 @@ def prepare(
     limit = parse_memory(memory)
     chunk = chunk_size or automatic_chunk(task, limit)
     updates = rounds * everyone.expected(len(federation))
-    chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates)
+    chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates, budget=limit)
     if isinstance(chosen, Parallel) and chunk_size is None:
         chunk = automatic_chunk(task, limit, chosen.in_flight)
     mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)

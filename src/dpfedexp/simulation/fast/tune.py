@@ -35,7 +35,7 @@ log = logging.getLogger("dpfedexp")
 NAMES = ("auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop")
 TILE_BYTES = 16 * 2**20
 """Activations of the clients of one tile: more does not fit a cache, less is all overhead."""
-WORTH_MEASURING = 3 * 10**8
+WORTH_MEASURING = 5 * 10**7
 """Numbers that a run computes, below which it is over sooner than its candidates are compared."""
 
 ALIKE = 1.15
@@ -46,7 +46,9 @@ _remembered: dict[object, str] = {}
 Makers = dict[str, Callable[[], Trainer]]
 
 
-def select(task: Task, streams: Streams, name: str, *, chunk: int, updates: float) -> tuple[Trainer, str | None]:
+def select(
+    task: Task, streams: Streams, name: str, *, chunk: int, updates: float, budget: int | None = None
+) -> tuple[Trainer, str | None]:
     """The trainer, and a note for the user if the module can't be vectorised; `updates` is clients times rounds.
 
     fast        a hand-written program, for networks of known layers; "fused" is the same with triton's kernels on a GPU
@@ -68,14 +70,14 @@ def select(task: Task, streams: Streams, name: str, *, chunk: int, updates: floa
     size = footprint(task)
     if name == "vectorised" or (name == "auto" and updates * _per_update(task, size) < WORTH_MEASURING):
         return plain, None
-    makers = _makers(task, streams, plain, size)
+    makers = _makers(task, streams, plain, size.tile(_tile_bytes(budget)))
     if name != "auto":
         require(name in makers, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         return makers[name](), None
     return _quickest(task, makers, chunk), None
 
 
-def _makers(task: Task, streams: Streams, plain: Trainer, size: Footprint) -> Makers:
+def _makers(task: Task, streams: Streams, plain: Trainer, tile: int) -> Makers:
     """What a device has to offer, in order of preference."""
     program = lru_cache(lambda: _program(task))
     if task.device.type != "cpu":
@@ -86,12 +88,16 @@ def _makers(task: Task, streams: Streams, plain: Trainer, size: Footprint) -> Ma
             "vectorised": lambda: plain,
         }
     # vmap refuses a module that draws random numbers, so what it takes may run on several threads.
-    tile = size.tile(TILE_BYTES)
     return {
         "fast": lambda: Parallel("fast", _shared(Steps(task, "fast", _by_program(task, program()))), tile),
         "tiled-vectorised": lambda: Parallel("tiled-vectorised", lambda: Vectorised(_apart(task), record=False), tile),
         "tiled-loop": lambda: Parallel("tiled-loop", lambda: Loop(_apart(task), streams), 1),
     }
+
+
+def _tile_bytes(budget: int | None) -> int:
+    """A quarter of a budget for the tiles of all threads together; the rest is for updates."""
+    return TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads()))
 
 
 def _shared(trainer: Trainer) -> Callable[[], Trainer]:
