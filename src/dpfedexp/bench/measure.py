@@ -31,7 +31,7 @@ class Row:
 
 
 def measure(system: str, name: str, clients: int, *, rounds: int = 3, device: str = "cpu", **options: Any) -> Row:
-    """In a child process; `system` is "plain loop", which takes `threads`, or "dpfedexp" with `trainer`, `precision` and `memory`."""
+    """In a child process; `system` is "plain loop" (takes `threads`) or "dpfedexp" (`trainer`, `precision`, `memory`)."""
     given = {"system": system, "name": name, "clients": clients, "rounds": rounds, "device": device, **options}
     command = [sys.executable, "-m", "dpfedexp.bench.measure", json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True)
