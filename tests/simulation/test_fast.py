@@ -268,6 +268,20 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
     assert len(asked) == 3
 
 
+def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
+    options = {"local": LOCAL, "rounds": 2, "progress": False, "device": "cpu", "checkpoint": tmp_path}
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(NETWORKS["paper"], federation(), fedavg(), trainer="tiled-vectorised", on_round=stop, **options)
+    monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
+    assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorised"
+    assert tune.kept("tiled-loop", torch.device("cuda")) == "auto"
+    assert tune.kept("fused", torch.device("cpu")) == "auto"
+
+
 def test_every_trainer_by_name_trains_alike():
     clients = federation()
     runs = [

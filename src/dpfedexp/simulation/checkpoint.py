@@ -41,6 +41,7 @@ class Progress:
     charged     how many charges the ledger held
     chunk_size  clients per tensor program, which decides how sums round
     history     the records of the completed rounds
+    trainer     how local updates were computed, which decides how they round
     """
 
     round: int
@@ -49,6 +50,7 @@ class Progress:
     charged: int
     chunk_size: int
     history: list[dict[str, Any]]
+    trainer: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -207,9 +209,11 @@ def _progress(folder: Path, content: Any) -> Progress:
         or not isinstance(history, list)
         or not all(isinstance(line, dict) for line in history)
         or len(history) != content["round"]
+        or not isinstance(content.get("trainer"), str)
     ):
         raise _damaged(folder, "its text is not that of a checkpoint")
-    return Progress(content["round"], radius, settings, content["charged"], content["chunk_size"], history)
+    counted = (content["charged"], content["chunk_size"])
+    return Progress(content["round"], radius, settings, *counted, history, content["trainer"])
 
 
 def _damaged(folder: Path, how: str) -> InputError:

@@ -51,11 +51,7 @@ class Heartbeat:
         return heart
 
     def stop(self) -> None:
-        if not self.stopped.is_set():
-            self.stopped.set()
-            if self.rank == 0:
-                # Rank 0's end is the store's end: whoever still beats should know that it was meant.
-                self.store.set("over", "yes")
+        self.stopped.set()
 
     def _run(self) -> None:
         watched = range(1, self.world) if self.rank == 0 else [0]
@@ -67,6 +63,7 @@ class Heartbeat:
                 self.store.set(f"beat/{self.rank}", str(count))
                 beats = {other: self.store.get(f"beat/{other}").decode() for other in watched}
             except RuntimeError:
+                # Rank 0's store is gone, perhaps because the run is over and this rank is about to hear of it.
                 if not self.stopped.wait(EVERY):
                     self._give_up(0)
                 return

@@ -1,8 +1,8 @@
 """What makes a run the run that it is: everything its result depends on, by name.
 
 A checkpoint carries these settings, so that it is continued only by the run that made it, and a run that it is refused to is told
-what differs. The device, the size of the chunks and the budget are left out: they change where a run stops or how it rounds, not
-what it computes.
+what differs. The device, the trainer, the size of the chunks and the budget are left out: they change where a run stops or how it
+rounds, not what it computes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ def settings_of(simulation: Simulation, **more: Any) -> Settings:
             },
             "clients": simulation.population,
             "data": _fingerprint(task.clients),
-            "trainer": simulation.trainer.name,
             "diagnostics": simulation.diagnostics,
             **more,
         }

@@ -77,9 +77,9 @@ class Keeping:
         self.state = state
         self.history.append(record)
         if self.folder is not None:
-            progress = Progress(
-                state.round, state.radius, self.settings, len(self.book), self.simulation.chunk_size, self.history
-            )
+            bound = self.simulation
+            counted = (len(self.book), bound.chunk_size)
+            progress = Progress(state.round, state.radius, self.settings, *counted, self.history, bound.trainer.name)
             checkpoint.save(self.folder, state, progress, last=last)
 
     def __enter__(self) -> Keeping:

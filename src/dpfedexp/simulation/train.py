@@ -23,6 +23,7 @@ from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
 from dpfedexp.simulation.distributed import Team
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
 from dpfedexp.simulation.evaluate import Evaluate, on_test_set
+from dpfedexp.simulation.fast.tune import kept as kept_trainer
 from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
@@ -123,9 +124,9 @@ def train(
         folder = None if checkpoint is None else Path(checkpoint)
         found = find(folder, resume)
         if found is not None:
-            # Both were chosen for the machine that the run began on, and both decide how it rounds.
+            # Both were chosen on the machine that the run began on, and both decide how it rounds.
             chunk_size = chunk_size or found.progress.chunk_size
-            trainer = found.progress.settings.get("trainer", trainer) if trainer == "auto" else trainer
+            trainer = kept_trainer(found.progress.trainer, _device(device)) if trainer == "auto" else trainer
         simulation, note = prepare(
             model,
             federation,

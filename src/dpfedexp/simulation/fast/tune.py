@@ -77,6 +77,12 @@ def select(
     return _quickest(task, makers, chunk), None
 
 
+def kept(name: str, device: torch.device) -> str:
+    """The trainer of an interrupted run, or "auto" where it goes on on a device that has no such trainer."""
+    elsewhere = ("fused", "recorded-vectorised") if device.type == "cpu" else ("tiled-vectorised", "tiled-loop")
+    return name if name in NAMES and name not in elsewhere else "auto"
+
+
 def _makers(task: Task, streams: Streams, plain: Trainer, tile: int) -> Makers:
     """What a device has to offer, in order of preference."""
     program = lru_cache(lambda: _program(task))
