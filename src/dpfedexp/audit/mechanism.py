@@ -142,7 +142,7 @@ class Given:
         return self.row[None, :width].to(dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
-        raise NotImplementedError
+        raise TypeError("a central release draws no uniforms")
 
 
 def _central(mechanism: CentralGaussian, rows: Tensor, denominator: float, samples: int, seed: int) -> Floats:
