@@ -23,7 +23,7 @@ except ModuleNotFoundError:
     atheris = None
 
 LONGEST = 8192
-SECONDS_PER_INPUT = 20
+SECONDS_PER_INPUT = 60
 MEMORY = 6 * 2**30
 
 
