@@ -75,9 +75,9 @@ def accuracy(clients: Federation, test, precision: str, seed: int) -> dict[str, 
     return {"accuracy": statistics.mean(last), "seconds_50_rounds_with_evaluation": time.perf_counter() - began}
 
 
-def where_time_goes(clients: Federation) -> list[dict[str, object]]:
+def where_time_goes(clients: Federation, precision: str) -> list[dict[str, object]]:
     model = build("mnist_cdp_net", 0)
-    run = {"local": LOCAL, "device": "cuda", "progress": False, "trainer": "fused"}
+    run = {"local": LOCAL, "device": "cuda", "progress": False, "trainer": "fused", "precision": precision}
     try:
         train(model, clients, CDP, rounds=3, **run)
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
@@ -126,7 +126,7 @@ def main() -> None:
         for seed in range(1 if given.quick else 3)
         for precision in ("fp32", "bf16")
     }
-    result["gpu time of six fused rounds"] = where_time_goes(clients)
+    result["gpu time of six fused rounds"] = {name: where_time_goes(clients, name) for name in ("fp32", "bf16")}
     result["compared"] = measured.lines
     text = json.dumps(result, indent=1)
     print(text)

@@ -8,15 +8,16 @@ from collections import Counter
 from dpfedexp.simulation.fast.convolution import ContractAndPool, Patches
 from dpfedexp.simulation.fast.program import Program, Step
 from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.precision import Precision
 
 
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def without_patches(program: Program, layout: Layout) -> Program | None:
+def without_patches(program: Program, layout: Layout, precision: Precision = "fp32") -> Program | None:
     """The program with triton's kernels in place of patches and products, None where no layer suits them."""
-    from dpfedexp.simulation.fast.kernels import ConvolveAndPool, suits
+    from dpfedexp.simulation.fast import kernels, matrix_units
 
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     readers = Counter(i for step in program.steps for i in step.inputs)
@@ -27,9 +28,15 @@ def without_patches(program: Program, layout: Layout) -> Program | None:
         source = made_by.get(step.inputs[0])
         if isinstance(step.op, ContractAndPool) and source is not None and isinstance(source.op, Patches):
             outputs, channels = shapes[step.params[0]][:2]
-            if readers[source.output] == 1 and suits(step.op.window, step.op.pool, outputs, channels):
-                op = ConvolveAndPool(step.op.window, step.op.pool, step.op.bias)
+            asked = (step.op.window, step.op.pool, outputs, channels)
+            found: type[kernels.ConvolveAndPool] | None = None
+            if precision != "fp32" and matrix_units.suits(*asked):
+                found = matrix_units.RoundedConvolveAndPool
+            elif kernels.suits(*asked):
+                found = kernels.ConvolveAndPool
+            if found is not None and readers[source.output] == 1:
                 gone.add(source.output)
+                op = found(step.op.window, step.op.pool, step.op.bias)
                 step = Step(op, source.inputs, step.output, step.params)
         steps.append(step)
     if not gone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -92,8 +93,14 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
+    # An old graph that the collector frees during the capture would end it.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            function()
+    finally:
+        gc.enable()
     return graph.replay
 
 
