@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from dpfedexp import step_size
 from dpfedexp.accounting import Event, Sampling, calibrate_noise
@@ -24,6 +24,8 @@ from dpfedexp.server import Adam, Extrapolate, Momentum, Server
 MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]
 MECHANISMS = ("none", "central-gaussian", "local-gaussian", "privunit")
 Clip = float | AdaptiveClip | Literal["adaptive"]
+Control = Literal["update", "report"]
+"""What a client's own control variate follows in DP-SCAFFOLD: its clipped update, or the randomised report of it."""
 Rule = Callable[[Release, Mechanism], float]
 
 
@@ -51,7 +53,7 @@ class Algorithm:
     epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
     gamma: GammaRule = "exact"
     server: Server = field(default_factory=Extrapolate)
-    scaffold: bool = False
+    scaffold: Control | None = None
     average_last: int = 1
 
     def __post_init__(self) -> None:
@@ -311,13 +313,24 @@ def naive_ldp_fedexp(*, clip: Clip, **privacy) -> Algorithm:
     return replace(ldp_fedexp(clip=clip, numerator="naive", **privacy), name="naive_ldp_fedexp")
 
 
-def dp_scaffold(*, clip: Clip, mechanism: MechanismName = "central-gaussian", **privacy) -> Algorithm:
-    """DP-SCAFFOLD at client level: the control variates come from what is released anyway, at DP-FedAvg's ε.
+def dp_scaffold(
+    *, clip: Clip, mechanism: MechanismName = "central-gaussian", control: Control = "update", **privacy
+) -> Algorithm:
+    """DP-SCAFFOLD at client level: the server's control variate comes from what is released anyway, at DP-FedAvg's ε.
+
+    A client's own follows its clipped update, which never leaves it; with `control="report"`, in a local setting, it follows what
+    the client sent, noise and all.
 
     >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
-    True
+    'update'
     """
-    return Algorithm("dp_scaffold", mechanism, _one, _clip(clip), scaffold=True, **privacy)
+    if control not in get_args(Control):
+        raise InputError(f"control is {control!r}; it must be 'update' or 'report'.")
+    require(
+        control == "update" or mechanism in ("local-gaussian", "privunit"),
+        "control is 'report', but only in a local setting does a client randomise what it sends; use 'update'.",
+    )
+    return Algorithm("dp_scaffold", mechanism, _one, _clip(clip), scaffold=control, **privacy)
 
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {

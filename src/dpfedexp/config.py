@@ -75,6 +75,7 @@ class AlgorithmSettings(Section):
     server_rate: float | None = None
     server_momentum: float | None = None
     average_last: int | None = None
+    control: str | None = None
 
 
 class LocalSettings(Section):

@@ -23,6 +23,7 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.data import synthetic_regression
+from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
 from tests.simulation.plain import cases, plain_update
 
@@ -114,6 +115,43 @@ def test_scaffold_follows_its_equations_with_the_clipped_update():
         controls = controls - c - deltas / (steps * lr)
         w, c = w + deltas.mean(0), -deltas.mean(0) / (steps * lr)
     assert torch.allclose(weights(result), w, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["local-gaussian", "privunit"])
+def test_scaffold_can_follow_the_reports_instead(monkeypatch, mechanism):
+    """The second round by hand, from the reports of the first."""
+    clip, lr, steps = 0.1, 0.02, 3
+    noise = {} if mechanism == "privunit" else {"noise_multiplier": 0.7}
+    algorithm = dp_scaffold(clip=clip, mechanism=mechanism, control="report", **noise)
+    kind, rounds = (PrivUnit if mechanism == "privunit" else LocalGaussian), []
+
+    def randomize(self, clipped, clients, noise, original=kind.randomize):
+        report = original(self, clipped, clients, noise)
+        sent = self.reconstruct(report)[1] if mechanism == "privunit" else report.vector
+        rounds.append((clipped.vectors, sent))
+        return report
+
+    monkeypatch.setattr(kind, "randomize", randomize)
+    run(algorithm, rounds=2, local=Sgd(lr=lr, steps=steps))
+    (_, sent), (second, _) = rounds
+    c, controls = -sent.mean(0) / (steps * lr), -sent / (steps * lr)
+    model = linear_regression(D)
+    with torch.no_grad():
+        next(model.parameters()).copy_(sent.mean(0)[None])
+    raw = torch.stack(
+        [
+            plain_update(model, *PROBLEM.federation.client(i), lr=lr, steps=steps, correction=c - controls[i])
+            for i in range(M)
+        ]
+    )
+    assert torch.allclose(second, raw * (clip / raw.norm(dim=1, keepdim=True)).clamp(max=1.0), rtol=1e-3, atol=1e-5)
+
+
+def test_scaffold_without_local_noise_has_no_report_to_follow():
+    with pytest.raises(InputError, match="only in a local setting"):
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, control="report")
+    with pytest.raises(InputError, match="'update' or 'report'"):
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, control="reports")
 
 
 def test_free_and_paper_rules_move_alike_where_noise_vanishes():
@@ -317,6 +355,7 @@ import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Sgd, ldp_fedexp, train
 from dpfedexp.data import synthetic_regression_stream
+from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
 m = int(sys.argv[1])
 problem = synthetic_regression_stream(m, 200)

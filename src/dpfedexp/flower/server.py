@@ -327,6 +327,7 @@ class DpFedExp(Strategy):
 def _travel(algorithm: Algorithm, local: Sgd | None, clients_per_node: int) -> float | None:
     if not algorithm.scaffold:
         return None
+    require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
     require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")

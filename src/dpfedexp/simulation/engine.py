@@ -20,7 +20,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.local import schedule
-from dpfedexp.mechanisms import Mechanism, Release
+from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
 from dpfedexp.round import State, advance, at_radius
 from dpfedexp.secure import SystemStreams
 from dpfedexp.simulation.random import Streams
@@ -93,7 +93,7 @@ class Simulation:
         w = self.task.layout.read(self.task.model).to(self.task.device)
         if not bool(torch.isfinite(w).all()):
             raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
-        scaffold = self.algorithm.scaffold
+        scaffold = self.algorithm.scaffold is not None
         return State(
             round=0,
             w=w,
@@ -150,9 +150,11 @@ class Simulation:
         for clients in self._chunks(cohort):
             updates, steps = self._updates(state, w, clients, number)
             clipped = clip(updates, mechanism.clip)
+            report = mechanism.randomize(clipped, clients, noise)
             if state.client_controls is not None and steps is not None:
-                controls.append((clients, self._control(state, clients, clipped.vectors, steps)))
-            sums = sums + mechanism.collect(mechanism.randomize(clipped, clients, noise))
+                own = clipped.vectors if self.algorithm.scaffold == "update" else _sent(mechanism, report)
+                controls.append((clients, self._control(state, clients, own, steps)))
+            sums = sums + mechanism.collect(report)
             if self.diagnostics:
                 true_squares += float(row_norms(clipped.vectors).square().sum())
         return sums, controls, true_squares
@@ -181,7 +183,7 @@ class Simulation:
         return self.trainer(w, clients, plan, number, correction), plan.steps
 
     def _control(self, state: State, clients: Tensor, delta: Tensor, steps: Tensor) -> Tensor:
-        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it."""
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent."""
         assert state.control is not None
         assert state.client_controls is not None
         scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
@@ -192,6 +194,11 @@ class Simulation:
         tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
         share = self.participation.expected(self.population) / self.population
         return advance(self.algorithm, mechanism, release, state, share=share, travel=tau * self.task.local.lr)
+
+
+def _sent(mechanism: Mechanism, report: Report) -> Tensor:
+    """A local report as an estimate of the client's update."""
+    return mechanism.reconstruct(report)[1] if isinstance(mechanism, PrivUnit) else report.vector
 
 
 def check_scaffold(algorithm: Algorithm, task: Task) -> None:
