@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp import AdaptiveClip, InputError
-from dpfedexp.clipping import clip
+from dpfedexp.clipping import BLOCK, clip, row_norms
+from dpfedexp.mechanisms.base import total
 
 
 def exact_norm(row: torch.Tensor) -> float:
@@ -75,3 +76,27 @@ def test_adaptive_clip_moves_towards_the_quantile():
 def test_adaptive_clip_refuses_wrong_settings_by_name(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         AdaptiveClip(**wrong)
+
+
+LONG = 3 * BLOCK + 17
+
+
+def test_long_rows_have_the_norms_and_sums_of_exact_arithmetic():
+    rows = torch.randn(3, LONG, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-20], [1.0], [1e20]])
+    exact = [math.fsum(float(v) * float(v) for v in row) for row in rows.double()]
+    assert row_norms(rows).tolist() == pytest.approx([math.sqrt(v) for v in exact], rel=1e-13)
+    assert torch.equal(total(rows), rows.double().sum(0))
+
+
+def test_a_long_row_ends_inside_the_ball_and_stays_there():
+    rows = torch.randn(4, LONG, generator=torch.Generator().manual_seed(1))
+    once = clip(rows, 0.3).vectors
+    assert all(math.fsum(float(v) ** 2 for v in row) <= 0.3**2 for row in once.double())
+    assert torch.equal(clip(once, 0.3).vectors, once)
+
+
+def test_only_with_reuse_are_the_rows_overwritten():
+    rows = torch.full((2, 5), 3.0)
+    kept = clip(rows, 1.0).vectors
+    assert torch.equal(rows, torch.full((2, 5), 3.0))
+    assert torch.equal(clip(rows, 1.0, reuse=True).vectors, kept)

@@ -1,7 +1,8 @@
 """The ball of radius C: fixed, and adaptive (Andrew et al. 2021).
 
 Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, whatever went in. Norms are taken
-in double precision and rows near the boundary are scaled to C·(1 − 2⁻²²), which leaves room for the rounding of a float32 product.
+in double precision. A row longer than C·(1 − 2⁻²⁴) is scaled to C·(1 − 2⁻²²), which leaves room for the rounding of a float32
+product; one that is shorter stays as it is, with room for the rounding of its norm, so clipping twice is clipping once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from dpfedexp.errors import require
 
 SHRINK = 1.0 - 2.0**-22
+INSIDE = 1.0 - 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,40 @@ class Clipped:
     within: Tensor
 
 
+BLOCK = 2**16
+"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache."""
+
+
 def row_norms(x: Tensor) -> Tensor:
     """Norms of the rows in double precision."""
-    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    if x.shape[1] <= BLOCK or x.device.type != "cpu":
+        return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    squares = torch.zeros(len(x), dtype=torch.float64)
+    for row, square in zip(x, squares, strict=True):
+        for block in row.split(BLOCK):
+            wide = block.double()
+            square += torch.dot(wide, wide)
+    return squares.sqrt()
 
 
-def clip(updates: Tensor, radius: float) -> Clipped:
+def clip(updates: Tensor, radius: float, *, norms: Tensor | None = None, reuse: bool = False) -> Clipped:
     """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
 
     So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
+    `norms` are those of the rows, where they are known; with `reuse` the result may take the memory of `updates`.
     """
-    norms = row_norms(updates)
+    norms = row_norms(updates) if norms is None else norms
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)
         norms = torch.where(bad, torch.zeros_like(norms), norms)
     if math.isinf(radius):
         return Clipped(updates, torch.ones_like(norms, dtype=torch.bool))
-    limit = radius * SHRINK
-    factor = torch.where(norms > limit, limit / norms.clamp_min(limit), 1.0)
-    return Clipped(updates * factor.to(updates.dtype)[:, None], norms <= radius)
+    limit, outside = radius * SHRINK, norms > radius * INSIDE
+    if not bool(outside.any()):
+        return Clipped(updates, ~outside)
+    factor = torch.where(outside, limit / norms.clamp_min(limit), 1.0).to(updates.dtype)[:, None]
+    return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Extrapolate:
         return {}
 
     def step(self, w: Tensor, c_bar: Tensor, eta_g: float, state: State) -> tuple[Tensor, State]:
-        return w + eta_g * c_bar, state
+        return torch.add(w, c_bar, alpha=eta_g), state
 
 
 @dataclass(frozen=True)

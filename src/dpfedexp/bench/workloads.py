@@ -50,7 +50,7 @@ WORKLOADS = {
     for work in (
         Workload("cnn", 60, 10, models.mnist_cdp_net, _images(1, 28), 10),
         Workload("mlp", 60, 10, lambda: models.mlp(784, 64, 10), _images(1, 28), 10),
-        Workload("resnet", 8, 1, models.resnet18_gn, _images(3, 32), 10),
+        Workload("resnet", 50, 4, models.resnet18_gn, _images(3, 32), 10),
         Workload("lstm", 20, 5, lambda: models.lstm_classifier(100, 8, 32, 2), _tokens(100, 16), 2),
     )
 }

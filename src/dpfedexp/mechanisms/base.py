@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Event, Sampling
-from dpfedexp.clipping import Clipped
+from dpfedexp.clipping import BLOCK, Clipped
 from dpfedexp.sums import Sums
 
 
@@ -83,6 +83,18 @@ class Mechanism(Protocol):
     def event(self, sampling: Sampling) -> Event:
         """What one round costs."""
         ...
+
+
+def total(rows: Tensor) -> Tensor:
+    """Σ of the rows in double precision."""
+    if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
+        return rows.sum(0, dtype=torch.float64)
+    out = torch.empty(rows.shape[1], dtype=torch.float64)
+    for part, block in zip(out.split(BLOCK), rows.split(BLOCK, dim=1), strict=True):
+        part.copy_(block[0])
+        for row in block[1:]:
+            part.add_(row)
+    return out
 
 
 def make_sums(vector: Tensor, squares: Tensor | None, within: Tensor | None, count: int) -> Sums:

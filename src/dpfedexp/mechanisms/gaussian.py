@@ -16,7 +16,7 @@ from torch import Tensor
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, Query, Sampling
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.clipping import Clipped, clip, row_norms
-from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums
+from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.sums import Sums
 
@@ -50,13 +50,13 @@ class CentralGaussian:
     def collect(self, report: Report) -> Sums:
         rows = clip(report.vector, self.clip).vectors
         squares = row_norms(rows).square().sum() if self.numerator == "paper" else None
-        return make_sums(rows.sum(0, dtype=torch.float64), squares, report.within, len(rows))
+        return make_sums(total(rows), squares, report.within, len(rows))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         server = torch.zeros(1, dtype=torch.int64)
         scale = self.noise_multiplier * self.clip
         drawn = noise.normal(server, len(sums.vector), sums.vector.device, torch.float64)[0]
-        mean = (sums.vector + scale * drawn) / denominator
+        mean = drawn.mul_(scale).add_(sums.vector).div_(denominator)
         xi, count = (float(v) for v in scalar_noise.normal(server, 2, torch.device("cpu"), torch.float64)[0])
         within = None
         if self.count_noise is not None:
@@ -114,7 +114,7 @@ class LocalGaussian:
 
     def collect(self, report: Report) -> Sums:
         squares = row_norms(report.vector).square().sum() if self.numerator in ("paper", "naive") else None
-        return make_sums(report.vector.sum(0, dtype=torch.float64), squares, None, len(report.vector))
+        return make_sums(total(report.vector), squares, None, len(report.vector))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         mean = sums.vector / max(sums.count, 1)

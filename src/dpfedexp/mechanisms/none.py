@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Event, NonPrivateEvent, Sampling
 from dpfedexp.clipping import Clipped, row_norms
-from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums
+from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
 from dpfedexp.sums import Sums
 
 
@@ -28,7 +27,7 @@ class NoPrivacy:
 
     def collect(self, report: Report) -> Sums:
         squares = row_norms(report.vector).square().sum()
-        return make_sums(report.vector.sum(0, dtype=torch.float64), squares, None, len(report.vector))
+        return make_sums(total(report.vector), squares, None, len(report.vector))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)

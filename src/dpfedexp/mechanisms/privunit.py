@@ -21,7 +21,7 @@ from torch import Tensor
 from dpfedexp.accounting.events import Event, PrivUnitEvent, Sampling
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums
+from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
 from dpfedexp.sums import Sums
 
@@ -207,7 +207,7 @@ class PrivUnit:
 
     def collect(self, report: Report) -> Sums:
         r_hat, c = self.reconstruct(report)
-        return make_sums(c.sum(0, dtype=torch.float64), self.scalar.squared_norm(r_hat).sum(), None, len(c))
+        return make_sums(total(c), self.scalar.squared_norm(r_hat).sum(), None, len(c))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)

@@ -144,20 +144,21 @@ class Simulation:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
         noise = self.noise.at("local noise", number)
         w = state.w.float()
-        sums = Sums.zero(mechanism.width(len(w)), self.task.device)
+        sums: Sums | None = None
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
         for clients in self._chunks(cohort):
             updates, steps = self._updates(state, w, clients, number)
-            clipped = clip(updates, mechanism.clip)
+            clipped = clip(updates, mechanism.clip, reuse=True)
             report = mechanism.randomize(clipped, clients, noise)
             if state.client_controls is not None and steps is not None:
                 own = clipped.vectors if self.algorithm.scaffold == "update" else _sent(mechanism, report)
                 controls.append((clients, self._control(state, clients, own, steps)))
-            sums = sums + mechanism.collect(report)
+            part = mechanism.collect(report)
+            sums = part if sums is None else sums + part
             if self.diagnostics:
                 true_squares += float(row_norms(clipped.vectors).square().sum())
-        return sums, controls, true_squares
+        return sums or Sums.zero(mechanism.width(len(w)), self.task.device), controls, true_squares
 
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""

@@ -1,7 +1,7 @@
 """Keyed random streams: every draw of a simulation is a function of (seed, purpose, round, client) and of nothing else.
 
 So a run does not depend on the chunk size, the device, the number of ranks, or on where it was interrupted. The generator is the
-counter-based Philox: the key is (seed, purpose), the counter starts at (0, client, round, lane), so no two streams ever meet.
+counter-based Philox: the key is (seed, purpose), the counter starts at (place, client, round, lane), so no two streams ever meet.
 Noise is drawn on the CPU and moved, because that is what makes a GPU run equal a CPU run.
 """
 
@@ -19,6 +19,8 @@ from dpfedexp.simulation.threads import spread
 
 _NORMAL, _UNIFORM = 0, 1
 _LONG = 512
+_PIECE = 2**20
+"""Draws of one row that follow each other; a longer row consists of several, so that threads can share it."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,18 @@ class KeyedNoise:
         kind = np.float32 if dtype == torch.float32 else np.float64
         out = np.empty((len(clients), width), dtype=kind)
         numbers = clients.tolist()
+        pieces = [(row, first) for row in range(len(numbers)) for first in range(0, width, _PIECE)]
 
-        def draw(first: int) -> None:
+        def draw(begin: int) -> None:
             reseed, generator = self._generator()
-            for row, client in zip(out[first : first + size], numbers[first : first + size], strict=True):
-                reseed(client, _NORMAL)
-                generator.standard_normal(out=row, dtype=kind)
+            for row, first in pieces[begin : begin + size]:
+                reseed(numbers[row], _NORMAL, first)
+                generator.standard_normal(out=out[row, first : first + _PIECE], dtype=kind)
 
-        # Rows are independent streams, so threads may draw them in any order; short ones are not worth a thread.
+        # Pieces are independent streams, so threads may draw them in any order; short rows are not worth a thread.
         threads = torch.get_num_threads() if width >= _LONG else 1
-        size = max(1, len(numbers) if threads == 1 else -(-len(numbers) // (4 * threads)))
-        spread(draw, range(0, len(numbers), size), threads)
+        size = max(1, len(pieces) if threads == 1 else -(-len(pieces) // (4 * threads)))
+        spread(draw, range(0, len(pieces), size), threads)
         return torch.from_numpy(out).to(device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
@@ -81,8 +84,9 @@ class KeyedNoise:
         bits = np.random.Philox(key=np.array([self.seed, zlib.crc32(self.purpose.encode())], dtype=np.uint64))
         state = bits.state
 
-        def reseed(client: int, lane: int) -> None:
-            state["state"]["counter"][:] = (0, client, self.round, lane)
+        def reseed(client: int, lane: int, first: int = 0) -> None:
+            # A piece uses far fewer counter values than 2³² for each of its draws.
+            state["state"]["counter"][:] = (first << 32, client, self.round, lane)
             state["buffer_pos"] = 4
             state["has_uint32"] = 0
             bits.state = state

@@ -142,38 +142,44 @@ class Loop:
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
+        out = torch.empty(len(clients), len(w), device=w.device)
         with arithmetic(self.task.precision, self.task.device):
-            return torch.cat([self._one(w, clients, schedule, round, correction, row) for row in range(len(clients))])
+            for row in range(len(clients)):
+                at = slice(row, row + 1)
+                one = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
+                self._one(w, clients[at], one, round, None if correction is None else correction[at], out[at])
+        return out
 
     def _one(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None, row: int
-    ) -> Tensor:
-        layout = self.task.layout
-        at = slice(row, row + 1)
-        one = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
-        batch_of = _batches(self.task, clients[at], one)
+        self, w: Tensor, client: Tensor, one: Schedule, round: int, correction: Tensor | None, out: Tensor
+    ) -> None:
+        """The update of one client into `out` [1, d], where its parameters live meanwhile."""
+        task = self.task
+        batch_of = _batches(task, client, one)
 
         def gradient(params: Params, step: int) -> Params:
             x, y, weights = (t[0] for t in batch_of(step))
             real = weights > 0
             leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
-            losses = self.task.losses(leaves, x[real], y[real])
+            losses = task.losses(leaves, x[real], y[real])
             grads = torch.autograd.grad((losses * weights[real]).sum(), list(leaves.values()), allow_unused=True)
             zeros = (torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), grads, strict=True))
             return {name: g[None] for name, g in zip(leaves, zeros, strict=True)}
 
+        start, params = task.layout.unflatten(w), task.layout.unflatten(out.copy_(w))
+        corrections = None if correction is None else task.layout.unflatten(correction)
         # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
-        with torch.random.fork_rng(devices=[self.task.device] if self.task.device.type == "cuda" else []):
-            key = self.streams.at("module", round).generator(int(clients[row])).integers(2**63)
+        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+            key = self.streams.at("module", round).generator(int(client)).integers(2**63)
             torch.manual_seed(int(key))
-            end = descend(
-                self.task.local,
-                layout.unflatten(w[None]),
-                gradient,
-                one.steps,
-                None if correction is None else layout.unflatten(correction[at]),
-            )
-        return layout.flatten(end, 1) - w
+            for step in range(int(one.steps)):
+                for name, direction in gradient(params, step).items():
+                    if task.local.proximal:
+                        direction = direction + task.local.proximal * (params[name] - start[name])
+                    if corrections is not None:
+                        direction = direction + corrections[name]
+                    params[name].sub_(direction, alpha=task.local.lr)
+        out.sub_(w)
 
 
 def _batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:

@@ -70,10 +70,14 @@ def select(
     size = footprint(task)
     if name == "vectorised" or (name == "auto" and updates * _per_update(task, size) < WORTH_MEASURING):
         return plain, None
-    makers = _makers(task, streams, plain, size.tile(_tile_bytes(budget)))
+    tile = size.tile(_tile_bytes(budget))
+    makers = _makers(task, streams, plain, tile)
     if name != "auto":
         require(name in makers, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         return makers[name](), None
+    if tile == 1:
+        # vmap over a single client is the loop with more overhead.
+        makers.pop("tiled-vectorised", None)
     return _quickest(task, makers, chunk), None
 
 
