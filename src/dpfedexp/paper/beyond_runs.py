@@ -127,6 +127,8 @@ def _network() -> Iterator[Variant]:
     better = {**relu, "local.lr": 0.3, "algorithm.clip": 0.5}
     label = "ReLU and standardised inputs, η_l = 0.3, C = 0.5"
     yield Variant("network", label, "mnist-cdp-fedexp", better, in_quick=True)
+    label = f"{label}, 100 rounds at the same total ε"
+    yield Variant("network", label, "mnist-cdp-fedexp", {**better, "run.rounds": 100})
 
 
 def _participation() -> Iterator[Variant]:

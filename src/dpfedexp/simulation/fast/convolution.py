@@ -156,53 +156,60 @@ class ContractAndPool:
         (patches,) = inputs
         kernels = self._spread(params[0])
         y = torch.bmm(kernels, patches.flatten(2))
-        best, wins = compete(y.view(len(y), self.pool[0] * self.pool[1], params[0].shape[1], -1).unbind(1))
+        # Columns of all rows of the window at once, then its rows: fewer and larger operations than position by position.
+        rows, by_column = compete(y.view(len(y), *self.pool, params[0].shape[1], -1).unbind(2))
+        best, by_row = compete(rows.unbind(1))
         if self.bias:
             best.add_(params[1].unsqueeze(2))
-        return best.view(*best.shape[:2], *patches.shape[2:]), (patches, kernels, wins)
+        return best.view(*best.shape[:2], *patches.shape[2:]), (patches, kernels, by_column, by_row)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        patches, kernels, wins = saved
-        rows = dy.flatten(2)
-        spread = rows.new_empty(len(rows), len(wins) + 1, *rows.shape[1:])
-        award(rows, wins, spread.unbind(1))
-        spread = spread.flatten(1, 2)
+        patches, kernels, by_column, by_row = saved
+        dy = dy.flatten(2)
+        rows = dy.new_empty(len(dy), self.pool[0], *dy.shape[1:])
+        award(dy, by_row, rows.unbind(1))
+        spread = dy.new_empty(len(dy), *self.pool, *dy.shape[1:])
+        award(rows, by_column, spread.unbind(2))
+        spread = spread.flatten(1, 3)
         grads = [self._gather(torch.bmm(patches.flatten(2), spread.transpose(1, 2)), params[0])]
         if self.bias:
-            grads.append(rows.sum(2))
+            grads.append(dy.sum(2))
         return grads, (torch.bmm(kernels.transpose(1, 2), spread).view(patches.shape) if wanted else None,)
 
-    def _views(self, wide: Tensor) -> list[Tensor]:
-        """Where in [n, c, rows, columns] the kernel of each position of the pool window lies."""
-        w = self.window
-        return [
-            wide[
-                ...,
-                i * w.stride[0] : i * w.stride[0] + w.span(0) : w.dilation[0],
-                j * w.stride[1] : j * w.stride[1] + w.span(1) : w.dilation[1],
-            ]
-            for i in range(self.pool[0])
-            for j in range(self.pool[1])
-        ]
-
     def _spread(self, kernel: Tensor) -> Tensor:
+        """The shifted copies, [n, positions·o, c·rows·columns]."""
         n, o, c = kernel.shape[:3]
-        size = self.window.pooled(self.pool).size
-        wide = kernel.new_zeros(n, self.pool[0] * self.pool[1], o, c, *size)
-        for number, view in enumerate(self._views(wide)):
-            view[:, number].copy_(kernel)
-        return wide.view(n, -1, c * size[0] * size[1])
+        padded = torch.cat([kernel.flatten(1), kernel.new_zeros(n, 1)], dim=1)
+        spread, _ = _places(self.window, self.pool, o, c, kernel.device)
+        return padded.index_select(1, spread).view(n, self.pool[0] * self.pool[1] * o, -1)
 
     def _gather(self, wide: Tensor, kernel: Tensor) -> Tensor:
         """The gradient of the kernels from that of their shifted copies, [n, c·rows·columns, positions·o]."""
         n, o, c = kernel.shape[:3]
-        size = self.window.pooled(self.pool).size
-        by_position = wide.view(n, c, *size, self.pool[0] * self.pool[1], o).permute(4, 0, 5, 1, 2, 3)
-        parts = self._views(by_position)
-        total = parts[0][0].contiguous()
-        for number, part in enumerate(parts[1:], start=1):
-            total.add_(part[number])
-        return total
+        _, gather = _places(self.window, self.pool, o, c, kernel.device)
+        found = wide.flatten(1).index_select(1, gather)
+        return found.view(n, self.pool[0] * self.pool[1], -1).sum(1).view(kernel.shape)
+
+
+@lru_cache(maxsize=64)
+def _places(window: Window, pool: Pair, o: int, c: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which number of the kernels [o, c, kh, kw] every number of the shifted copies is, the one after the last where it is 0; and
+
+    for every position of the pool window and every number of the kernels, where in [c·rows·columns, positions·o] it lies.
+    """
+    size = window.pooled(pool).size
+    kernels = torch.arange(o * c * window.size[0] * window.size[1]).view(o, c, *window.size)
+    copies = torch.full((pool[0], pool[1], o, c, *size), kernels.numel())
+    numbers = torch.arange(c * size[0] * size[1] * pool[0] * pool[1] * o).view(c, *size, pool[0], pool[1], o)
+    numbers = numbers.permute(3, 4, 5, 0, 1, 2)
+    found = []
+    for i in range(pool[0]):
+        for j in range(pool[1]):
+            down = slice(i * window.stride[0], i * window.stride[0] + window.span(0), window.dilation[0])
+            right = slice(j * window.stride[1], j * window.stride[1] + window.span(1), window.dilation[1])
+            copies[i, j, :, :, down, right] = kernels
+            found.append(numbers[i, j, :, :, down, right].reshape(-1))
+    return copies.view(-1).to(device), torch.cat(found).to(device)
 
 
 def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
