@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -160,12 +160,18 @@ class Simulation:
                 true_squares += float(row_norms(clipped.vectors).square().sum())
         return sums or Sums.zero(mechanism.width(len(w)), self.task.device), controls, true_squares
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all clients hold the same number of examples, and some."""
+        sizes = self.task.clients.sizes
+        return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
+
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
-        sizes = self.task.clients.sizes[cohort]
-        if len(sizes) and bool((sizes == sizes[0]).all()):
+        if self.alike:
             yield from cohort.split(self.chunk_size)
             return
+        sizes = self.task.clients.sizes[cohort]
         order = torch.argsort(sizes, stable=True)
         empty = int((sizes == 0).sum())
         for part in (order[:empty], order[empty:]):
