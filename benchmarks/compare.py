@@ -81,10 +81,15 @@ def compare(work: str, clients: int, rounds: int, everything: bool) -> list[dict
 
 
 def scaling(rounds: int) -> list[dict[str, Any]]:
-    """Seconds per round against the cohort, and against the number of parameters."""
-    by_cohort = [asdict(measure("dpfedexp", "cnn", clients, rounds=rounds)) for clients in (30, 100, 300, 1000)]
-    by_size = [asdict(measure("dpfedexp", f"mlp-{hidden}", 50, rounds=rounds)) for hidden in (8, 64, 512, 4096)]
-    return by_cohort + by_size
+    """Seconds per round against the cohort, and against the number of parameters, beside pfl's default."""
+    rows = []
+    for work, clients in [
+        *(("cnn", clients) for clients in (30, 100, 300, 1000)),
+        *((f"mlp-{h}", 50) for h in (8, 64, 512, 4096)),
+    ]:
+        rows.append(asdict(measure("dpfedexp", work, clients, rounds=rounds)))
+        rows.append(pfl("pfl, default", work, clients, rounds))
+    return rows
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -95,14 +100,15 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     drawn = [row for row in rows if "seconds_per_round" in row]
-    for system in dict.fromkeys(row["system"] for row in drawn if row["workload"] == "cnn"):
-        mine = sorted((r for r in drawn if r["system"] == system and r["workload"] == "cnn"), key=lambda r: r["cohort"])
-        left.plot([r["cohort"] for r in mine], [r["seconds_per_round"] for r in mine], "o-", label=system)
-    wide = sorted((r for r in drawn if r["workload"].startswith("mlp-")), key=lambda r: r["parameters"])
-    right.plot(
-        [r["parameters"] for r in wide], [r["seconds_per_round"] for r in wide], "o-", label="dpfedexp, 50 clients"
-    )
-    for axes, name in ((left, "clients in the round (d = 5046)"), (right, "parameters (MLP)")):
+    for system in dict.fromkeys(row["system"] for row in drawn):
+        for axes, work, by in ((left, "cnn", "cohort"), (right, "mlp-", "parameters")):
+            mine = sorted(
+                (r[by], r["seconds_per_round"])
+                for r in drawn
+                if (r["system"], r["workload"][: len(work)]) == (system, work)
+            )
+            axes.plot([x for x, _ in mine], [y for _, y in mine], "o-", label=system)
+    for axes, name in ((left, "clients in the round (d = 5046)"), (right, "parameters (an MLP, 50 clients)")):
         axes.set(xscale="log", yscale="log", xlabel=name, ylabel="seconds per round")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
@@ -110,13 +116,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    base = {row["workload"]: row["seconds_per_round"] for row in rows if row["system"] == "dpfedexp"}
+    base = {(row["workload"], row["cohort"]): row["seconds_per_round"] for row in rows if row["system"] == "dpfedexp"}
     print(f"{'workload':10}{'clients':>8}  {'system':40}{'s/round':>10}{'times ours':>12}{'peak MB':>10}")
     for row in rows:
         if "error" in row:
             print(f"{'':20}{row['system']:40} {row['error']}")
             continue
-        ratio = row["seconds_per_round"] / base.get(row["workload"], row["seconds_per_round"])
+        ratio = row["seconds_per_round"] / base.get((row["workload"], row["cohort"]), row["seconds_per_round"])
         print(
             f"{row['workload']:10}{row['cohort']:8}  {row['system']:40}{row['seconds_per_round']:10.3f}{ratio:12.2f}"
             f"{row['peak_memory_bytes'] / 1e6:10.0f}"
@@ -126,10 +132,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--workloads", nargs="+", default=["cnn"])
+    parser.add_argument("--workloads", nargs="*", default=["cnn"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--few", action="store_true", help="pfl only")
-    parser.add_argument("--scaling", action="store_true", help="also ours against cohort and number of parameters")
+    parser.add_argument(
+        "--scaling", action="store_true", help="also against cohort and number of parameters, with a plot"
+    )
     parser.add_argument(
         "--machine", default=f"{os.cpu_count()} {platform.machine()} cores", help="how to call this machine"
     )

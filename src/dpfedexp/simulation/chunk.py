@@ -74,6 +74,7 @@ def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None
     `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations.
     """
     size = footprint(task)
+    automatic = budget is None
     if budget is None and task.device.type == "cuda":
         budget = torch.cuda.mem_get_info(task.device)[0] // 2
     elif budget is None:
@@ -85,6 +86,9 @@ def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None
         fit = max(in_flight * size.bytes, budget - in_flight * size.bytes) // (
             4 * UPDATE_COPIES * task.layout.dimension
         )
+        # Whole turns of all threads, so that none waits for the last client of a chunk.
+        fit = max(fit, 2 * in_flight if automatic else 0)
+        fit -= fit % in_flight if fit > in_flight else 0
     return int(max(1, min(len(task.clients), fit)))
 
 
