@@ -135,6 +135,6 @@ NOTES = (
     "The objective is ½(xᵀw − y)²; without the ½ the printed rates are unstable at d = 500. "
     "CDP DP-FedAvg runs at η_l = 0.001: at the printed 0.003 most clients diverge (see the grid).",
     "The paper leaves open what a client's own control variate c_i follows in DP-SCAFFOLD. In the local settings its ranking is "
-    "seen where c_i follows the report that the client sent, noise and all. Where it follows the client's own clipped update, that "
-    "never leaves it, DP-SCAFFOLD does better than the paper's. Without local noise, in CDP, the two are the same.",
+    "seen where c_i follows the report that the client sent, noise and all. Where it follows the client's own clipped update, "
+    "which stays with the client, DP-SCAFFOLD does better than the paper's. Without local noise, in CDP, the two are the same.",
 )
