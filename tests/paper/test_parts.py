@@ -77,7 +77,7 @@ def test_synthetic_compares_ranks_and_admits_another_order():
     claims = {claim.text: claim.holds for claim in synthetic.section(FULL, Fabricated()).claims}
     assert claims["CDP: DP-FedEXP is the closest"]
     assert not claims["CDP: DP-SCAFFOLD closer than DP-FedAvg, as the paper says"]
-    assert claims["LDP (Gaussian): DP-SCAFFOLD no closer than DP-FedAvg, as the paper says"]
+    assert claims["LDP (Gaussian): DP-SCAFFOLD, c_i from the report no closer than DP-FedAvg, as the paper says"]
 
 
 def test_step_size_claims_hold_where_the_numbers_do():
@@ -86,7 +86,8 @@ def test_step_size_claims_hold_where_the_numbers_do():
 
 def test_step_history_needs_no_runs_of_its_own():
     own = {key(cell) for cell in step_history.cells(FULL)}
-    assert own == {key(cell) for cell in [*synthetic.cells(FULL), *mnist.cells(FULL)]}
+    assert own
+    assert own <= {key(cell) for cell in [*synthetic.cells(FULL), *mnist.cells(FULL)]}
 
 
 def test_step_history_of_one_problem_leaves_the_other_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -24,14 +25,16 @@ SETTINGS = parse(
 
 
 def live(folder: Path, began: int | None = None) -> None:
-    """Train in the folder from wherever it stands; a byte goes to `began` when the first round of this life begins."""
+    """Train in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
     torch.set_num_threads(1)
     step = Simulation.step
 
-    def announced(self, *given):
+    def announced(self, state, *given):
         if began is not None:
             os.write(began, b".")
-        return step(self, *given)
+            if state.round == ROUNDS - 1:
+                time.sleep(600)
+        return step(self, state, *given)
 
     Simulation.step = announced
     execute(SETTINGS, RunFolder(folder, resume=True), resume=True, progress=False)

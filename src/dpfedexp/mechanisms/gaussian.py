@@ -56,7 +56,7 @@ class CentralGaussian:
         server = torch.zeros(1, dtype=torch.int64)
         scale = self.noise_multiplier * self.clip
         drawn = noise.normal(server, len(sums.vector), sums.vector.device, torch.float64)[0]
-        mean = drawn.mul_(scale).add_(sums.vector).div_(denominator)
+        mean = (sums.vector + scale * drawn) / denominator
         xi, count = (float(v) for v in scalar_noise.normal(server, 2, torch.device("cpu"), torch.float64)[0])
         within = None
         if self.count_noise is not None:

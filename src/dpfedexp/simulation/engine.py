@@ -168,6 +168,8 @@ class Simulation:
 
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
         """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
+        if len(cohort) == 0:
+            return
         if self.alike:
             yield from cohort.split(self.chunk_size)
             return
