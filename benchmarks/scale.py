@@ -93,7 +93,7 @@ def main() -> None:
     found["memory"] = [apart("synthetic", 10**n, "local", "16MB") for n in (3, 4, 5, 6)]
     found["million"] = [apart("synthetic", 10**6, "central", "64MB")]
     found["resnet"] = [apart("resnet", 100)]
-    found["privunit"] = privunit()
+    found["privunit"] = privunit(clients=1000)
     found["accounting"] = accounting()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
