@@ -17,6 +17,8 @@ from dpfedexp.errors import require
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
+BLOCK = 2**16
+"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,6 @@ class Clipped:
 
     vectors: Tensor
     within: Tensor
-
-
-BLOCK = 2**16
-"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache."""
 
 
 def row_norms(x: Tensor) -> Tensor:
@@ -43,13 +41,13 @@ def row_norms(x: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def clip(updates: Tensor, radius: float, *, norms: Tensor | None = None, reuse: bool = False) -> Clipped:
+def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
     """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
 
     So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
-    `norms` are those of the rows, where they are known; with `reuse` the result may take the memory of `updates`.
+    With `reuse` the result may take the memory of `updates`.
     """
-    norms = row_norms(updates) if norms is None else norms
+    norms = row_norms(updates)
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)

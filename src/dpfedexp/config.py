@@ -102,7 +102,9 @@ class RunSettings(Section):
     loss: str | None = None
     evaluate_every: int = Field(1, ge=1)
     budget: float | None = Field(None, gt=0)
-    trainer: Literal["auto", "fast", "vectorised", "loop", "tiled-vectorised", "tiled-loop"] = "auto"
+    trainer: Literal[
+        "auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop"
+    ] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     memory: str | int | None = None
     secure: bool | Literal["strict"] = False

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfedexp.bench.measure import Row, measure
+from dpfedexp.bench.workloads import workload as check_workload
 from dpfedexp.errors import InputError
 
 
@@ -28,8 +29,11 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
 ) -> None:
     """Time one round of many clients beside the plain PyTorch loop, each in a process of its own."""
+    names = workload or ["cnn"]
+    for name in names:
+        check_workload(name)
     rows: list[Row] = []
-    for name in workload or ["cnn"]:
+    for name in names:
         for how in trainer or ["auto"]:
             settings = {"trainer": how, "precision": precision}
             rows.append(measure("dpfedexp", name, clients, rounds=rounds, device=device, **settings))

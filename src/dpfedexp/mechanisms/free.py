@@ -15,7 +15,5 @@ from dpfedexp.clipping import clip, row_norms
 
 def lift(delta: Tensor, radius: float) -> Tensor:
     """u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C."""
-    squares = row_norms(delta).square()
-    last = ((radius * radius - squares).clamp_min(0.0) / radius).to(delta.dtype)
-    norms = (squares + last.double().square()).sqrt()
-    return clip(torch.cat([delta, last[:, None]], dim=1), radius, norms=norms, reuse=True).vectors
+    last = (radius * radius - row_norms(delta).square()).clamp_min(0.0) / radius
+    return clip(torch.cat([delta, last.to(delta.dtype)[:, None]], dim=1), radius, reuse=True).vectors

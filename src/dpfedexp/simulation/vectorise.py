@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,6 +16,8 @@ from torch.func import functional_call, grad, vmap
 from dpfedexp.errors import InputError
 from dpfedexp.local import Params, Schedule, Sgd, descend
 from dpfedexp.losses import Loss, check_per_example
+from dpfedexp.simulation.fast.program import INPUT
+from dpfedexp.simulation.fast.stepping import Batch, Stepper, Take
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.precision import Precision, arithmetic, low
 from dpfedexp.simulation.random import Streams
@@ -156,30 +158,36 @@ class Loop:
         """The update of one client into `out` [1, d], where its parameters live meanwhile."""
         task = self.task
         batch_of = _batches(task, client, one)
-
-        def gradient(params: Params, step: int) -> Params:
-            x, y, weights = (t[0] for t in batch_of(step))
-            real = weights > 0
-            leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
-            losses = task.losses(leaves, x[real], y[real])
-            grads = torch.autograd.grad((losses * weights[real]).sum(), list(leaves.values()), allow_unused=True)
-            zeros = (torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), grads, strict=True))
-            return {name: g[None] for name, g in zip(leaves, zeros, strict=True)}
-
-        start, params = task.layout.unflatten(w), task.layout.unflatten(out.copy_(w))
-        corrections = None if correction is None else task.layout.unflatten(correction)
+        stepper = Stepper(ByAutograd(task), task.layout, task.local)
+        stepper.begin(w, 1, correction, into=out)
         # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
         with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
             key = self.streams.at("module", round).generator(int(client)).integers(2**63)
             torch.manual_seed(int(key))
             for step in range(int(one.steps)):
-                for name, direction in gradient(params, step).items():
-                    if task.local.proximal:
-                        direction = direction + task.local.proximal * (params[name] - start[name])
-                    if corrections is not None:
-                        direction = direction + corrections[name]
-                    params[name].sub_(direction, alpha=task.local.lr)
+                x, y, weights = batch_of(step)
+                stepper.step(Batch({INPUT: x}, y, weights), None)
         out.sub_(w)
+
+
+@dataclass(frozen=True)
+class ByAutograd:
+    """Gradients of a single client by torch's own backward pass, without the rows that only pad its batch."""
+
+    task: Task
+
+    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+        return {INPUT: x}
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        real = weights[0] > 0
+        leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
+        losses = self.task.losses(leaves, fixed[INPUT][0][real], targets[0][real])
+        grads = torch.autograd.grad((losses * weights[0][real]).sum(), list(leaves.values()), allow_unused=True)
+        for (name, value), gradient in zip(leaves.items(), grads, strict=True):
+            take(name, torch.zeros_like(value)[None] if gradient is None else gradient[None])
 
 
 def _batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:

@@ -167,15 +167,16 @@ class ConvolveAndPool:
         x = inputs[0].contiguous()
         kernel = params[0].contiguous()
         sizes = self._shape(kernel, x.shape)
-        n, o, rows, columns, s = len(x), sizes["FILTERS"], sizes["ROWS"], sizes["COLUMNS"], sizes["S"]
-        y = x.new_empty(n, o, rows, columns, s)
-        won = torch.empty(n, o, rows, columns, s, dtype=torch.uint8, device=x.device)
-        outputs = triton.next_power_of_2(o)
-        block = max(64, 2048 // outputs)
-        grid = (n, triton.cdiv(rows * columns * sizes["SAMPLES"], block))
-        bias = params[1].contiguous() if self.bias else kernel
-        _forward[grid](x, kernel, bias, y, won, **sizes, BIAS=self.bias, OUTPUTS=outputs, BLOCK=block)
+        y = x.new_empty(len(x), *(sizes[name] for name in ("FILTERS", "ROWS", "COLUMNS", "S")))
+        won = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+        self._convolve(x, kernel, params[1].contiguous() if self.bias else kernel, y, won, sizes)
         return y, (x, kernel, won)
+
+    def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor, y: Tensor, won: Tensor, sizes: dict[str, Any]) -> None:
+        outputs = triton.next_power_of_2(sizes["FILTERS"])
+        block = max(64, 2048 // outputs)
+        grid = (len(x), triton.cdiv(sizes["ROWS"] * sizes["COLUMNS"] * sizes["SAMPLES"], block))
+        _forward[grid](x, kernel, bias, y, won, **sizes, BIAS=self.bias, OUTPUTS=outputs, BLOCK=block)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         x, kernel, won = saved

@@ -197,29 +197,21 @@ def suits(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
 class RoundedConvolveAndPool(ConvolveAndPool):
     """`ConvolveAndPool` with products by the matrix units."""
 
-    def _sizes(self, kernel: Tensor, shape: Sequence[int]) -> dict[str, Any]:
+    def _shape(self, kernel: Tensor, shape: Sequence[int]) -> dict[str, Any]:
         rows, columns = self.window.pooled(self.pool).size
         outputs = triton.next_power_of_2(kernel.shape[1])
         wide = max(16, outputs * triton.next_power_of_2(self.pool[0] * self.pool[1]))
-        return {**self._shape(kernel, shape), "RH": rows, "RW": columns, "OUTPUTS": outputs, "WIDE": wide}
+        return {**super()._shape(kernel, shape), "RH": rows, "RW": columns, "OUTPUTS": outputs, "WIDE": wide}
 
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        x = inputs[0].contiguous()
-        kernel = params[0].contiguous()
-        sizes = self._sizes(kernel, x.shape)
-        n, o, rows, columns, s = len(x), sizes["FILTERS"], sizes["ROWS"], sizes["COLUMNS"], sizes["S"]
-        y = x.new_empty(n, o, rows, columns, s)
-        won = torch.empty(n, o, rows, columns, s, dtype=torch.uint8, device=x.device)
+    def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor, y: Tensor, won: Tensor, sizes: dict[str, Any]) -> None:
         block = max(32, min(256, 8192 // sizes["WIDE"]))
-        grid = (n, triton.cdiv(rows * columns * sizes["SAMPLES"], block))
-        bias = params[1].contiguous() if self.bias else kernel
+        grid = (len(x), triton.cdiv(sizes["ROWS"] * sizes["COLUMNS"] * sizes["SAMPLES"], block))
         _forward[grid](x, kernel, bias, y, won, **sizes, TAPS=_taps(sizes), BIAS=self.bias, BLOCK=block, num_warps=2)
-        return y, (x, kernel, won)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         x, kernel, won = saved
         dy = dy.contiguous()
-        sizes = self._sizes(kernel, x.shape)
+        sizes = self._shape(kernel, x.shape)
         n, c, wide, taps = len(x), sizes["C"], sizes["WIDE"], _taps(sizes)
         parts = torch.empty(n, c, taps, wide, device=x.device)
         _backward_kernel[(n, c)](x, dy, won, parts, **sizes, TAPS=taps, BLOCK=128, num_warps=1)

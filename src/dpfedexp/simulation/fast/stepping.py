@@ -53,9 +53,13 @@ class Stepper:
     params: Params = field(default_factory=dict)
     correction: Params | None = None
 
-    def begin(self, w: Tensor, n: int, correction: Tensor | None) -> None:
+    def begin(self, w: Tensor, n: int, correction: Tensor | None, into: Tensor | None = None) -> None:
+        """From w; with `into` [n, d] the parameters live there."""
         self.start = self.layout.unflatten(w)
-        self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
+        if into is None:
+            self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
+        else:
+            self.params = self.layout.unflatten(into.copy_(w))
         self.correction = None if correction is None else self.layout.unflatten(correction)
 
     def step(self, batch: Batch, going: Tensor | None) -> None:
