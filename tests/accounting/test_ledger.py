@@ -151,33 +151,58 @@ def test_a_charge_that_the_head_has_not_counted_yet_is_kept(path):
     assert json.loads(head_path(path).read_text())["count"] == 2
 
 
-def test_the_same_seeded_round_is_charged_once_and_fresh_noise_every_time(path):
+def test_a_charge_belongs_to_a_run_a_round_and_its_noise_and_only_a_replay_is_free(path):
+    mine = {"run": "a", "noise": "seed 0"}
     with Ledger.create(path) as ledger:
-        assert ledger.charge(0, EVENT)
-        assert ledger.charge(1, EVENT)
+        assert ledger.charge(0, EVENT, **mine)
+        assert ledger.charge(1, EVENT, **mine)
     with Ledger.open(path) as ledger:
-        assert not ledger.charge(0, EVENT)
-        assert not ledger.charge(1, EVENT)
+        assert not ledger.charge(0, EVENT, **mine)
+        assert not ledger.charge(1, EVENT, **mine)
         assert len(ledger) == 2
-        assert ledger.charge(1, EVENT, fresh_noise=True)
-        assert ledger.charges() == [(EVENT, 3)]
+        assert ledger.charge(1, EVENT)
+        assert ledger.charge(1, EVENT)
+        assert ledger.charge(1, EVENT, run="b", noise="seed 0")
+        assert ledger.charge(1, EVENT, run="a", noise="seed 1")
+        assert ledger.charges() == [(EVENT, 6)]
 
 
-def test_another_event_for_a_charged_round_is_refused(path):
+def test_another_event_under_the_noise_of_a_charged_round_is_refused(path):
     with Ledger.create(path) as ledger:
-        ledger.charge(0, EVENT)
+        ledger.charge(0, EVENT, noise="seed 0")
         with pytest.raises(LedgerError, match="round 0 is already charged with a different event"):
-            ledger.charge(0, central(4.0))
+            ledger.charge(0, central(4.0), noise="seed 0")
+        assert ledger.charge(0, central(4.0), noise="seed 1")
+
+
+def test_a_ledger_holds_its_own_marks_and_no_others(path, tmp_path):
+    with Ledger.create(path) as ledger:
+        marks = [ledger.mark()]
+        for t in range(3):
+            ledger.charge(t, EVENT)
+            marks.append(ledger.mark())
+    early = path.read_bytes().splitlines(keepends=True)
+    again = Ledger.open(path, read_only=True)
+    assert all(again.holds(mark) for mark in marks)
+    other = tmp_path / "other.jsonl"
+    with Ledger.create(other) as elsewhere:
+        for t in range(4):
+            elsewhere.charge(t, EVENT)
+        assert not any(elsewhere.holds(mark) for mark in marks[1:])
+    shorter = tmp_path / "shorter.jsonl"
+    shorter.write_bytes(b"".join(early[:3]))
+    head_path(shorter).write_bytes(json.dumps({"count": 2, "hash": marks[2].hash}).encode())
+    assert [Ledger.open(shorter, read_only=True).holds(mark) for mark in marks] == [True, True, True, False]
 
 
 def test_budget_stops_before_the_round_that_would_exceed_it():
     ledger, budget = Ledger.in_memory(), Budget(15.4562, 1e-5)
     for t in range(50):
-        ledger.check(budget, EVENT, round=t)
-        ledger.charge(t, EVENT)
+        ledger.check(budget, EVENT, round=t, noise="seed 0")
+        ledger.charge(t, EVENT, noise="seed 0")
     with pytest.raises(BudgetExceeded, match=r"50 rounds have spent 15\.4562, and round 50 would make it 15\.65"):
-        ledger.check(budget, EVENT, round=50)
-    ledger.check(budget, EVENT, round=49)
+        ledger.check(budget, EVENT, round=50, noise="seed 0")
+    ledger.check(budget, EVENT, round=49, noise="seed 0")
     assert len(ledger) == 50
 
 

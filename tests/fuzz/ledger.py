@@ -77,7 +77,7 @@ def _read(path: Path) -> None:
 def _repair(path: Path) -> None:
     with Ledger.open(path, repair=True) as book:
         before = len(book)
-        book.charge(10**6, MECHANISMS[0].event(Sampling()), fresh_noise=True)
+        book.charge(10**6, MECHANISMS[0].event(Sampling()))
     with Ledger.open(path, read_only=True) as again:
         assert len(again) == before + 1
 

@@ -30,11 +30,11 @@ _GENESIS = "0" * 64
 
 @dataclass(frozen=True)
 class Chain:
-    """What a chain file holds: the first line, the records after it, and whether a torn line follows them."""
+    """What a chain file holds: the first line, the records after it, the hashes of both, and whether a torn line follows."""
 
     header: dict[str, Any]
     records: list[dict[str, Any]]
-    last_hash: str
+    hashes: list[str]
     complete_bytes: int
     torn: bool
 
@@ -61,17 +61,16 @@ def read(path: Path) -> Chain:
     if not contents:
         raise LedgerError(f"{path} has no complete first line; it is not a ledger, or it was emptied.")
     _check_head(path, hashes)
-    return Chain(contents[0], contents[1:], hashes[-1], complete, torn)
+    return Chain(contents[0], contents[1:], hashes, complete, torn)
 
 
 class ChainWriter:
     """The open end of a chain file, locked so that two runs cannot interleave their records."""
 
-    def __init__(self, path: Path, fd: int, count: int, last_hash: str) -> None:
-        self._path, self._fd = path, fd
+    def __init__(self, path: Path, fd: int, hashes: list[str]) -> None:
+        self._path, self._fd, self.hashes = path, fd, hashes
         # A writer that is dropped without being closed must not hold the lock for the rest of the process.
         self._closed = weakref.finalize(self, os.close, fd)
-        self._count, self._last_hash = count, last_hash
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> ChainWriter:
@@ -87,7 +86,7 @@ class ChainWriter:
         finally:
             partial.unlink(missing_ok=True)
         _sync_directory(path.parent)
-        writer = cls(path, _open_locked(path), 0, last_hash)
+        writer = cls(path, _open_locked(path), [last_hash])
         writer._write_head()
         return writer
 
@@ -106,7 +105,7 @@ class ChainWriter:
                     )
                 os.ftruncate(fd, chain.complete_bytes)
                 os.fsync(fd)
-            writer = cls(path, fd, len(chain.records), chain.last_hash)
+            writer = cls(path, fd, chain.hashes)
             writer._write_head()
         except BaseException:
             if writer is None:
@@ -118,12 +117,13 @@ class ChainWriter:
 
     def append(self, record: dict[str, Any]) -> None:
         """Returns when the record and the head that counts it are on disk."""
-        line, last_hash = _seal({**record, "previous": self._last_hash}, self._last_hash)
+        previous = self.hashes[-1]
+        line, last_hash = _seal({**record, "previous": previous}, previous)
         view = memoryview(line)
         while view:
             view = view[os.write(self._fd, view) :]
         os.fsync(self._fd)
-        self._count, self._last_hash = self._count + 1, last_hash
+        self.hashes.append(last_hash)
         self._write_head()
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class ChainWriter:
     def _write_head(self) -> None:
         head = head_path(self._path)
         partial = head.with_name(head.name + ".tmp")
-        _write_synced(partial, _dump({"count": self._count, "hash": self._last_hash}) + b"\n")
+        _write_synced(partial, _dump({"count": len(self.hashes) - 1, "hash": self.hashes[-1]}) + b"\n")
         os.replace(partial, head)
         _sync_directory(head.parent)
 

@@ -7,6 +7,7 @@ run leaves a ledger that opens again and that covers every round it released. Re
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, Pr
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
 
 FORMAT = "dpfedexp-ledger"
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)
+"""Version 1 named neither the run nor the noise of a charge; its charges count like any other."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,24 @@ class Budget:
 
 @dataclass(frozen=True)
 class Entry:
+    """One charge: what round `round` of the run `run` releases with the randomness `noise`.
+
+    A release is determined by these, so computing it again with the same noise shows nothing new. Whatever differs in any of
+    them is another release, and is paid for.
+    """
+
     round: int
     event: Event
+    run: str = ""
+    noise: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a ledger: how many charges it held, and the hash of the last line then ("" in memory)."""
+
+    count: int
+    hash: str
 
 
 class Ledger:
@@ -45,12 +64,18 @@ class Ledger:
     """
 
     def __init__(
-        self, header: dict[str, Any], entries: list[Entry], writer: chain.ChainWriter | None, *, read_only: bool = False
+        self,
+        header: dict[str, Any],
+        entries: list[Entry],
+        writer: chain.ChainWriter | None,
+        *,
+        hashes: list[str] | None = None,
+        read_only: bool = False,
     ) -> None:
         self.header = header
         self._entries = entries
-        self._known = set(entries)
-        self._rounds = {entry.round for entry in entries}
+        self._paid = {_release(entry): entry.event for entry in entries}
+        self._hashes = [] if hashes is None else hashes
         self._writer = writer
         self._read_only = read_only
 
@@ -68,7 +93,8 @@ class Ledger:
         path = Path(path)
         content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
         try:
-            return cls(content, [], chain.ChainWriter.create(path, content))
+            writer = chain.ChainWriter.create(path, content)
+            return cls(content, [], writer, hashes=writer.hashes)
         except FileExistsError:
             raise LedgerError(
                 f"{path} already exists; resume the run that wrote it, or choose another directory."
@@ -99,7 +125,7 @@ class Ledger:
             if writer is not None:
                 writer.close()
             raise
-        return cls(content.header, entries, writer, read_only=read_only)
+        return cls(content.header, entries, writer, hashes=content.hashes, read_only=read_only)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -108,33 +134,43 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def is_charged(self, round: int, event: Event) -> bool:
-        return Entry(round, event) in self._known
+    def mark(self) -> Mark:
+        """Where the ledger stands now, for a checkpoint to remember."""
+        return Mark(len(self), self._hashes[-1] if self._hashes else "")
 
-    def charge(self, round: int, event: Event, *, fresh_noise: bool = False) -> bool:
+    def holds(self, mark: Mark) -> bool:
+        """Whether this is the ledger that `mark` was taken of, or a continuation of it."""
+        if not 0 <= mark.count <= len(self):
+            return False
+        return (self._hashes[mark.count] if self._hashes else "") == mark.hash
+
+    def is_charged(self, round: int, event: Event, *, run: str = "", noise: str | None = None) -> bool:
+        return noise is not None and self._paid.get((run, round, noise)) == event
+
+    def charge(self, round: int, event: Event, *, run: str = "", noise: str | None = None) -> bool:
         """Pay for a round before it is released. True when a charge was added.
 
-        After a crash a seeded simulation computes the same round again with the same randomness: the same output, so
-        nothing new is released, and a round and event that are already in the ledger are not charged twice (False is
-        returned). A deployment draws new noise, and a second noisy answer costs again: it passes `fresh_noise=True`
-        and is always charged.
+        A charge belongs to a run, a round and a noise key. After a crash a seeded simulation computes the same round again with
+        the same randomness: the same output, so nothing new is released, and what is in the ledger already is not charged twice
+        (False is returned). Without `noise` the randomness is fresh, which costs every time.
         """
         require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
         if self._read_only:
             raise LedgerError("this ledger was opened for reading; open it without read_only to charge it.")
-        entry = Entry(round, event)
-        if not fresh_noise and entry in self._known:
+        entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
+        paid = self._paid.get(_release(entry))
+        if paid == event:
             return False
-        if not fresh_noise and round in self._rounds:
+        if paid is not None:
             raise LedgerError(
-                f"round {round} is already charged with a different event; resume with the settings of the run, or pass "
-                "fresh_noise=True to release that round again and pay for both."
+                f"round {round} is already charged with a different event under the same noise; resume with the settings of the "
+                "run, or begin another one, which has noise of its own and pays for it."
             )
         if self._writer is not None:
-            self._writer.append({"seq": len(self._entries) + 1, "round": round, "event": to_json(event)})
+            content = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise, "event": to_json(event)}
+            self._writer.append(content)
         self._entries.append(entry)
-        self._known.add(entry)
-        self._rounds.add(round)
+        self._paid[_release(entry)] = event
         return True
 
     def charges(self) -> list[tuple[Event, int]]:
@@ -151,12 +187,14 @@ class Ledger:
         """The guarantee after one more round of `event`."""
         return compose([*self.charges(), (event, 1)], delta)
 
-    def check(self, budget: Budget, event: Event, *, round: int | None = None) -> None:
-        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget.
+    def check(
+        self, budget: Budget, event: Event, *, round: int | None = None, run: str = "", noise: str | None = None
+    ) -> None:
+        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget, whichever runs have spent it.
 
-        A round already paid for never does.
+        A release already paid for never does.
         """
-        if round is not None and self.is_charged(round, event):
+        if round is not None and self.is_charged(round, event, run=run, noise=noise):
             return
         after = self.would_cost(event, budget.delta).epsilon
         if after > budget.epsilon:
@@ -180,11 +218,16 @@ class Ledger:
         self.close()
 
 
+def _release(entry: Entry) -> tuple[str, int, str]:
+    return entry.run, entry.round, entry.noise
+
+
 def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -> None:
     if header.get("format") != FORMAT:
         raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
-    if header.get("version") != VERSION:
-        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads version {VERSION}.")
+    if header.get("version") not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads versions {known}.")
     if config_hash is not None and header.get("config") != config_hash:
         raise LedgerError(
             f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
@@ -201,7 +244,10 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
             require(type(record["round"]) is int, f"its round is {record['round']!r}")
             event = from_json(record["event"])
             _touch(event)
-            entries.append(Entry(record["round"], interned.setdefault(event, event)))
+            # Version 1 has neither name; each of its lines was a release of its own.
+            run, noise = record.get("run", ""), record.get("noise", f"line {seq}")
+            require(isinstance(run, str) and isinstance(noise, str), "its run or noise is not a name")
+            entries.append(Entry(record["round"], interned.setdefault(event, event), run, noise))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LedgerError(f"{path}, line {seq + 1}: not a charge ({error}).") from None
     return entries

@@ -107,7 +107,7 @@ class Guard:
                     f"the round would take this node's total to epsilon {after:.4g} at delta {self.delta:g}, above its "
                     f"max_epsilon_total of {self.max_epsilon_total:g}."
                 )
-            ledger.charge(round, event, fresh_noise=True)
+            ledger.charge(round, event)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Ledger]:

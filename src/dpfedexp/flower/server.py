@@ -168,7 +168,7 @@ class DpFedExp(Strategy):
         if self.state.control is not None:
             records[CONTROL] = to_arrays(self.state.control, self.layout)
         if is_local(mechanism):
-            self.ledger.charge(server_round, event, fresh_noise=True)
+            self.ledger.charge(server_round, event)
         return [
             Message(
                 RecordDict({**records, REQUEST: request.to_record()}),
@@ -188,7 +188,7 @@ class DpFedExp(Strategy):
         sums, counts = collect(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
         self._check_floor(server_round, counts, mechanism)
         if not is_local(mechanism):
-            self.ledger.charge(server_round, event, fresh_noise=True)
+            self.ledger.charge(server_round, event)
         expected = self.participation.expected(self.clients)
         release = mechanism.release(sums, expected, self.noise(), self.noise())
         state, eta_g = advance(

@@ -5,6 +5,7 @@ The same functions serve a deployment; only who computes the local updates and w
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Simulation:
     """A run without its state: the parts, bound together.
 
     `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `team` is the other
-    processes that the cohort is shared with.
+    processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run.
     """
 
     task: Task
@@ -71,6 +72,7 @@ class Simulation:
     diagnostics: bool = False
     system: SystemStreams | None = None
     team: Team | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -113,14 +115,14 @@ class Simulation:
         number = state.round + 1
         mechanism = at_radius(self.mechanism, state.radius)
         event = mechanism.event(self.sampling)
-        fresh = self.system is not None
+        noise = None if self.system is not None else f"seed {self.streams.seed}"
         if budget is not None:
-            ledger.check(budget, event, round=None if fresh else number)
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
         cohort = self.participation.cohort(self.population, self.noise.at("participation", number))
         collect = self.collect if self.team is None else partial(self.team.collect, self)
         sums, controls, true_squares = collect(state, mechanism, cohort, number)
         try:
-            ledger.charge(number, event, fresh_noise=fresh)
+            ledger.charge(number, event, run=self.run, noise=noise)
         except OSError as error:
             raise LedgerError(
                 f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
