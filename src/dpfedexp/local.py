@@ -22,10 +22,12 @@ Params = dict[str, Tensor]
 class Sgd:
     """Plain gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
 
-    `proximal` > 0 adds the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020).
+    `proximal` > 0 adds the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020). `max_examples` is a public bound:
+    a client that holds more trains each round on a sample of that many, drawn from its own stream. How much a client holds is
+    private, so a secure run can put many clients into one tensor program only under such a bound.
 
     >>> Sgd(lr=0.1, steps=10)
-    Sgd(lr=0.1, steps=10, epochs=None, batch_size=None, proximal=0.0)
+    Sgd(lr=0.1, steps=10, epochs=None, batch_size=None, proximal=0.0, max_examples=None)
     """
 
     lr: float
@@ -33,6 +35,7 @@ class Sgd:
     epochs: int | None = None
     batch_size: int | None = None
     proximal: float = 0.0
+    max_examples: int | None = None
 
     def __post_init__(self) -> None:
         require(0 < self.lr < float("inf"), f"local lr is {self.lr}; it must be a positive number.")
@@ -40,7 +43,7 @@ class Sgd:
             (self.steps is None) != (self.epochs is None),
             f"local steps is {self.steps} and epochs is {self.epochs}; give exactly one of them.",
         )
-        for name in ("steps", "epochs", "batch_size"):
+        for name in ("steps", "epochs", "batch_size", "max_examples"):
             value = getattr(self, name)
             require(
                 value is None or (isinstance(value, int) and value > 0),
@@ -48,13 +51,23 @@ class Sgd:
             )
         require(self.proximal >= 0, f"local proximal is {self.proximal}; it must not be negative.")
 
+    def used(self, sizes: Tensor) -> Tensor:
+        """How many examples clients of these sizes train on in a round."""
+        return sizes if self.max_examples is None else sizes.clamp_max(self.max_examples)
+
     def step_count(self, sizes: Tensor) -> Tensor:
         """τ for clients of these sizes."""
         if self.steps is not None:
             return torch.full_like(sizes, self.steps)
         assert self.epochs is not None
-        batches = torch.ones_like(sizes) if self.batch_size is None else -(-sizes // self.batch_size)
+        used = self.used(sizes)
+        batches = torch.ones_like(used) if self.batch_size is None else -(-used // self.batch_size)
         return self.epochs * batches
+
+    @property
+    def shape_is_public(self) -> bool:
+        """Whether the shape of a client's batches follows from these settings alone, whatever the clients hold."""
+        return self.max_examples is not None or (self.steps is not None and self.batch_size is not None)
 
 
 def FedProx(lr: float, mu: float, **kwargs) -> Sgd:
@@ -73,55 +86,82 @@ class Schedule:
     positions  [n, s, b] row positions within the client; s = 1 when every step uses the same batch
     weights    [n, s, b] 1/|batch| on real rows, 0 on padding, so that a weighted sum of losses is the client's own mean loss
     steps      [n] how many steps each client takes
+    most       a public bound on `steps`; None where the clients' own numbers may decide how long the chunk takes
     """
 
     positions: Tensor
     weights: Tensor
     steps: Tensor
+    most: int | None = None
 
     @property
     def longest(self) -> int:
-        return int(self.steps.max())
+        return int(self.steps.max()) if self.most is None else self.most
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some clients may stand still before the others are done."""
+        return self.most is not None or bool((self.steps != self.steps[0]).any())
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         at = 0 if self.positions.shape[1] == 1 else step
         return self.positions[:, at], self.weights[:, at]
 
+    def part(self, at: slice) -> Schedule:
+        """The same for some of the clients."""
+        return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
-def schedule(local: Sgd, sizes: Tensor, generator_of: Callable[[int], np.random.Generator]) -> Schedule:
+
+def schedule(
+    local: Sgd, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
+) -> Schedule:
     """The batches of a chunk of non-empty clients; `generator_of(row)` draws the row's own shuffles.
 
-    Padding repeats a client's row 0: it has weight 0, and its loss is finite whenever the client's own is.
+    Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is. With `public` the
+    shapes follow from `local` alone, so that nothing about one client's batches depends on how much the others hold.
     """
-    steps = local.step_count(sizes)
-    largest = int(sizes.max())
-    if local.batch_size is None or local.batch_size >= largest:
+    steps, used = local.step_count(sizes), local.used(sizes)
+    largest = local.max_examples if public else int(used.max())
+    if local.batch_size is None or (largest is not None and local.batch_size >= largest):
+        require(
+            largest is not None, "a public shape needs local.max_examples, or both local.steps and local.batch_size."
+        )
         index = torch.arange(largest)
-        real = index[None, :] < sizes[:, None]
+        real = index[None, :] < used[:, None]
         positions = torch.where(real, index[None, :], 0)
-        weights = real.float() / sizes[:, None]
+        for row in torch.nonzero(sizes > used).flatten().tolist():
+            positions[row] = torch.from_numpy(generator_of(row).permutation(int(sizes[row]))[:largest])
+        weights = real.float() / used[:, None]
         return Schedule(positions[:, None], weights[:, None], steps)
-    tau, b = int(steps.max()), local.batch_size
+    most = None
+    if public and local.steps is None:
+        require(largest is not None, "a public number of steps needs local.steps or local.max_examples.")
+        most = int(local.step_count(torch.tensor([largest])))
+    tau, b = most or int(steps.max()), local.batch_size
     rows = np.zeros((len(sizes), tau, b), dtype=np.int64)
     shares = np.zeros((len(sizes), tau, b), dtype=np.float32)
-    for row, (size, count) in enumerate(zip(sizes.tolist(), steps.tolist(), strict=True)):
+    for row, (size, keep, count) in enumerate(zip(sizes.tolist(), used.tolist(), steps.tolist(), strict=True)):
         generator = generator_of(row)
-        order, at = generator.permutation(size), 0
+        # Rows that fit into one batch are taken in their order, as above: what a client computes must not depend on which of the
+        # two ways its neighbours ask for.
+        whole = keep == size and keep <= b
+        order, at = np.arange(size) if whole else generator.permutation(size)[:keep], 0
+        held = order if keep < size else np.arange(size)
         for step in range(count):
-            if at >= size:
-                order, at = generator.permutation(size), 0
+            if at >= keep:
+                order, at = order if whole else held[generator.permutation(keep)], 0
             batch = order[at : at + b]
             rows[row, step, : len(batch)] = batch
             shares[row, step, : len(batch)] = 1.0 / len(batch)
             at += b
-    return Schedule(torch.from_numpy(rows), torch.from_numpy(shares), steps)
+    return Schedule(torch.from_numpy(rows), torch.from_numpy(shares), steps, most)
 
 
 def descend(
     local: Sgd,
     start: Params,
     gradient: Callable[[Params, int], Params],
-    steps: Tensor,
+    plan: Schedule,
     correction: Params | None = None,
 ) -> Params:
     """w⁽ᵗ'τ⁾ from w⁽ᵗ'⁰⁾ for a chunk: `start` and the gradients are stacked [n, …]; `correction` is SCAFFOLD's c − c_i.
@@ -129,8 +169,8 @@ def descend(
     A client that takes fewer steps than the longest of its chunk stands still afterwards.
     """
     w = start
-    uneven = bool((steps != steps[0]).any())
-    for step in range(int(steps.max())):
+    uneven = plan.uneven
+    for step in range(plan.longest):
         grad = gradient(w, step)
         moved = {}
         for name, value in w.items():
@@ -140,7 +180,7 @@ def descend(
             if correction is not None:
                 direction = direction + correction[name]
             if uneven:
-                going = (step < steps).to(value.device).view(-1, *[1] * (value.dim() - 1))
+                going = (step < plan.steps).to(value.device).view(-1, *[1] * (value.dim() - 1))
                 direction = torch.where(going, direction, torch.zeros_like(direction))
             moved[name] = torch.sub(value, direction, alpha=local.lr)
         w = moved

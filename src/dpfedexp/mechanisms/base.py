@@ -41,6 +41,13 @@ class Report:
     level: Tensor | None = None
     within: Tensor | None = None
 
+    def first(self, count: int) -> Report:
+        """The reports of the first clients; rows behind them only filled up a shape."""
+        if count == len(self.vector):
+            return self
+        level, within = (None if part is None else part[:count] for part in (self.level, self.within))
+        return Report(self.vector[:count], level, within)
+
 
 @dataclass(frozen=True)
 class Release:

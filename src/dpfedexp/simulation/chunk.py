@@ -71,7 +71,8 @@ class Footprint:
 def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None = None) -> int:
     """A chunk whose parameters, gradients and activations fit the budget: half a GiB or more on a CPU, half of what a GPU has free.
 
-    `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations.
+    `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations. An isolated
+    run asks for made-up clients of the public size, so that its chunks do not tell what a client holds.
     """
     size = footprint(task)
     automatic = budget is None
@@ -98,12 +99,12 @@ def footprint(task: Task) -> Footprint:
     if task.local.batch_size is not None:
         rows = min(rows, task.local.batch_size)
     holder = torch.nonzero(sizes > 0).flatten()[:1]
-    x, _ = task.clients.gather(holder, torch.zeros((1, 1), dtype=torch.int64), task.device)
+    x, _ = task.clients.gather(holder, torch.zeros((1, 2), dtype=torch.int64), task.device)
     return Footprint(rows, x[0, 0].numel(), _activations(task.model, x[0]), task.layout.dimension)
 
 
-def _activations(model: nn.Module, one: Tensor) -> int:
-    """How many numbers the module's layers put out for one example."""
+def _activations(model: nn.Module, two: Tensor) -> int:
+    """How many numbers the module's layers put out for one example; seen on two, because some layers take no batch of one."""
     probe = copy.deepcopy(model).eval()
     total = 0
 
@@ -114,7 +115,7 @@ def _activations(model: nn.Module, one: Tensor) -> int:
 
     hooks = [module.register_forward_hook(count) for module in probe.modules()]
     with torch.no_grad():
-        probe(one)
+        probe(two)
     for hook in hooks:
         hook.remove()
-    return total
+    return total // 2

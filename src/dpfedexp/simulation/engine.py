@@ -24,6 +24,7 @@ from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
 from dpfedexp.round import State, advance, at_radius
 from dpfedexp.secure import SystemStreams
+from dpfedexp.simulation.isolation import padded
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.rows import zero_rows
 from dpfedexp.simulation.sampling import Participation
@@ -58,7 +59,8 @@ class Team(Protocol):
 class Simulation:
     """A run without its state: the parts, bound together.
 
-    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `team` is the other
+    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `unit` is how many
+    clients make a shape in an isolated run (`isolation`), None where clients may share what suits them. `team` is the other
     processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run.
     """
 
@@ -71,6 +73,7 @@ class Simulation:
     chunk_size: int
     diagnostics: bool = False
     system: SystemStreams | None = None
+    unit: int | None = None
     team: Team | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -121,6 +124,7 @@ class Simulation:
         cohort = self.participation.cohort(self.population, self.noise.at("participation", number))
         collect = self.collect if self.team is None else partial(self.team.collect, self)
         sums, controls, true_squares = collect(state, mechanism, cohort, number)
+        self.task.check_state()
         try:
             ledger.charge(number, event, run=self.run, noise=noise)
         except OSError as error:
@@ -150,16 +154,21 @@ class Simulation:
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
         for clients in self._chunks(cohort):
-            updates, steps = self._updates(state, w, clients, number)
-            clipped = clip(updates, mechanism.clip, reuse=True)
-            report = mechanism.randomize(clipped, clients, noise)
-            if state.client_controls is not None and steps is not None:
-                own = clipped.vectors if self.algorithm.scaffold == "update" else _sent(mechanism, report)
-                controls.append((clients, self._control(state, clients, own, steps)))
-            part = mechanism.collect(report)
-            sums = part if sums is None else sums + part
-            if self.diagnostics:
-                true_squares += float(row_norms(clipped.vectors).square().sum())
+            updates = self.updates(state, w, clients, number)
+            for part, rows in self._shapes(clients, updates):
+                clipped = clip(rows, mechanism.clip, reuse=True)
+                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise).first(len(part))
+                if state.client_controls is not None:
+                    own = (
+                        clipped.vectors[: len(part)]
+                        if self.algorithm.scaffold == "update"
+                        else _sent(mechanism, report)
+                    )
+                    controls.append(self._control(state, part, own))
+                added = mechanism.collect(report)
+                sums = added if sums is None else sums + added
+                if self.diagnostics:
+                    true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
         return sums or Sums.zero(mechanism.width(len(w)), self.task.device), controls, true_squares
 
     @cached_property
@@ -169,10 +178,13 @@ class Simulation:
         return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
 
     def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
-        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first."""
+        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first.
+
+        In an isolated run they stay in the order of their numbers, because sizes are private.
+        """
         if len(cohort) == 0:
             return
-        if self.alike:
+        if self.unit is not None or self.alike:
             yield from cohort.split(self.chunk_size)
             return
         sizes = self.task.clients.sizes[cohort]
@@ -182,29 +194,65 @@ class Simulation:
             for chunk in part.split(self.chunk_size) if len(part) else ():
                 yield cohort[chunk]
 
-    def _updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> tuple[Tensor, Tensor | None]:
-        sizes = self.task.clients.sizes[clients]
-        if int(sizes[0]) == 0:
-            return torch.zeros(len(clients), len(w), device=w.device), None
+    def _shapes(self, clients: Tensor, updates: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of a chunk as they are clipped and randomised: at once, or in an isolated run in shapes of one size.
+
+        The last of those shapes may have more rows than clients.
+        """
+        if self.unit is None:
+            return iter([(clients, updates)])
+        return zip(clients.split(self.unit), updates.split(self.unit), strict=True)
+
+    def updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> Tensor:
+        """What the clients of a chunk learnt in the round, one row each; an empty client's is zero.
+
+        An isolated run has more rows than clients where the last of its shapes is not full.
+        """
+        sizes = self.task.clients.sizes
+        if self.unit is not None:
+            trained, real = padded(clients, sizes, self.unit)
+        elif int(sizes[clients[0]]) == 0:
+            return torch.zeros(len(clients), len(w), device=w.device)
+        else:
+            trained, real = clients, None
         shuffles = self.streams.at("batches", number)
-        plan = schedule(self.task.local, sizes, lambda row: shuffles.generator(int(clients[row])))
+        public = self.unit is not None and self.task.local.shape_is_public
+        plan = schedule(
+            self.task.local, sizes[trained], lambda row: shuffles.generator(int(trained[row])), public=public
+        )
         correction = None
         if state.control is not None and state.client_controls is not None:
-            correction = state.control.float() - state.client_controls[clients].to(w.device)
-        return self.trainer(w, clients, plan, number, correction), plan.steps
+            correction = state.control.float() - state.client_controls[trained].to(w.device)
+        rows = self.trainer(w, trained, plan, number, correction)
+        if real is None or bool(real.all()):
+            return rows
+        return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))
 
-    def _control(self, state: State, clients: Tensor, delta: Tensor, steps: Tensor) -> Tensor:
-        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent."""
+    def _control(self, state: State, clients: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
+
+        A client that holds nothing has learnt nothing, and keeps what it had.
+        """
         assert state.control is not None
         assert state.client_controls is not None
+        holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
+        clients, delta = clients[holding], delta[holding.to(delta.device)]
+        steps = self.task.local.step_count(self.task.clients.sizes[clients])
         scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
         old = state.client_controls[clients].to(delta.device)
-        return (old - state.control.float() - delta / scale).cpu()
+        return clients, (old - state.control.float() - delta / scale).cpu()
 
     def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
         tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
         share = self.participation.expected(self.population) / self.population
         return advance(self.algorithm, mechanism, release, state, share=share, travel=tau * self.task.local.lr)
+
+
+def _filled(clients: Tensor, count: int) -> Tensor:
+    """Numbers for rows that are thrown away, after those of the clients."""
+    if len(clients) == count:
+        return clients
+    return torch.cat([clients, clients[-1:].expand(count - len(clients))])
 
 
 def _sent(mechanism: Mechanism, report: Report) -> Tensor:

@@ -20,11 +20,15 @@ from dpfedexp.simulation.vectorise import Trainer
 class Parallel:
     """Another trainer, tile by tile on as many threads as torch was given; `make` makes one for each thread.
 
-    Threads do not share a module: torch's functional calls put parameters into it for a moment.
+    Threads do not share a module: torch's functional calls put parameters into it for a moment. With `fixed` every tile has the
+    same number of clients and trains on such a thread, however many clients there are; the caller fills up the last one.
     """
 
-    def __init__(self, name: str, make: Callable[[], Trainer], tile: int, threads: int | None = None) -> None:
-        self.name, self.make, self.tile = name, make, tile
+    def __init__(
+        self, name: str, make: Callable[[], Trainer], tile: int, threads: int | None = None, *, fixed: bool = False
+    ) -> None:
+        self.name, self.make, self.tile, self.fixed = name, make, tile, fixed
+        self.unit = tile
         self.threads = threads or torch.get_num_threads()
         self.own = local()
 
@@ -37,18 +41,20 @@ class Parallel:
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
         n = len(clients)
-        # The last tiles decide when a chunk is done: at least a few for every thread.
-        tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
-        if n <= tile:
-            return self._trainer()(w, clients, schedule, round, correction)
+        tile = self.tile
+        if not self.fixed:
+            # The last tiles decide when a chunk is done: at least a few for every thread.
+            tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
+            if n <= tile:
+                return self._trainer()(w, clients, schedule, round, correction)
         out = torch.empty(n, len(w), device=w.device)
 
         def one(first: int) -> None:
             at = slice(first, first + tile)
-            part = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
-            out[at] = self._trainer()(w, clients[at], part, round, None if correction is None else correction[at])
+            own = None if correction is None else correction[at]
+            out[at] = self._trainer()(w, clients[at], schedule.part(at), round, own)
 
-        spread(one, range(0, n, tile), self.threads)
+        spread(one, range(0, n, tile), self.threads, always=self.fixed)
         return out
 
     def _trainer(self) -> Trainer:

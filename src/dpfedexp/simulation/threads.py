@@ -11,10 +11,13 @@ from threading import Barrier
 import torch
 
 
-def spread(work: Callable[[int], None], items: Iterable[int], threads: int) -> None:
-    """`work(item)` for every item, on several threads if there are several of both; the first error is raised."""
+def spread(work: Callable[[int], None], items: Iterable[int], threads: int, *, always: bool = False) -> None:
+    """`work(item)` for every item, on several threads if there are several of both; the first error is raised.
+
+    With `always` a single item too goes to a thread on which torch splits nothing further, so that it computes as among others.
+    """
     items = list(items)
-    if threads == 1 or len(items) == 1:
+    if threads == 1 or (len(items) == 1 and not always):
         for item in items:
             work(item)
     else:
@@ -25,9 +28,15 @@ def spread(work: Callable[[int], None], items: Iterable[int], threads: int) -> N
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     """Threads on which torch splits nothing further; those of a parent process do not exist in a forked one, hence the key."""
     whole = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "dpfedexp", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(threads, "dpfedexp", initializer=_alone)
     # All of them start here, because each sets what torch gives to threads that come after it.
     together = Barrier(threads)
     list(pool.map(lambda _: together.wait(), range(threads)))
     torch.set_num_threads(whole)
     return pool
+
+
+def _alone() -> None:
+    # The first question makes torch set a thread up with the number of the whole process; one set before it would be lost.
+    torch.get_num_threads()
+    torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,13 +28,14 @@ from dpfedexp.simulation.fast.tune import kept as kept_trainer
 from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
+from dpfedexp.simulation.isolation import made_up, watched, widths
 from dpfedexp.simulation.keeping import Keeping, find
 from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.sampling import Full, Participation
-from dpfedexp.simulation.vectorise import Clients, Task, check_model, check_task
+from dpfedexp.simulation.vectorise import Clients, Task, check_task
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
@@ -172,7 +174,7 @@ def train(
                     break
                 metrics = {}
                 if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
-                    metrics = _evaluate(simulation, state, evaluate)
+                    metrics = _evaluate(model, simulation, state, evaluate)
                 record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
                 kept.keep(state, record, last=number == rounds)
                 if on_round is not None:
@@ -227,10 +229,9 @@ def prepare(
         f"chunk_size is {chunk_size}; it must be a positive whole number.",
     )
     require(len(federation) > 0, "the federation has no clients; it needs at least one.")
-    check_model(model)
     check_precision(precision)
     where = _device(device)
-    module = copy.deepcopy(model).to(where).train()
+    module = _in_training(model).to(where)
     layout = Layout.of(module)
     everyone = participation or Full()
     sampling = everyone.sampling(len(federation))
@@ -240,18 +241,34 @@ def prepare(
     task = Task(module, layout, resolve(loss, targets), local, federation, where, precision)
     check_scaffold(algorithm, task)
     check_task(task)
-    streams = Streams(seed)
+    nobody = made_up(task, len(federation))
+    task = replace(task, watch=watched(task, nobody))
+    # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
+    streams = Streams(secrets.randbits(62) if secure else seed)
     limit = parse_memory(memory)
-    chunk = chunk_size or automatic_chunk(task, limit)
-    updates = rounds * everyone.expected(len(federation))
-    chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates, budget=limit)
+    cohort = everyone.expected(len(federation))
+    # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
+    trial = replace(task, clients=nobody, copies=[]) if secure else None
+    chunk = chunk_size or automatic_chunk(trial or task, limit)
+    unit = None
+    if trial is not None:
+        chunk, _ = widths(cohort, chunk, None, fixed=sampling.kind != "poisson")
+    chosen, note = select(task, streams, trainer, chunk=chunk, updates=rounds * cohort, budget=limit, trial=trial)
     if isinstance(chosen, Parallel) and chunk_size is None:
-        chunk = automatic_chunk(task, limit, chosen.in_flight)
+        chunk = automatic_chunk(trial or task, limit, chosen.in_flight)
+    if trial is not None:
+        chunk, unit = widths(cohort, chunk, chosen.unit, fixed=sampling.kind != "poisson")
     mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
     system = None
     if secure:
         mechanism, system = secure_mechanism(mechanism, strict=secure == "strict"), SystemStreams()
-    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system), note
+    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, unit), note
+
+
+def _in_training(model: nn.Module) -> nn.Module:
+    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not."""
+    module = copy.deepcopy(model)
+    return module if module.training else module.train()
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -266,10 +283,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _evaluate(simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
-    module = simulation.task.model
-    simulation.task.layout.write(module, state.reported)
-    module.eval()
-    metrics = {name: float(value) for name, value in evaluate(module).items()}
-    module.train()
-    return metrics
+def _evaluate(model: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
+    """Metrics of the released parameters in a fresh copy of the model, which no client has trained."""
+    fresh = copy.deepcopy(model).to(simulation.task.device)
+    simulation.task.layout.write(fresh, state.reported)
+    return {name: float(value) for name, value in evaluate(fresh.eval()).items()}

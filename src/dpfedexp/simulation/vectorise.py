@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from dpfedexp.losses import Loss, check_per_example
 from dpfedexp.simulation.fast.program import INPUT
 from dpfedexp.simulation.fast.stepping import Batch, Stepper, Take
 from dpfedexp.simulation.flat import Layout
+from dpfedexp.simulation.module_state import Watch
 from dpfedexp.simulation.precision import Precision, arithmetic, low
 from dpfedexp.simulation.random import Streams
 
@@ -38,7 +39,10 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What every client of a run does: a model, a loss, local steps, on a device."""
+    """What every client of a run does: a model, a loss, local steps, on a device.
+
+    `watch` is what the module's state may be, and `copies` are the modules that train beside `model`.
+    """
 
     model: nn.Module
     layout: Layout
@@ -47,6 +51,19 @@ class Task:
     clients: Clients
     device: torch.device
     precision: Precision = "fp32"
+    watch: Watch | None = None
+    copies: list[nn.Module] = field(default_factory=list)
+
+    def apart(self) -> Task:
+        """The same task with a module of its own, for a thread of its own."""
+        self.copies.append(copy.deepcopy(self.model))
+        return replace(self, model=self.copies[-1])
+
+    def check_state(self) -> None:
+        """Nothing but parameters may leave a round: raises `InputError` if a module that trained has kept anything."""
+        if self.watch is not None:
+            for module in (self.model, *self.copies):
+                self.watch.check(module)
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         """One loss per example of one client, in float32."""
@@ -63,9 +80,13 @@ class Task:
 
 
 class Trainer(Protocol):
-    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]."""
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d].
+
+    `unit` is how many clients go into one tensor program, None where all of a chunk do.
+    """
 
     name: str
+    unit: int | None
 
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
@@ -107,6 +128,7 @@ class Vectorised:
     """
 
     name = "vectorised"
+    unit = None
 
     def __init__(self, task: Task, record: bool = True) -> None:
         self.task = task
@@ -127,7 +149,7 @@ class Vectorised:
                 self.task.local,
                 start,
                 lambda params, step: self.gradients(params, *batch_of(step)),
-                schedule.steps,
+                schedule,
                 None if correction is None else layout.unflatten(correction),
             )
         return layout.flatten(end, n) - w
@@ -137,6 +159,7 @@ class Loop:
     """One client after the other: slower, and right for any module."""
 
     name = "loop"
+    unit = 1
 
     def __init__(self, task: Task, streams: Streams) -> None:
         self.task, self.streams = task, streams
@@ -148,8 +171,9 @@ class Loop:
         with arithmetic(self.task.precision, self.task.device):
             for row in range(len(clients)):
                 at = slice(row, row + 1)
-                one = Schedule(schedule.positions[at], schedule.weights[at], schedule.steps[at])
-                self._one(w, clients[at], one, round, None if correction is None else correction[at], out[at])
+                self._one(
+                    w, clients[at], schedule.part(at), round, None if correction is None else correction[at], out[at]
+                )
         return out
 
     def _one(
@@ -204,17 +228,10 @@ def _batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int],
     return lambda step: constant
 
 
-def check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            raise InputError(
-                f"the model's layer {name!r} is a {type(module).__name__} with running statistics: those would leave the client "
-                "without noise. Use GroupNorm, or track_running_stats=False."
-            )
-
-
 def _why_not(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
+        if not module.training:
+            continue
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return f"layer {name!r} ({type(module).__name__}) draws random numbers"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -223,10 +240,10 @@ def _why_not(model: nn.Module) -> str | None:
 
 
 def _pair(task: Task) -> tuple[Tensor, Tensor]:
-    """One row each of two clients that hold data."""
+    """One row each of two clients that hold data, twice: some layers take no batch of one."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
-    return task.clients.gather(pair, torch.zeros((2, 1), dtype=torch.int64), task.device)
+    return task.clients.gather(pair, torch.zeros((2, 2), dtype=torch.int64), task.device)
 
 
 def check_task(task: Task) -> None:
@@ -257,7 +274,7 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
         x, y = _pair(task)
         w = task.layout.read(task.model).float().to(task.device)
         try:
-            weights = torch.ones((2, 1), device=task.device)
+            weights = torch.full((2, 2), 0.5, device=task.device)
             trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)
             return trainer, None
         except Exception as error:

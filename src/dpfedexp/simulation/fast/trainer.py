@@ -53,6 +53,8 @@ class ByVmap:
 class Steps:
     """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed."""
 
+    unit = None
+
     def __init__(
         self, task: Task, name: str, core: Core, *, record: bool = False, capture: Capture = cuda_graph
     ) -> None:
@@ -66,7 +68,7 @@ class Steps:
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
         n = len(clients)
-        uneven = bool((schedule.steps != schedule.steps[0]).any())
+        uneven = schedule.uneven
         steps = schedule.steps.to(self.task.device) if uneven else None
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)

@@ -1,0 +1,164 @@
+"""Isolation: in a run that protects real data, one client's row does not depend on what the others hold, bit for bit.
+
+The noise is made for a sum in which one client moves one row. If rows are computed together, another client can move them too: by
+the padding of a batch, by its place in a chunk, by the kernel that a library chooses for a shape. An isolated run therefore
+
+- fixes every shape by public numbers (`Sgd.max_examples`, or `steps` and `batch_size`), fills up the last chunk, and keeps the
+  clients in the order of their numbers;
+- chooses its trainer on made-up data;
+- uses a trainer only if a client's row came out the same, bit for bit, beside other clients, in other places of its chunk.
+
+What holds for made-up clients of a shape holds for real ones: kernels are chosen by shapes and addresses, not by values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.clipping import clip, row_norms
+from dpfedexp.local import Schedule, Sgd, schedule
+from dpfedexp.mechanisms.free import lift
+from dpfedexp.simulation.module_state import Watch
+from dpfedexp.simulation.vectorise import Task, Trainer
+
+_POOL = 1024
+_STEPS = 3
+"""Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
+
+
+class MadeUp:
+    """Clients that are nobody: rows of the right shape and type from public numbers alone, of the sizes given."""
+
+    def __init__(self, like: tuple[Tensor, Tensor], sizes: Tensor, seed: int = 0, tokens: int = 2) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.sizes = sizes
+        self.inputs = _rows(like[0], generator, tokens, torch.randn)
+        # Targets between 0 and 1 suit every loss for floating-point targets, probabilities included.
+        self.targets = _rows(like[1], generator, tokens, torch.rand)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        at = (clients.cpu()[:, None] * 7919 + positions.cpu()) % _POOL
+        return self.inputs[at].to(device), self.targets[at].to(device)
+
+    def batches(self, rows: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Three batches of one client's shape."""
+        x, y = self.gather(torch.arange(3), torch.arange(rows).expand(3, rows), device)
+        return tuple(zip(x, y, strict=True))
+
+
+def _rows(row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
+    shape = (_POOL, *row.shape)
+    if row.is_floating_point():
+        return draw(shape, generator=generator).to(row.dtype)
+    return torch.randint(0, tokens, shape, generator=generator).to(row.dtype)
+
+
+def made_up(task: Task, count: int) -> MadeUp:
+    """Made-up clients as large as the public bound allows, in place of the real ones."""
+    holder = torch.nonzero(task.clients.sizes > 0).flatten()[:1]
+    x, y = task.clients.gather(holder, torch.zeros((1, 1), dtype=torch.int64), task.device)
+    like = x[0, 0].cpu(), y[0, 0].cpu()
+    size = torch.full((count,), task.local.max_examples or task.local.batch_size or 2)
+    for tokens in (2, 1):
+        clients = MadeUp(like, size, tokens=tokens)
+        if _fits(task, clients):
+            return clients
+    return clients
+
+
+def _fits(task: Task, clients: MadeUp) -> bool:
+    """Whether the model takes these tokens and labels; a vocabulary of one word has no second."""
+    x, y = clients.batches(2, task.device)[0]
+    try:
+        with torch.no_grad():
+            task.loss(copy.deepcopy(task.model)(x), y)
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+def watched(task: Task, clients: MadeUp) -> Watch:
+    """What the module's state may be, seen on made-up batches; raises `InputError` where training leaves anything behind."""
+
+    def losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(module(x), y)
+
+    return Watch.over(task.model, losses, clients.batches(2, task.device))
+
+
+def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
+    """Clients per chunk, and how many of them make a shape, from public numbers.
+
+    Args:
+        cohort: the expected number of clients of a round.
+        most: clients that fit the memory.
+        unit: clients that the trainer takes at a time, None where it takes the whole chunk.
+        fixed: whether every round has exactly `cohort` clients.
+    """
+    clients = max(1, int(np.ceil(cohort)))
+    if unit is not None:
+        return max(unit, most - most % unit), unit
+    # Where the number varies, the last chunk is only partly real: several small chunks waste less than one large one.
+    chunks = -(-clients // most) if fixed else max(8, -(-clients // most))
+    width = max(1, min(most, -(-clients // chunks)))
+    return width, width
+
+
+def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
+    """Whether made-up clients' rows are the same, bit for bit, beside other clients and in every place of a chunk of `width`.
+
+    `task` has made-up clients. Rows are compared as trained, and clipped and lifted.
+    """
+    if width == 1:
+        return True
+    draw = np.random.default_rng(0)
+    everyone = draw.permutation(2 * width)
+    # Where threads share an operation, only the rows at their borders may differ: every place is tried with several clients.
+    orders = [everyone[:width], everyone[:width][::-1], np.roll(everyone[:width], 1), everyone[width // 2 :][:width]]
+    orders += [draw.permutation(everyone[:width]), draw.permutation(everyone)[:width]]
+    most = int(task.clients.sizes[0])
+    sizes = torch.from_numpy(draw.integers(1, most + 1, size=2 * width))
+    w = task.layout.read(task.model).float().to(task.device)
+    radius: float | None = None
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    for order in orders:
+        clients = torch.from_numpy(order.copy())
+        rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1)
+        if radius is None:
+            radius = max(1e-6, float(row_norms(rows).median()))
+        lifted = lift(clip(rows, radius).vectors, radius)
+        for client, row, other in zip(order.tolist(), rows, lifted, strict=True):
+            before = seen.setdefault(client, (row, other))
+            if not (torch.equal(before[0], row) and torch.equal(before[1], other)):
+                return False
+    return True
+
+
+def _short(local: Sgd, sizes: Tensor, clients: Tensor) -> Schedule:
+    """The first steps of a public schedule."""
+    plan = schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=True)
+    steps = plan.steps.clamp_max(_STEPS)
+    return Schedule(plan.positions[:, :_STEPS], plan.weights[:, :_STEPS], steps, plan.most and min(plan.most, _STEPS))
+
+
+def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+    """Clients of a chunk filled up to a multiple of `unit`, and which of the rows are real and hold data.
+
+    An empty client, and a place that nobody fills, is trained as some client that holds data; its row is thrown away.
+    """
+    holders = torch.nonzero(sizes[clients] > 0).flatten()
+    someone = clients[holders[0]] if len(holders) else torch.nonzero(sizes > 0).flatten()[0]
+    room = -(-len(clients) // unit) * unit
+    filled = someone.repeat(room)
+    filled[holders] = clients[holders]
+    real = torch.zeros(room, dtype=torch.bool)
+    real[holders] = True
+    return filled, real

@@ -1,0 +1,147 @@
+"""State that training changes beside the parameters: found by looking, not by a list of classes.
+
+A running mean, a power iteration or a remembered batch is a way round the noise: it carries one client's data into the updates of
+the next, or into a metric. Two copies of the module see different made-up batches. Whatever then differs between the copies holds
+data; whatever changes again with a second batch holds how many there were. Both are refused. What both copies changed alike, once,
+is a cache of something public, and stays. After every round the modules that trained are looked at again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.errors import InputError
+
+Batch = tuple[Tensor, Tensor]
+State = dict[str, Any]
+_MACHINERY = frozenset(
+    {"training", "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_flat_weights"}
+)
+_PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bool, type(None))
+_DEPTH = 4
+
+
+def state_of(module: nn.Module) -> State:
+    """Every buffer, frozen parameter and plain attribute below a module, by its dotted name; tensors are not copied."""
+    found: State = {}
+    for prefix, part in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        found |= {f"{dot}{name}": value for name, value in part._buffers.items() if value is not None}
+        found |= {
+            f"{dot}{name}": value
+            for name, value in part._parameters.items()
+            if value is not None and not value.requires_grad
+        }
+        for name, value in vars(part).items():
+            if name not in _MACHINERY and not name.endswith("_hooks") and not name.endswith("_hooks_with_kwargs"):
+                _collect(f"{dot}{name}", value, found, _DEPTH)
+    return found
+
+
+def _kept(state: State) -> State:
+    return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def _collect(name: str, value: Any, found: State, depth: int) -> None:
+    if isinstance(value, nn.Parameter | nn.Module) or depth == 0:
+        return
+    if isinstance(value, (Tensor, *_PLAIN)):
+        found[name] = value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _collect(f"{name}[{key!r}]", item, found, depth - 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        found[f"len({name})"] = len(value)
+        for number, item in enumerate(value):
+            _collect(f"{name}[{number}]", item, found, depth - 1)
+
+
+def differing(one: State, other: State) -> set[str]:
+    """Names whose values are not the same, bit for bit."""
+    return {name for name in one.keys() | other.keys() if not _same(one.get(name), other.get(name))}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a module's state may be: as it was given, or as its caches were after one batch.
+
+    `derived` are attributes that a layer computes from its parameters at every pass, such as the weight of a weight norm: they
+    follow the parameters, and were seen not to follow the data.
+    """
+
+    before: State
+    cached: State
+    derived: frozenset[str]
+
+    @staticmethod
+    def over(
+        model: nn.Module, losses: Callable[[nn.Module, Tensor, Tensor], Tensor], batches: tuple[Batch, ...]
+    ) -> Watch:
+        """Looks at training-mode passes over three made-up batches; raises `InputError` where they leave anything behind.
+
+        Args:
+            model: the module in the mode that it will train in; it is copied.
+            losses: the losses of a module on inputs and targets.
+            batches: three of the same shapes and with different values.
+        """
+        one, other = copy.deepcopy(model), copy.deepcopy(model)
+        before = _kept(state_of(model))
+
+        def see(module: nn.Module, batch: Batch) -> State:
+            losses(module, *batch).sum().backward()
+            return _kept(state_of(module))
+
+        cached, apart = see(one, batches[0]), see(other, batches[1])
+        again = see(one, batches[2])
+        changed = sorted(differing(cached, apart)) + sorted(differing(cached, again))
+        if changed:
+            raise _refusal(model, changed[0])
+        derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
+        return Watch(before, cached, frozenset(derived))
+
+    def check(self, model: nn.Module) -> None:
+        """Raises `InputError` if the module, which has trained, holds anything else."""
+        now = state_of(model)
+        changed = (differing(now, self.before) & differing(now, self.cached)) - self.derived
+        if changed:
+            raise _refusal(model, sorted(changed)[0])
+
+
+def _refusal(model: nn.Module, name: str) -> InputError:
+    """The sentence for the state `name`, with the remedy that fits its layer."""
+    owner = next(
+        (prefix for prefix, _ in reversed(list(model.named_modules())) if name.startswith(f"{prefix}.") and prefix), ""
+    )
+    part = model.get_submodule(owner)
+    kind, where = type(part).__name__, f"layer {owner!r}" if owner else "the model itself"
+    held = name.removeprefix("len(").removesuffix(")").removeprefix(f"{owner}." if owner else "")
+    if getattr(part, "track_running_stats", False) or isinstance(part, nn.modules.batchnorm._NormBase):
+        remedy = (
+            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), or use GroupNorm"
+            if owner
+            else "Use GroupNorm instead"
+        )
+    elif "spectral" in kind.lower() or "spectral" in name.lower():
+        remedy = "Take the spectral norm off, or freeze that layer with .eval()"
+    else:
+        remedy = "Compute it from the batch alone, or freeze that layer with .eval() if it then stands still"
+    return InputError(
+        f"{where} ({kind}) keeps {held!r} from batch to batch: that would carry one client's data to others, or into a metric, "
+        f"without noise. {remedy}."
+    )
