@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from dpfedexp import step_size
 from dpfedexp.accounting import Event, Sampling, calibrate_noise
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.gaussian import Numerator
@@ -65,11 +65,12 @@ class Algorithm:
             isinstance(self.average_last, int) and self.average_last >= 1,
             f"average_last is {self.average_last!r}; it must be a positive whole number.",
         )
-        if self.mechanism == "none":
-            return
         adaptive = isinstance(self.clip, AdaptiveClip)
         radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
-        require(0 < radius < math.inf, f"clip is {radius}; it must be a positive number.")
+        if self.mechanism != "none" or radius != math.inf:
+            check_radius("clip", radius)
+        if self.mechanism == "none":
+            return
         require(not adaptive or self.mechanism == "central-gaussian", _ADAPTIVE_LOCAL)
         require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
         if self.adjacency not in ADJACENCIES:
