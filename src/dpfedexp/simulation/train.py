@@ -18,7 +18,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, require
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
-from dpfedexp.secure import Secure, SystemStreams, secure_mechanism
+from dpfedexp.secure import Secure, SystemStreams
 from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
 from dpfedexp.simulation.distributed import Team
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
@@ -32,7 +32,7 @@ from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
-from dpfedexp.simulation.sampling import Full, Participation
+from dpfedexp.simulation.sampling import Full, Participation, public_population
 from dpfedexp.simulation.vectorise import Clients, Task, check_model, check_task
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
@@ -72,6 +72,7 @@ def train(
     device: str | torch.device | None = None,
     chunk_size: int | None = None,
     participation: Participation | None = None,
+    population: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
     evaluate: Evaluate | None = None,
@@ -93,6 +94,8 @@ def train(
     model          any nn.Module; it is copied, and its parameters are the starting point
     local          what a client does: `Sgd(lr=0.1, steps=10)`
     participation  `Full()` (default), `Poisson(rate)` or `FixedSize(count)`
+    population     the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
+                   sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own
     loss           a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default
     test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
     budget         stop before the round that would take ε (at the algorithm's δ) above this
@@ -137,6 +140,7 @@ def train(
             device=device,
             chunk_size=chunk_size,
             participation=participation,
+            population=population,
             loss=loss,
             trainer=trainer,
             precision=precision,
@@ -184,7 +188,7 @@ def train(
             book.charges(),
             algorithm.delta,
             algorithm=algorithm.name,
-            clients=len(federation),
+            clients=simulation.population,
             simulated=simulation.system is None,
             planned=[(simulation.event, rounds)] if stopped else None,
             not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
@@ -213,6 +217,7 @@ def prepare(
     device: str | torch.device | None = None,
     chunk_size: int | None = None,
     participation: Participation | None = None,
+    population: int | None = None,
     loss: str | Loss | None = None,
     trainer: str = "auto",
     precision: Precision = "fp32",
@@ -233,7 +238,10 @@ def prepare(
     module = copy.deepcopy(model).to(where).train()
     layout = Layout.of(module)
     everyone = participation or Full()
-    sampling = everyone.sampling(len(federation))
+    # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
+    adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+    declared = public_population(adjacency, everyone, len(federation), population)
+    sampling = everyone.sampling(declared)
     holders = torch.nonzero(federation.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = federation.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
@@ -243,15 +251,16 @@ def prepare(
     streams = Streams(seed)
     limit = parse_memory(memory)
     chunk = chunk_size or automatic_chunk(task, limit)
-    updates = rounds * everyone.expected(len(federation))
+    updates = rounds * everyone.expected(declared)
     chosen, note = select(task, streams, trainer, chunk=chunk, updates=updates, budget=limit)
     if isinstance(chosen, Parallel) and chunk_size is None:
         chunk = automatic_chunk(task, limit, chosen.in_flight)
-    mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
-    system = None
-    if secure:
-        mechanism, system = secure_mechanism(mechanism, strict=secure == "strict"), SystemStreams()
-    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system), note
+    mechanism = algorithm.bind(layout.dimension, declared, everyone.expected(declared), sampling, rounds, secure)
+    system = SystemStreams() if secure else None
+    bound = Simulation(
+        task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, declared=declared
+    )
+    return bound, note
 
 
 def _device(device: str | torch.device | None) -> torch.device:
