@@ -135,3 +135,19 @@ def test_a_folder_of_a_secure_run_agrees_with_what_its_configuration_plans(tmp_p
     checks = verify_run(folder.path, written.planned_event())
     assert [check.name for check in checks if not check.passed] == []
     assert "configuration" in [check.name for check in checks]
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_a_configuration_plans_the_event_of_the_noise_that_it_asks_for(secure):
+    """With the noise given, so that the excess of grid and strict noise is seen in the plan itself."""
+    settings = parse(
+        {
+            "algorithm": {"clip": 0.3, "noise_multiplier": 2.0, "numerator": "paper"},
+            "run": {"rounds": ROUNDS, "secure": secure},
+            "resolved": {"parameters": D, "clients": M, "cohort": float(M)},
+        }
+    )
+    mechanism, _ = bound(settings.build_algorithm(), secure=secure)
+    assert settings.planned_event() == mechanism.event(Full().sampling(M))
+    plain, _ = bound(settings.build_algorithm())
+    assert (settings.planned_event().mu > plain.event(Full().sampling(M)).mu) == bool(secure)
