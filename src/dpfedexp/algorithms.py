@@ -1,7 +1,7 @@
 """The paper's algorithms by name, each a few lines that compose the parts: a mechanism, a clip, a step size, a server.
 
 An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, clients, cohort, rounds), where noise
-that was asked for by its ε is calibrated.
+that was asked for by its ε is calibrated for the mechanism that runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dpfedexp import step_size
-from dpfedexp.accounting import Event, Sampling, calibrate_noise
+from dpfedexp.accounting import Event, Sampling, calibrate_noise, compose
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.gaussian import Numerator
 from dpfedexp.mechanisms.privunit import GammaRule, best_split
+from dpfedexp.secure import Secure, secure_mechanism
 from dpfedexp.server import Adam, Extrapolate, Momentum, Server
 
 MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]
@@ -65,11 +66,12 @@ class Algorithm:
             isinstance(self.average_last, int) and self.average_last >= 1,
             f"average_last is {self.average_last!r}; it must be a positive whole number.",
         )
-        if self.mechanism == "none":
-            return
         adaptive = isinstance(self.clip, AdaptiveClip)
         radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
-        require(0 < radius < math.inf, f"clip is {radius}; it must be a positive number.")
+        if self.mechanism != "none" or radius != math.inf:
+            check_radius("clip", radius)
+        if self.mechanism == "none":
+            return
         require(not adaptive or self.mechanism == "central-gaussian", _ADAPTIVE_LOCAL)
         require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
         if self.adjacency not in ADJACENCIES:
@@ -95,26 +97,66 @@ class Algorithm:
     def private(self) -> bool:
         return self.mechanism != "none"
 
-    def bind(self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int) -> Mechanism:
-        """The mechanism of the first round, with every constant in place."""
+    def bind(
+        self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False
+    ) -> Mechanism:
+        """The mechanism that runs in the first round, with every constant in place: on the grid with `secure`.
+
+        Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever its grid
+        or its discrete noise costs: all the rounds together (or one of them, by `target_per`) stay at or below the target.
+
+        Args:
+            dimension: parameters of the model.
+            clients: the public number of clients.
+            cohort: the public number of clients that sums are divided by.
+            sampling: who takes part, as the accountant is told.
+            rounds: how many rounds the target is for.
+            secure: False for plain noise, True for noise on the grid, "strict" for discrete noise.
+        """
+
+        def drawn(mechanism: Mechanism) -> Mechanism:
+            return secure_mechanism(mechanism, strict=secure == "strict") if secure else mechanism
+
         if self.mechanism == "none":
-            return NoPrivacy(self.clip if isinstance(self.clip, float) else math.inf)
+            return drawn(NoPrivacy(self.clip if isinstance(self.clip, float) else math.inf))
+        count = rounds if self.target_per == "total" else 1
         if self.mechanism == "privunit":
-            assert not isinstance(self.clip, AdaptiveClip)
-            if self.target_epsilon is None:
-                return PrivUnit(self.clip, dimension, *self.epsilons, gamma=self.gamma)
-            per_round = self.target_epsilon / (rounds if self.target_per == "total" else 1)
-            return PrivUnit(self.clip, dimension, *best_split(per_round, dimension))
+            return drawn(self._privunit(dimension, count))
         z = self.noise_multiplier
         if z is None:
-            assert self.target_epsilon is not None
-            z = calibrate_noise(
-                lambda trial: self._gaussian(trial, dimension, cohort).event(sampling),
-                target_epsilon=self.target_epsilon,
-                delta=self.delta,
-                rounds=rounds if self.target_per == "total" else 1,
+            z = self._calibrate(lambda trial: drawn(self._gaussian(trial, dimension, cohort)).event(sampling), count)
+        return drawn(self._gaussian(z, dimension, cohort))
+
+    def _privunit(self, dimension: int, rounds: int) -> PrivUnit:
+        assert not isinstance(self.clip, AdaptiveClip)
+        if self.target_epsilon is None:
+            return PrivUnit(self.clip, dimension, *self.epsilons, gamma=self.gamma)
+        one = self.target_epsilon / rounds
+        # The ε of a report is computed from its probabilities, so it need not be what was asked for to the last digit.
+        for less in (0.0, *(2.0**-k for k in range(52, 1, -2))):
+            bound = PrivUnit(self.clip, dimension, *best_split(one * (1.0 - less), dimension))
+            if compose([(bound.event(Sampling()), rounds)], 0.0).epsilon <= self.target_epsilon:
+                return bound
+        raise InputError(
+            f"target_epsilon is {self.target_epsilon:g} over {rounds} rounds, where PrivUnit's probabilities are no longer "
+            "below 1; lower it."
+        )
+
+    def _calibrate(self, event: Callable[[float], Event], rounds: int) -> float:
+        assert self.target_epsilon is not None
+        most = math.inf
+        if isinstance(self.clip, AdaptiveClip) and self.clip.count_noise is not None:
+            # From z = 2·count_noise on the count alone would cost more than z does.
+            most = 2.0 * self.clip.count_noise * (1.0 - 1e-6)
+            require(
+                compose([(event(most), rounds)], self.delta).epsilon < self.target_epsilon,
+                f"adaptive clip: count_noise is {self.clip.count_noise:.4g}, and the count alone costs more than the "
+                f"target_epsilon of {self.target_epsilon:g} over {rounds} rounds; raise it, or leave it out.",
             )
-        return self._gaussian(z, dimension, cohort)
+        z = calibrate_noise(
+            lambda trial: event(min(trial, most)), target_epsilon=self.target_epsilon, delta=self.delta, rounds=rounds
+        )
+        return min(z, most)
 
     def _gaussian(self, z: float, dimension: int, cohort: float) -> CentralGaussian | LocalGaussian:
         if self.mechanism == "local-gaussian":
@@ -137,9 +179,11 @@ class Algorithm:
         scalar = dimension * z * z / cohort if self.numerator == "paper" else None
         return CentralGaussian(radius, z_update, self.adjacency, self.numerator, scalar, count_noise)
 
-    def event(self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int) -> Event:
+    def event(
+        self, dimension: int, clients: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False
+    ) -> Event:
         """What one round of the bound algorithm charges."""
-        return self.bind(dimension, clients, cohort, sampling, rounds).event(sampling)
+        return self.bind(dimension, clients, cohort, sampling, rounds, secure).event(sampling)
 
 
 _ADAPTIVE_LOCAL = (

@@ -1,8 +1,13 @@
 """The ball of radius C: fixed, and adaptive (Andrew et al. 2021).
 
-Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, whatever went in. Norms are taken
-in double precision. A row longer than C·(1 − 2⁻²⁴) is scaled to C·(1 − 2⁻²²), which leaves room for the rounding of a float32
-product; one that is shorter stays as it is, with room for the rounding of its norm, so clipping twice is clipping once.
+Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, whatever went in, for C from
+`SMALLEST_CLIP` to `LARGEST_CLIP`, rows of up to 10⁹ float32 or float64 numbers, with or without subnormal numbers.
+
+Norms are taken in double precision, where squares of float32 numbers are exact and the sum of 10⁹ of them is off by less than
+2⁻²³, so a norm by less than 2⁻²⁴. A row whose norm is at most C·(1 − 2⁻²⁴) stays as it is, so clipping twice is clipping once. A
+longer one is scaled to C·(1 − 2⁻²²): the factor and each product are rounded by at most 2⁻²⁴, which with the norm's error makes
+less than 3·2⁻²⁴ of the 4·2⁻²⁴ that are free. What remains, C·2⁻²⁴, pays for products that end among the subnormal numbers, where
+rounding is off by up to 2⁻¹⁵⁰ in each of d coordinates: √d·2⁻¹⁵⁰ ≤ C·2⁻²⁴ for every C above 2⁻¹¹¹.
 """
 
 from __future__ import annotations
@@ -13,12 +18,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.errors import require
+from dpfedexp.errors import InputError, require
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
+SMALLEST_CLIP, LARGEST_CLIP = 2.0**-64, 2.0**64
+"""The range of C. Inside it C² and C·noise are far from the ends of double precision, and C itself from those of float32."""
 BLOCK = 2**16
 """Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache."""
+
+
+def check_radius(name: str, radius: float) -> None:
+    """One sentence for a radius outside the range in which the guarantee of `clip` is proven."""
+    require(
+        SMALLEST_CLIP <= radius <= LARGEST_CLIP,
+        f"{name} is {radius}; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).",
+    )
 
 
 @dataclass(frozen=True)
@@ -45,14 +60,18 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
     """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
 
     So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
-    With `reuse` the result may take the memory of `updates`.
+    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`.
     """
+    if radius != math.inf:
+        check_radius("clip", radius)
+    if updates.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
     norms = row_norms(updates)
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)
         norms = torch.where(bad, torch.zeros_like(norms), norms)
-    if math.isinf(radius):
+    if radius == math.inf:
         return Clipped(updates, torch.ones_like(norms, dtype=torch.bool))
     limit, outside = radius * SHRINK, norms > radius * INSIDE
     if not bool(outside.any()):
@@ -64,6 +83,8 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
 @dataclass(frozen=True)
 class AdaptiveClip:
     """The clip follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).
+
+    It never leaves the range of `clip`, whatever the noisy counts are.
 
     count_noise is the standard deviation on the number of clients within the clip. `None` takes the larger of a twentieth of the
     cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε.
@@ -78,20 +99,22 @@ class AdaptiveClip:
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.initial > 0 and math.isfinite(self.initial),
-            f"adaptive clip: initial is {self.initial}; it must be a positive number.",
-        )
+        check_radius("adaptive clip: initial", self.initial)
         require(0 < self.quantile < 1, f"adaptive clip: quantile is {self.quantile}; it must be between 0 and 1.")
-        require(self.rate > 0, f"adaptive clip: rate is {self.rate}; it must be positive.")
+        require(0 < self.rate < math.inf, f"adaptive clip: rate is {self.rate}; it must be a positive number.")
         require(
-            self.count_noise is None or self.count_noise > 0,
-            f"adaptive clip: count_noise is {self.count_noise}; it must be positive.",
+            self.count_noise is None or 0 < self.count_noise < math.inf,
+            f"adaptive clip: count_noise is {self.count_noise}; it must be a positive number.",
         )
 
     def update(self, radius: float, noisy_fraction: float) -> float:
-        """C ← C·exp(−rate·(b̃ − quantile)), with b̃ the released fraction of clients within the clip."""
-        return radius * math.exp(-self.rate * (noisy_fraction - self.quantile))
+        """C ← C·exp(−rate·(b̃ − quantile)) inside the range, with b̃ the released fraction of clients within the clip."""
+        move = -self.rate * (noisy_fraction - self.quantile)
+        if math.isnan(move):
+            return radius
+        # e¹⁰⁰ is more than the whole range, and far from overflow.
+        moved = radius * math.exp(min(max(move, -100.0), 100.0))
+        return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
     def noise_for(self, cohort: float, noise_multiplier: float) -> float:
         return self.count_noise or max(cohort / 20.0, 5.0 * noise_multiplier)

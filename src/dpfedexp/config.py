@@ -16,7 +16,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import Sgd
-from dpfedexp.simulation.sampling import FixedSize, Full, Participation, Poisson
+from dpfedexp.simulation.sampling import FixedSize, Full, Participation, Poisson, public_population
 
 
 class Section(BaseModel):
@@ -89,9 +89,12 @@ class LocalSettings(Section):
 
 
 class ParticipationSettings(Section):
+    """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
+
     kind: Literal["full", "poisson", "fixed"] = "full"
     rate: float | None = None
     count: int | None = None
+    population: int | None = Field(None, ge=1)
 
 
 class RunSettings(Section):
@@ -111,7 +114,10 @@ class RunSettings(Section):
 
 
 class Resolved(Section):
-    """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration."""
+    """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
+
+    All are public: `clients` is the declared population where the number of clients is private.
+    """
 
     parameters: int
     clients: int
@@ -142,13 +148,22 @@ class Settings(Section):
             return None
         facts = self.resolved
         sampling = self.build_participation().sampling(facts.clients)
-        return self.build_algorithm().event(facts.parameters, facts.clients, facts.cohort, sampling, self.run.rounds)
+        rounds, secure = self.run.rounds, self.run.secure
+        return self.build_algorithm().event(facts.parameters, facts.clients, facts.cohort, sampling, rounds, secure)
 
     def check(self) -> None:
         """Everything that can be wrong without looking at data, before any folder is made."""
-        self.build_algorithm()
+        algorithm, participation = self.build_algorithm(), self.build_participation()
         self.build_local()
-        self.build_participation()
+        self.build_population(algorithm, participation, present=None)
+
+    def build_population(self, algorithm: Algorithm, participation: Participation, present: int | None) -> int | None:
+        """The public number of clients; `present` is how many there are, None where that is not known yet."""
+        declared = self.participation.population
+        adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+        if adjacency == "replace-one" and present is None:
+            return declared
+        return public_population(adjacency, participation, present or 0, declared)
 
     def build_algorithm(self) -> Algorithm:
         return _algorithm(self.algorithm)

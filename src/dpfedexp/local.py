@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedexp.errors import require
+from dpfedexp.errors import InputError, require
 
 Params = dict[str, Tensor]
 
@@ -135,7 +135,8 @@ def schedule(
         return Schedule(positions[:, None], weights[:, None], steps)
     most = None
     if public and local.steps is None:
-        require(largest is not None, "a public number of steps needs local.steps or local.max_examples.")
+        if largest is None:
+            raise InputError("a public number of steps needs local.steps or local.max_examples.")
         most = int(local.step_count(torch.tensor([largest])))
     tau, b = most or int(steps.max()), local.batch_size
     rows = np.zeros((len(sizes), tau, b), dtype=np.int64)

@@ -86,8 +86,8 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         silence = Fixed()
         monkeypatch.setattr(__name__ + ".Silence", Fixed)
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
-        for module in ("server", "wire"):
-            monkeypatch.setattr(f"dpfedexp.flower.{module}.deployed", lambda mechanism: mechanism)
+        monkeypatch.setattr("dpfedexp.flower.wire.deployed", lambda mechanism: mechanism)
+        monkeypatch.setattr("dpfedexp.algorithms.secure_mechanism", lambda mechanism, strict: mechanism)
     monkeypatch.setattr(client, "deployment_noise", lambda: silence)
     _, result = flower_run(tmp_path, algorithm, federation, model, rounds=3, noise=lambda: silence)
     run = simulated_run(monkeypatch, algorithm, federation, model, rounds=3)

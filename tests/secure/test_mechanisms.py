@@ -169,6 +169,7 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
             local=Sgd(lr=0.02, steps=2),
             rounds=1,
             participation=Poisson(0.5),
+            population=20,
             secure=True,
         )
         seen.add(tuple(simulation.participation.cohort(20, simulation.noise.at("participation", 1)).tolist()))

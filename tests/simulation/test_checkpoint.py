@@ -41,7 +41,7 @@ CASES = {
     "scaffold": (dp_scaffold(clip=0.3, noise_multiplier=1.0), {}),
     "sampled scaffold": (
         dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
-        {"participation": Poisson(0.4)},
+        {"participation": Poisson(0.4), "population": M},
     ),
     "fixed cohort": (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"participation": FixedSize(7)}),
     "budget": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {"budget": 12.0}),

@@ -55,10 +55,13 @@ def options():
         "ldp gaussian": (ldp_fedexp(clip=0.3, noise_multiplier=0.7), {}),
         "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
         "scaffold": (dp_scaffold(clip=0.3, noise_multiplier=1.0), {}),
-        "poisson": (cdp_fedexp(clip=0.3, noise_multiplier=1.0, **add_remove), {"participation": Poisson(0.4)}),
+        "poisson": (
+            cdp_fedexp(clip=0.3, noise_multiplier=1.0, **add_remove),
+            {"participation": Poisson(0.4), "population": M + 1},
+        ),
         "scaffold poisson": (
             dp_scaffold(clip=0.3, noise_multiplier=1.0, **add_remove),
-            {"participation": Poisson(0.4), "chunk_size": 3},
+            {"participation": Poisson(0.4), "population": M - 1, "chunk_size": 3},
         ),
         "uneven mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
         "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),

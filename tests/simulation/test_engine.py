@@ -191,8 +191,9 @@ def test_adaptive_clipping_costs_exactly_what_a_fixed_clip_costs():
 @pytest.mark.parametrize("participation", [Poisson(0.5), FixedSize(10)])
 def test_partial_participation_trains_and_is_accounted(participation):
     adjacency = "add-remove" if isinstance(participation, Poisson) else "replace-one"
-    result = run(cdp_fedexp(clip=0.3, noise_multiplier=2.0, adjacency=adjacency), participation=participation)
-    full = run(cdp_fedexp(clip=0.3, noise_multiplier=2.0, adjacency=adjacency))
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0, adjacency=adjacency)
+    result = run(algorithm, participation=participation, population=M)
+    full = run(algorithm, population=M)
     assert 0 < result.privacy.epsilon_total < full.privacy.epsilon_total
 
 
@@ -206,6 +207,7 @@ def test_poisson_divides_by_the_public_expected_cohort():
                 rounds=1,
                 seed=s,
                 participation=Poisson(0.5),
+                population=M,
             )
         )
         for s in range(100)
@@ -215,9 +217,8 @@ def test_poisson_divides_by_the_public_expected_cohort():
 
 
 def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
-    result = run(
-        cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"), participation=Poisson(1e-6), rounds=2
-    )
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove")
+    result = run(algorithm, participation=Poisson(1e-6), population=M, rounds=2)
     assert len(result.history) == 2
     assert float(weights(result).norm()) > 0
 

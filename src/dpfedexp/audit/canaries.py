@@ -57,6 +57,7 @@ def audit_training(
         seed=seed,
         device="cpu",
         progress=False,
+        population=len(clients),
     )
     scores = next(run.model.parameters()).detach().double().numpy().ravel()
     lower, guessed, right = best_guess(scores, coins, run.privacy.delta, 1.0 - confidence)

@@ -42,7 +42,7 @@ name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam |
 clip = "adaptive"           # or a number: the radius C
 target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
 delta = 1e-5
-# adjacency = "replace-one" # or add-remove
+# adjacency = "replace-one" # or add-remove, which needs participation.population
 # mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
 
 [local]
@@ -54,6 +54,7 @@ steps = 20                  # or epochs = 1
 # [participation]
 # kind = "poisson"          # full | poisson | fixed
 # rate = 0.1                # with fixed: count = 100
+# population = 1000         # the public number of clients, for add-remove, where the real one is private
 
 [run]
 rounds = 50
@@ -109,8 +110,9 @@ def execute(
 ) -> Run:
     """Run settings into a folder; the ranks of a distributed run other than the first have none."""
     posed = problem.build(settings, data)
-    participation = settings.build_participation()
-    clients = len(posed.federation)
+    algorithm, participation = settings.build_algorithm(), settings.build_participation()
+    clients = settings.build_population(algorithm, participation, len(posed.federation))
+    assert clients is not None
     facts = Resolved(
         parameters=sum(p.numel() for p in posed.model.parameters() if p.requires_grad),
         clients=clients,
@@ -121,9 +123,10 @@ def execute(
     run = run_training(
         posed.model,
         posed.federation,
-        settings.build_algorithm(),
+        algorithm,
         local=settings.build_local(),
         participation=participation,
+        population=settings.participation.population,
         test=posed.test,
         evaluate=posed.evaluate,
         ledger=None if folder is None else folder.ledger,

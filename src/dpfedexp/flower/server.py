@@ -25,7 +25,7 @@ from dpfedexp.flower.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.client import CONTROL, MODEL
 from dpfedexp.flower.folder import open_folder, write_results
 from dpfedexp.flower.nodes import choose, exchange, wait_for_nodes
-from dpfedexp.flower.noise import deployed, deployment_noise
+from dpfedexp.flower.noise import deployment_noise
 from dpfedexp.flower.replies import Counts, collect
 from dpfedexp.flower.spec import encode, is_local
 from dpfedexp.flower.wire import REQUEST, Request
@@ -117,7 +117,8 @@ class DpFedExp(Strategy):
         )
         self.sampling = self.participation.sampling(self.clients)
         cohort = self.participation.expected(self.clients)
-        self.mechanism = deployed(self.algorithm.bind(len(w), self.clients, cohort, self.sampling, self.rounds))
+        secure = self.algorithm.private
+        self.mechanism = self.algorithm.bind(len(w), self.clients, cohort, self.sampling, self.rounds, secure)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
         self.config = {

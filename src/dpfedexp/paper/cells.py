@@ -85,6 +85,9 @@ class TrainingCell:
         settings = self.settings
         posed = _posed(settings.data.model_dump_json(), settings.model.model_dump_json(), settings.run.seed, place.data)
         given = settings.run.model_dump() | {"device": place.device}
+        # The partition was asked for by its number of clients, which is therefore a public number.
+        counted = settings.algorithm.adjacency == "add-remove" and settings.participation.population is None
+        population = settings.data.clients if counted else settings.participation.population
         began = time.perf_counter()
         done = train(
             posed.model,
@@ -92,6 +95,7 @@ class TrainingCell:
             settings.build_algorithm(),
             local=settings.build_local(),
             participation=settings.build_participation(),
+            population=population,
             test=posed.test,
             evaluate=posed.evaluate,
             progress=False,

@@ -61,7 +61,8 @@ class Simulation:
 
     `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `unit` is how many
     clients make a shape in an isolated run (`isolation`), None where clients may share what suits them. `team` is the other
-    processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run.
+    processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run. `declared` is
+    the public number of clients where it is not the number of those who are there (`sampling.public_population`).
     """
 
     task: Task
@@ -76,6 +77,7 @@ class Simulation:
     unit: int | None = None
     team: Team | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    declared: int | None = None
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -84,6 +86,12 @@ class Simulation:
 
     @property
     def population(self) -> int:
+        """The public number of clients: of denominators, of sampling rates and of whatever is written."""
+        return len(self.task.clients) if self.declared is None else self.declared
+
+    @property
+    def present(self) -> int:
+        """How many clients there are, which is private under add-remove adjacency: only for choosing and holding them."""
         return len(self.task.clients)
 
     @property
@@ -106,7 +114,7 @@ class Simulation:
             radius=self.mechanism.clip,
             server=self.algorithm.server.init(w),
             control=torch.zeros_like(w) if scaffold else None,
-            client_controls=zero_rows(self.population, len(w)) if scaffold else None,
+            client_controls=zero_rows(self.present, len(w)) if scaffold else None,
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
@@ -121,7 +129,7 @@ class Simulation:
         noise = None if self.system is not None else f"seed {self.streams.seed}"
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)
-        cohort = self.participation.cohort(self.population, self.noise.at("participation", number))
+        cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
         collect = self.collect if self.team is None else partial(self.team.collect, self)
         sums, controls, true_squares = collect(state, mechanism, cohort, number)
         self.task.check_state()

@@ -1,15 +1,16 @@
-"""Who takes part in a round."""
+"""Who takes part in a round, and how many clients the public is told there are."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Sampling
-from dpfedexp.errors import require
+from dpfedexp.accounting.events import Adjacency, Sampling
+from dpfedexp.errors import InputError, require
 
 
 class Draws(Protocol):
@@ -21,6 +22,8 @@ class Draws(Protocol):
 
 
 class Participation(Protocol):
+    """`sampling` and `expected` are asked with the public population, `cohort` with the number of clients that are there."""
+
     def sampling(self, clients: int) -> Sampling:
         """What the accountant is told."""
         ...
@@ -32,6 +35,45 @@ class Participation(Protocol):
     def cohort(self, clients: int, noise: Draws) -> Tensor:
         """The clients of one round, sorted."""
         ...
+
+
+def public_population(
+    adjacency: Adjacency, participation: Participation, present: int, population: int | None = None
+) -> int:
+    """The number of clients that denominators, sampling rates and accounting are made from.
+
+    Formal guarantee: it is the same for all neighbours. Under replace-one they have equally many clients, so it is the number of
+    those present. Under add-remove that number is what the guarantee hides: a divisor counted from the data would move the whole
+    mean when one client comes or goes. There it is declared.
+
+    Args:
+        present: how many clients the federation holds; private under add-remove.
+        population: the declared number. Under add-remove the federation may hold more or fewer.
+    """
+    if population is not None:
+        require(
+            isinstance(population, int) and not isinstance(population, bool) and population >= 1,
+            f"population is {population!r}; it must be a positive whole number.",
+        )
+    if adjacency == "replace-one":
+        require(
+            population is None or population == present,
+            f"population is {population}, but the federation has {present} clients; under replace-one adjacency it must be "
+            "that number, or be left out.",
+        )
+        return present
+    if population is None:
+        raise InputError(
+            "population is missing: under add-remove adjacency the number of clients is private, so sums are divided by a number "
+            "that is declared and not counted; write population=1000, say, or population = 1000 under [participation]."
+        )
+    # With one client more than that, somebody would be pushed out: not the full round that would be charged.
+    require(
+        not isinstance(participation, FixedSize) or participation.count < population,
+        f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
+        "adjacency; it must be smaller than the population, or Full(), which takes everybody who is there.",
+    )
+    return population
 
 
 @dataclass(frozen=True)
@@ -56,6 +98,8 @@ class Full:
 class Poisson:
     """Every client independently with probability `rate`; how many came is private, so sums are divided by rate·M.
 
+    With rate 1 it is `Full`, and costs what that costs.
+
     >>> Poisson(0.1).expected(1000)
     100.0
     """
@@ -66,18 +110,23 @@ class Poisson:
         require(0 < self.rate <= 1, f"participation rate is {self.rate}; it must be above 0 and at most 1.")
 
     def sampling(self, clients: int) -> Sampling:
-        return Sampling("poisson", self.rate)
+        return Sampling("poisson", self.rate) if self.rate < 1 else Sampling()
 
     def expected(self, clients: int) -> float:
         return self.rate * clients
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        return torch.from_numpy(noise.generator(0).random(clients) < self.rate).nonzero().flatten()
+        # Draws are multiples of 2⁻⁵³: rounded down to one, the rate that is drawn is never above the one that is charged.
+        rate = math.floor(self.rate * 2.0**53) / 2.0**53
+        return torch.from_numpy(noise.generator(0).random(clients) < rate).nonzero().flatten()
 
 
 @dataclass(frozen=True)
 class FixedSize:
-    """A uniformly random set of `count` clients, without replacement.
+    """A uniformly random set of `count` clients, without replacement; all of them where fewer are there.
+
+    Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Where
+    fewer than `count` are there, one more pushes nobody out and moves less than that. Sums are divided by `count` in any case.
 
     >>> FixedSize(100).expected(1000)
     100.0
@@ -86,7 +135,10 @@ class FixedSize:
     count: int
 
     def __post_init__(self) -> None:
-        require(self.count > 0, f"cohort is {self.count}; it must be a positive whole number.")
+        require(
+            isinstance(self.count, int) and self.count > 0,
+            f"cohort is {self.count}; it must be a positive whole number.",
+        )
 
     def sampling(self, clients: int) -> Sampling:
         require(
@@ -99,4 +151,5 @@ class FixedSize:
         return float(self.count)
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        return torch.from_numpy(noise.generator(0).choice(clients, self.count, replace=False)).sort().values
+        count = min(self.count, clients)
+        return torch.from_numpy(noise.generator(0).choice(clients, count, replace=False)).sort().values

@@ -19,7 +19,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, require
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
-from dpfedexp.secure import Secure, SystemStreams, secure_mechanism
+from dpfedexp.secure import Secure, SystemStreams
 from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
 from dpfedexp.simulation.distributed import Team
 from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
@@ -34,7 +34,7 @@ from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.random import Streams
-from dpfedexp.simulation.sampling import Full, Participation
+from dpfedexp.simulation.sampling import Full, Participation, public_population
 from dpfedexp.simulation.vectorise import Clients, Task, check_task
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
@@ -74,6 +74,7 @@ def train(
     device: str | torch.device | None = None,
     chunk_size: int | None = None,
     participation: Participation | None = None,
+    population: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
     evaluate: Evaluate | None = None,
@@ -95,6 +96,8 @@ def train(
     model          any nn.Module; it is copied, and its parameters are the starting point
     local          what a client does: `Sgd(lr=0.1, steps=10)`
     participation  `Full()` (default), `Poisson(rate)` or `FixedSize(count)`
+    population     the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
+                   sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own
     loss           a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default
     test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
     budget         stop before the round that would take ε (at the algorithm's δ) above this
@@ -139,6 +142,7 @@ def train(
             device=device,
             chunk_size=chunk_size,
             participation=participation,
+            population=population,
             loss=loss,
             trainer=trainer,
             precision=precision,
@@ -186,7 +190,7 @@ def train(
             book.charges(),
             algorithm.delta,
             algorithm=algorithm.name,
-            clients=len(federation),
+            clients=simulation.population,
             simulated=simulation.system is None,
             planned=[(simulation.event, rounds)] if stopped else None,
             not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
@@ -215,6 +219,7 @@ def prepare(
     device: str | torch.device | None = None,
     chunk_size: int | None = None,
     participation: Participation | None = None,
+    population: int | None = None,
     loss: str | Loss | None = None,
     trainer: str = "auto",
     precision: Precision = "fp32",
@@ -234,19 +239,22 @@ def prepare(
     module = _in_training(model).to(where)
     layout = Layout.of(module)
     everyone = participation or Full()
-    sampling = everyone.sampling(len(federation))
+    # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
+    adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+    declared = public_population(adjacency, everyone, len(federation), population)
+    sampling = everyone.sampling(declared)
     holders = torch.nonzero(federation.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = federation.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
     task = Task(module, layout, resolve(loss, targets), local, federation, where, precision)
     check_scaffold(algorithm, task)
     check_task(task)
-    nobody = made_up(task, len(federation))
+    nobody = made_up(task, declared)
     task = replace(task, watch=watched(task, nobody))
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
     streams = Streams(secrets.randbits(62) if secure else seed)
     limit = parse_memory(memory)
-    cohort = everyone.expected(len(federation))
+    cohort = everyone.expected(declared)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
     trial = replace(task, clients=nobody, copies=[]) if secure else None
     chunk = chunk_size or automatic_chunk(trial or task, limit)
@@ -258,11 +266,12 @@ def prepare(
         chunk = automatic_chunk(trial or task, limit, chosen.in_flight)
     if trial is not None:
         chunk, unit = widths(cohort, chunk, chosen.unit, fixed=sampling.kind != "poisson")
-    mechanism = algorithm.bind(layout.dimension, len(federation), everyone.expected(len(federation)), sampling, rounds)
-    system = None
-    if secure:
-        mechanism, system = secure_mechanism(mechanism, strict=secure == "strict"), SystemStreams()
-    return Simulation(task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, unit), note
+    mechanism = algorithm.bind(layout.dimension, declared, cohort, sampling, rounds, secure)
+    system = SystemStreams() if secure else None
+    bound = Simulation(
+        task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, unit, declared=declared
+    )
+    return bound, note
 
 
 def _in_training(model: nn.Module) -> nn.Module:

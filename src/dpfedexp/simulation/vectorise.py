@@ -86,7 +86,9 @@ class Trainer(Protocol):
     """
 
     name: str
-    unit: int | None
+
+    @property
+    def unit(self) -> int | None: ...
 
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
