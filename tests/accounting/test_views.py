@@ -11,11 +11,14 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from events_by_hand import central, local
 
+from dpfedexp import Sgd, dp_scaffold, train
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.models import linear_regression
 from dpfedexp.secure import secure_mechanism
 
 DELTA = 1e-5
@@ -209,6 +212,16 @@ def test_where_readers_of_the_models_get_no_figure_they_get_the_reason(name):
     assert found is None
     assert words in reason
     assert views.other_adjacency(charges, DELTA) == (None, views.NO_ADD_REMOVE)
+
+
+@pytest.mark.parametrize(("control", "known"), [("update", True), ("report", False)])
+def test_clients_that_remember_their_own_noise_leave_readers_of_the_models_without_a_figure(control, known):
+    """With control="report" the noise of one round moves the next update, so the noises of two sums are not independent."""
+    clients = synthetic_regression(4, 3, seed=0).federation
+    algorithm = dp_scaffold(clip=1.0, mechanism="local-gaussian", noise_multiplier=2.0, control=control)
+    done = train(linear_regression(3), clients, algorithm, local=Sgd(lr=0.01, steps=2), rounds=2)
+    assert (done.privacy.models_only is not None) is known
+    assert ("not known how many" in done.privacy.no_models_only) is not known
 
 
 def test_one_round_without_a_figure_leaves_none_for_the_run():
