@@ -8,7 +8,7 @@ import pytest
 from events_by_hand import central, local
 
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, epsilon_curve, gdp, guarantee
-from dpfedexp.accounting.compose import GAUSSIAN, NOT_PRIVATE
+from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
 from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.errors import InputError
 
@@ -76,7 +76,9 @@ def test_local_gaussian_and_privunit_rounds_compose_to_at_most_the_sum():
     total = compose([(local(2.0), 5), (report, 5)], 1e-5)
     assert total.epsilon == pytest.approx(compose([(local(2.0), 5)], 1e-5).epsilon + 15.0, rel=1e-9)
     assert "pure" in total.accountant
-    assert GAUSSIAN in total.accountant
+    assert GAUSSIAN_BOUND in total.accountant
+    assert "exact" not in total.accountant
+    assert not total.exact
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from events_by_hand import central, local
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, compose, gdp
+from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.accounting.statement import membership_advantage, strength
+from dpfedexp.accounting.wording import wrap
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -22,12 +23,22 @@ def statement(charges, delta=1e-5, **context) -> PrivacyStatement:
     return PrivacyStatement.from_charges(charges, delta, **{"algorithm": "CDP-FedEXP", "clients": 1000, **context})
 
 
+PAPERS_GAMMA = PrivUnitEvent(
+    p=1 / (1 + math.exp(-2.0)), cap=0.170045, epsilon2=2.0, k=2, nominal=6.0, sampling=Sampling(), attained=True
+)
+"""The cap of the paper's γ at ε₁ = 2: its direction spends 3.585 of 4."""
+
 CASES = {
     "central": statement([(central(5.0), 50)]),
     "central, stopped early": statement([(central(5.0), 20)], planned=[(central(5.0), 50)]),
     "add-remove, sampled": statement([(central(1.0, rate=0.1, adjacency="add-remove"), 10)], simulated=False),
     "local": statement([(local(0.7), 50)], algorithm="LDP-FedEXP"),
     "privunit": statement([(exact_event(2.0, 2.0, 2.0), 50)], algorithm="LDP-FedEXP"),
+    "privunit, paper's gamma": statement([(PAPERS_GAMMA, 50)], algorithm="LDP-FedEXP"),
+    "privunit, shuffled": statement([(exact_event(0.3, 0.3, 0.3), 50)], clients=100_000, delta=1e-7),
+    "add-remove, fixed size": statement([(central(5.0, rate=0.1, kind="fixed", adjacency="add-remove"), 50)]),
+    "large delta": statement([(central(5.0), 50)], clients=40, delta=0.05),
+    "local, few report": statement([(local(0.7), 50)], reporting=800),
     "one round": statement([(central(50.0), 1)], clients=1),
     "tiny epsilon": statement([(central(900.0), 3)]),
     "not private": statement([(NonPrivateEvent(), 50)], algorithm="FedAvg"),
@@ -62,21 +73,21 @@ def test_private_text_names_who_whom_how_much_and_what_is_left_out():
         "exact Gaussian (GDP)",
     ):
         assert words in text
-    assert "epsilon = 1.56" in text
-    assert "epsilon = 15.46 at delta = 1e-05" in text
+    assert "One round alone has epsilon = 1.5550." in text
+    assert "is exactly epsilon = 15.4562 at delta = 1e-05" in text
     assert "trusted to add the noise" in text
     assert "by trying several of them" in text
     assert "This is a weak guarantee" in text
 
 
 def test_local_text_gives_both_figures_and_does_not_trust_the_server():
-    for name, one, total in (("local", "15.66", "289.34"), ("privunit", "6.00", "289.68")):
+    for name, one, total in (("local", "15.6582", "289.3387"), ("privunit", "6.0000", "289.6706")):
         text = CASES[name].text
         assert f"epsilon = {one}" in text
         assert f"epsilon = {total}" in text
         assert "nobody has to be trusted" in text
         assert "very weak" in text
-    assert "With no delta at all the total is epsilon = 300.00" in CASES["privunit"].text
+    assert "With no delta at all the total is epsilon = 300.0000" in CASES["privunit"].text
 
 
 def test_non_private_run_says_so_in_one_sentence():
@@ -94,7 +105,67 @@ def test_simulation_says_that_its_noise_came_from_a_seed():
 def test_early_stop_states_spent_and_planned():
     text = CASES["central, stopped early"].text
     assert "all 20 rounds" in text
-    assert "The plan is 50 rounds, which would cost epsilon = 15.46" in text
+    assert "The plan is 50 rounds, which would cost epsilon = 15.4562" in text
+
+
+def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
+    """15.456 under replace-one is 6.573 under add-remove: the same noise, the same figures, either way round."""
+    swapped = statement([(central(5.0, adjacency="add-remove"), 50)])
+    assert swapped.epsilon_total == pytest.approx(6.573, abs=1e-3)
+    for case in (CASES["central"], swapped):
+        assert {case.adjacency, case.other_adjacency.adjacency} == {"replace-one", "add-remove"}
+        totals = sorted([case.epsilon_total, case.other_adjacency.epsilon_total])
+        assert totals == pytest.approx([6.5730, 15.4562], abs=1e-3)
+        table = [line for line in case.text.splitlines() if line.startswith("  ") and " exact" in line]
+        assert [line.split()[0] for line in table] == [case.adjacency, case.other_adjacency.adjacency]
+        assert re.search(r"replace-one.* 1\.5550 +15\.4562 +exact", case.text)
+        assert re.search(r"add-remove.* 0\.7256 +6\.5730 +exact", case.text)
+        assert "A client that is left out contributes zero" in case.text
+
+
+def test_local_text_shows_both_readers_and_what_the_second_figure_rests_on():
+    case = CASES["local"]
+    assert case.models_only.epsilon_total == pytest.approx(2.6242, abs=1e-3)
+    assert re.search(r"against the server +15\.6582 +289\.3387 +exact", case.text)
+    assert re.search(r"against readers of the models +0\.3051 +2\.6242 +exact", case.text)
+    assert "at least 1000 clients in every round add their noise as promised and keep it to themselves" in case.text
+    assert "There is no add-remove figure" in case.text
+    few = CASES["local, few report"]
+    assert few.models_only.epsilon_total > case.models_only.epsilon_total
+    assert not few.models_only.exact
+    assert "at least 800 clients in every round" in few.text
+
+
+def test_nominal_and_exact_epsilon_of_privunit_are_explained_where_they_differ():
+    case = CASES["privunit, paper's gamma"]
+    assert case.epsilon_round == pytest.approx(5.586, abs=1e-3)
+    assert case.nominal_epsilon_round == 6.0
+    assert "asked for epsilon = 6.0000 a round" in case.text
+    assert "Nominal" not in CASES["privunit"].text
+    more = statement([(PrivUnitEvent(p=0.88, cap=0.08, epsilon2=2.0, k=2, nominal=6.0), 5)])
+    assert "spends more than it was given" in more.text
+
+
+@pytest.mark.parametrize(("delta", "clients", "large"), [(1e-3, 1000, True), (9.9e-4, 1000, False), (0.5, 0, False)])
+def test_a_delta_of_one_in_the_clients_or_more_is_called_large(delta, clients, large):
+    case = statement([(central(5.0), 50)], delta=delta, clients=clients)
+    assert case.large_delta is large
+    assert ("a delta this large allows" in case.text) is large
+
+
+def test_text_says_exactly_only_of_exact_totals():
+    for name, case in CASES.items():
+        if case.private and case.rounds:
+            assert ("is exactly epsilon" in case.text) is case.exact, name
+            assert ("is at most epsilon" in case.text) is not case.exact, name
+
+
+def test_tables_fit_80_columns_and_wrapping_breaks_no_figure():
+    for case in CASES.values():
+        for width in (80, 120):
+            wrapped = wrap(case.text, width)
+            assert max(map(len, wrapped.splitlines())) <= width
+            assert wrapped.split() == case.text.split()
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -31,13 +31,19 @@ def test_central_rows(setting, algorithm, printed, at_49, at_50):
 
 
 def test_local_rows_are_printed_per_round_and_composed_here():
-    gaussian, privunit = ROWS["LDP (Gaussian)", "FedAvg, FedEXP"], ROWS["LDP (PrivUnit)", "FedAvg, FedEXP"]
+    gaussian, privunit = ROWS["LDP (Gaussian)", "FedAvg, FedEXP"], ROWS["LDP (PrivUnit)", "exact γ"]
     assert (gaussian.printed, round(gaussian.epsilon_round, 3), round(gaussian.epsilon_total, 2)) == (
         15.659,
         15.658,
         289.34,
     )
     assert (privunit.printed, round(privunit.epsilon_round, 3), round(privunit.epsilon_total, 2)) == (6.0, 6.0, 289.67)
+    papers = ROWS["LDP (PrivUnit)", "paper's γ"]
+    assert (round(papers.epsilon_round, 3), round(papers.epsilon_total, 2), round(papers.pure_total, 1)) == (
+        5.586,
+        269.15,
+        279.3,
+    )
     assert privunit.pure_total == pytest.approx(300.0, abs=1e-9)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from events_by_hand import central
+from events_by_hand import central, local
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.verify import read_claim, recompute, verify_run
@@ -56,6 +57,58 @@ def test_a_torn_last_metric_is_no_failure(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"rou')
     assert failed(run) == []
+
+
+@pytest.mark.parametrize("field", ["epsilon_total", "exact", "accountant"])
+def test_a_claimed_view_that_the_ledger_does_not_support_fails(run, field):
+    claim = read_claim(run)
+    better = {"epsilon_total": 0.1, "exact": False, "accountant": "magic"}
+    view = replace(claim.other_adjacency, **{field: better[field]})
+    (run / "privacy.json").write_text(replace(claim, other_adjacency=view).to_json(), encoding="utf-8")
+    assert "other_adjacency" in failed(run)
+
+
+def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        for t in range(10):
+            ledger.charge(t, local(0.7))
+        claim = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="x", clients=1000, reporting=800)
+    (tmp_path / "privacy.json").write_text(claim.to_json(), encoding="utf-8")
+    assert failed(tmp_path) == []
+    (tmp_path / "privacy.json").write_text(replace(claim, reporting=700).to_json(), encoding="utf-8")
+    assert failed(tmp_path) == ["models_only"]
+
+
+def test_a_claim_without_a_version_is_not_taken_for_an_old_one(run):
+    claim = json.loads((run / "privacy.json").read_text())
+    del claim["version"], claim["other_adjacency"]
+    (run / "privacy.json").write_text(json.dumps(claim))
+    assert "other_adjacency" in failed(run)
+
+
+@pytest.mark.parametrize("name", ["central", "local"])
+def test_runs_from_before_statements_had_versions_still_verify(name):
+    """Written by the code before ledgers named their runs; the ledger, the claim and the text are as they were."""
+    old = Path(__file__).parent / "old_run" / name
+    assert failed(old) == []
+    statement = recompute(old, read_claim(old))
+    assert statement.epsilon_total == pytest.approx(8.0, rel=1e-6)
+    assert not statement.exact
+    if name == "central":
+        assert statement.other_adjacency.epsilon_total == pytest.approx(3.5472, abs=1e-3)
+    else:
+        assert statement.models_only is None
+        assert "before it said" in statement.no_models_only
+
+
+@pytest.mark.parametrize("edited", ["privacy.txt", "privacy.json", "ledger.jsonl"])
+def test_an_edited_old_run_fails(tmp_path, edited):
+    shutil.copytree(Path(__file__).parent / "old_run" / "central", tmp_path / "run")
+    path = tmp_path / "run" / edited
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("8.0", "2.0").replace("2.08972", "9.08972"), encoding="utf-8"
+    )
+    assert failed(tmp_path / "run") != []
 
 
 def test_an_edited_ledger_fails(run):

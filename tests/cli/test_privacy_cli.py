@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, PrivacyStatement, Query
+from dpfedexp.accounting.wording import figure
 from dpfedexp.cli.privacy import app
 from dpfedexp.errors import InputError
 
@@ -53,8 +54,41 @@ def test_epsilon_answers_per_round_and_in_total(flags, one, total):
     assert answer["epsilon_round"] == pytest.approx(one, abs=5e-5)
     assert answer["epsilon_total"] == pytest.approx(total, abs=5e-5)
     table = call("epsilon", *flags)
-    assert f"{total:.4f}" in table
-    assert f"{one:.4f}" in table
+    assert figure(answer["epsilon_total"]) in table
+    assert figure(answer["epsilon_round"]) in table
+
+
+def test_epsilon_shows_the_other_adjacency_beside_the_one_asked_for():
+    flags = ["epsilon", "-z", 5, "-T", 50]
+    replaced, left_out = call_json(*flags), call_json(*flags, "--adjacency", "add-remove")
+    assert replaced["other_adjacency"]["epsilon_total"] == pytest.approx(6.5730, abs=1e-3)
+    assert left_out["other_adjacency"]["epsilon_total"] == pytest.approx(15.4562, abs=1e-3)
+    assert replaced["other_adjacency"]["epsilon_total"] == left_out["epsilon_total"]
+    assert "6.5730 in total (exact)" in call(*flags)
+    assert "15.4562 in total (exact)" in call(*flags, "--adjacency", "add-remove")
+    assert "upper bound" in call(*flags, "--sampling-rate", 0.1)
+
+
+def test_epsilon_of_a_local_run_has_both_readers_or_the_reason_why_not():
+    flags = ["epsilon", "--mechanism", "local-gaussian", "-z", 0.7, "-T", 50, "--clients", 1000]
+    answer = call_json(*flags)
+    assert answer["models_only"]["epsilon_total"] == pytest.approx(2.6242, abs=1e-3)
+    assert answer["other_adjacency"] is None
+    assert "only what it holds" in answer["no_other_adjacency"]
+    assert "2.6242 in total (exact)" in call(*flags)
+    assert "only some of the clients" in call_json(*flags, "--sampling-rate", 0.5)["no_models_only"]
+    assert call_json(*flags[:-2])["models_only"] is None
+
+
+def test_epsilon_of_privunit_has_its_nominal_and_its_exact_figure():
+    flags = ["epsilon", "--mechanism", "privunit", "-T", 50, "--clients", 1000]
+    exact, papers = call_json(*flags), call_json(*flags, "--gamma", "paper", "--dimension", 237)
+    assert (exact["nominal_epsilon_round"], papers["nominal_epsilon_round"]) == (6.0, 6.0)
+    assert papers["epsilon_round"] == pytest.approx(5.586, abs=1e-3)
+    assert papers["epsilon_total"] == pytest.approx(269.1535, abs=1e-3)
+    table = {row["algorithm"]: row for row in call_json("table1")["rows"]}["paper's γ"]
+    assert (table["epsilon_round"], table["epsilon_total"]) == (papers["epsilon_round"], papers["epsilon_total"])
+    assert "shuffling" in papers["no_models_only"]
 
 
 def test_epsilon_with_sampling_uses_pld():
@@ -92,7 +126,7 @@ def test_table1_shows_printed_and_recomputed_figures():
     figures = {(row["setting"], row["algorithm"]): row for row in answer["rows"]}
     assert figures["CDP", "FedAvg"]["epsilon_49"] == pytest.approx(15.2571, abs=5e-5)
     text = call("table1")
-    for figure in (
+    for number in (
         "15.659",
         "15.658",
         "289.339",
@@ -104,7 +138,19 @@ def test_table1_shows_printed_and_recomputed_figures():
         "18.192",
         "24.382",
     ):
-        assert figure in text
+        assert number in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_explain_fits_the_terminal_and_shows_both_adjacencies(run, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = call("explain", run)
+    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, text.splitlines())) > width - 15
+    assert "replace-one (this run's)" in text
+    assert "\n  add-remove  " in text
+    answer = call_json("explain", run)
+    assert answer["shown"]["other_adjacency_epsilon_total"] in text
 
 
 def test_explain_is_the_statement_of_the_ledger(run):
@@ -150,6 +196,8 @@ def test_plot_writes_pictures(tmp_path, name, magic):
             "adjacency is 'add-remove'",
         ),
         (["epsilon", "--mechanism", "privunit", "--epsilon0", -1], "epsilon0 is -1"),
+        (["epsilon", "--mechanism", "privunit", "--gamma", "paper"], "dimension is None"),
+        (["epsilon", "-z", 5, "--clients", 0], "clients is 0"),
         (["noise", "--epsilon", -1], "target_epsilon is -1"),
         (["plot", "--mechanism", "privunit"], "mechanism is 'privunit'"),
         (["plot", "--out", "a.txt"], "'a.txt'"),

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_the_grid_is_charged_for_what_it_costs_and_no_more(mechanism, strict):
         plain, ours = mechanism.event(sampling), secure_mechanism(mechanism, strict).event(sampling)
         assert plain.mu <= ours.mu <= plain.mu * (1 + 2.0**-19) + 2.0**-18
         if not strict and plain.joint_mu is None:
-            assert ours == plain
+            assert ours == replace(plain, attained=False)
 
 
 def test_strict_noise_is_within_what_is_charged_for_it():
@@ -117,7 +118,7 @@ def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
     assert float((report.vector.norm(dim=1) - 1).abs().max()) < 1e-3
     inside = int((report.vector[:, 7] >= plain.direction.gamma).sum())
     assert stats.binomtest(inside, len(rows), plain.direction.p).pvalue > 1e-6
-    assert ours.event(Sampling()) == plain.event(Sampling())
+    assert ours.event(Sampling()) == replace(plain.event(Sampling()), attained=False)
 
 
 def test_what_can_not_be_secure_is_refused():

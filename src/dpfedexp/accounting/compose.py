@@ -19,6 +19,8 @@ Setting = Literal["central", "local", "none"]
 Charges = Iterable[tuple[Event, int]]
 
 GAUSSIAN = "exact Gaussian (GDP)"
+GAUSSIAN_BOUND = "Gaussian (GDP)"
+"""The same composition of rounds whose μ is an upper bound: queries composed one by one, or noise on a grid."""
 NOT_PRIVATE = "none (not private)"
 NOTHING = "none (nothing was released)"
 
@@ -27,7 +29,8 @@ NOTHING = "none (nothing was released)"
 class Guarantee:
     """(ε, δ)-differential privacy of everything that was charged, for one client, under `adjacency`.
 
-    `mu` is set where the guarantee is exactly μ-GDP; `pure_epsilon` where it also holds at δ = 0.
+    `exact` says that no smaller ε holds at this δ; otherwise ε is an upper bound. `mu` is set where the guarantee is μ-GDP;
+    `pure_epsilon` where it also holds at δ = 0.
     """
 
     epsilon: float
@@ -37,12 +40,13 @@ class Guarantee:
     accountant: str
     mu: float | None = None
     pure_epsilon: float | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
     """The same rounds per round and in total. δ is for the total; a Gaussian round is quoted at the same δ, and a
-    PrivUnit report at `delta_round` = 0, because its ε is pure."""
+    PrivUnit report at `delta_round` = 0, because its ε is pure. `exact` is for the total."""
 
     epsilon_round: float
     epsilon_total: float
@@ -54,6 +58,7 @@ class PrivacyCost:
     delta_round: float
     mu_total: float | None = None
     pure_epsilon_total: float | None = None
+    exact: bool = False
 
 
 def compose(charges: Charges, delta: float) -> Guarantee:
@@ -86,6 +91,7 @@ def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
         delta_round=delta_round,
         mu_total=total.mu,
         pure_epsilon_total=total.pure_epsilon,
+        exact=total.exact,
     )
 
 
@@ -97,27 +103,31 @@ def epsilon_curve(event: Event, rounds: Sequence[int], delta: float) -> list[flo
 @lru_cache(maxsize=65536)
 def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
     if not counts:
-        return Guarantee(0.0, delta, "replace-one", "none", NOTHING)
+        return Guarantee(0.0, delta, "replace-one", "none", NOTHING, exact=True)
     adjacency, setting = _common(counts)
     if any(isinstance(event, NonPrivateEvent) for event, _ in counts):
-        return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE)
+        return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE, exact=True)
     gaussian = [(event, n) for event, n in counts if isinstance(event, GaussianEvent)]
     reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent)]
     if not reports:
         epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
-        return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu)
+        return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
     pure = privunit.pure_epsilon(reports)
     if not gaussian:
         epsilon, accountant = privunit.epsilon(reports, delta)
-        return Guarantee(epsilon, delta, adjacency, setting, accountant, pure_epsilon=pure)
+        # At δ = 0 the sum is exact too: every report can reach its ε at once.
+        exact = accountant == privunit.EXACT or (delta == 0.0 and all(event.exact for event, _ in reports))
+        return Guarantee(epsilon, delta, adjacency, setting, accountant, pure_epsilon=pure, exact=exact)
     epsilon, accountant, _ = _gaussian_epsilon(gaussian, delta)
+    accountant = GAUSSIAN_BOUND if accountant == GAUSSIAN else accountant
     return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
 
 
 def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str, float | None]:
     mu = gdp.compose(event.mu * math.sqrt(n) for event, n in charges)
     if not any(is_amplified(event) for event, _ in charges):
-        return gdp.epsilon(mu, delta), GAUSSIAN, mu
+        exact = all(event.exact for event, _ in charges)
+        return gdp.epsilon(mu, delta), GAUSSIAN if exact else GAUSSIAN_BOUND, mu
     from dpfedexp.accounting import pld
 
     epsilon, accountant = pld.epsilon(charges, delta)

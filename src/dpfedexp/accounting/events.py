@@ -7,13 +7,16 @@ is a list of them. The JSON form of an event may gain fields but never change th
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 
 Adjacency = Literal["replace-one", "add-remove"]
 ADJACENCIES = ("replace-one", "add-remove")
+BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
+"""What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
+rounding of every single report. "unknown" is the value of ledgers that do not say."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,26 @@ class Sampling:
 class Query:
     """One Gaussian query of a joint release.
 
-    bound        the largest norm that one client can contribute
+    bound        the largest norm that one client can contribute: what changes when a client is left out
     sensitivity  the largest change when the data set changes to a neighbour (under the event's adjacency, the others fixed)
     noise        the standard deviation of the noise per coordinate, in the same unit
+    diameter     the largest change when one client's contribution is replaced; None where it is not known, and then twice the
+                 bound is charged for it
     """
 
     name: str
     bound: float
     sensitivity: float
     noise: float
+    diameter: float | None = None
+
+    def under(self, adjacency: Adjacency, stated: Adjacency) -> Query:
+        """The same query with its sensitivity under `adjacency`, where the present one is that of `stated`."""
+        if adjacency == stated:
+            return self
+        diameter = self.sensitivity if stated == "replace-one" else self.diameter
+        replaced = 2.0 * self.bound if diameter is None else diameter
+        return replace(self, sensitivity=replaced if adjacency == "replace-one" else self.bound, diameter=replaced)
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,9 @@ class GaussianEvent:
     """All the Gaussian queries of one round, released together.
 
     `joint_mu` is the exact supremum, over neighbours, of the joint shift in units of the noise, where the mechanism can prove that
-    it is smaller than the root of the sum of squares (full participation only). `mu` is what is charged.
+    it is smaller than the root of the sum of squares (full participation only), and `other_mu` the same under the other adjacency.
+    `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbours, under either
+    adjacency, moves the release by exactly its supremum. `beside_sum` matters in a local round.
     """
 
     setting: Literal["central", "local"]
@@ -63,6 +79,22 @@ class GaussianEvent:
     queries: tuple[Query, ...]
     sampling: Sampling = Sampling()
     joint_mu: float | None = None
+    other_mu: float | None = None
+    attained: bool = False
+    beside_sum: BesideSum = "unknown"
+
+    @property
+    def exact(self) -> bool:
+        """Whether no smaller μ holds: every client takes part, and the shift that is charged can happen."""
+        proven = len(self.queries) == 1 or self.joint_mu is not None
+        return self.attained and proven and self.sampling.kind == "full"
+
+    def under(self, adjacency: Adjacency) -> GaussianEvent:
+        """The same release, accounted under `adjacency`."""
+        if adjacency == self.adjacency:
+            return self
+        queries = tuple(q.under(adjacency, self.adjacency) for q in self.queries)
+        return replace(self, adjacency=adjacency, queries=queries, joint_mu=self.other_mu, other_mu=self.joint_mu)
 
     @property
     def separate_mu(self) -> float:
@@ -86,6 +118,8 @@ class PrivUnitEvent:
 
     The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
     randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
+    `sampling` is None in ledgers that do not say who took part. `attained` is False where the report is rounded, which can only
+    hide more.
     """
 
     p: float
@@ -95,6 +129,13 @@ class PrivUnitEvent:
     nominal: float
     setting: Literal["local"] = "local"
     adjacency: Adjacency = "replace-one"
+    sampling: Sampling | None = None
+    attained: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the composition below is the exact one: opposite caps are disjoint, and every client takes part."""
+        return self.attained and self.cap <= 0.5 and self.sampling is not None and self.sampling.kind == "full"
 
     @property
     def direction_epsilon(self) -> float:
@@ -132,14 +173,34 @@ def from_json(data: dict[str, Any]) -> Event:
             case "GaussianEvent":
                 fields["queries"] = tuple(Query(**q) for q in fields["queries"])
                 fields["sampling"] = Sampling(**fields["sampling"])
-                return GaussianEvent(**fields)
+                gaussian = GaussianEvent(**fields)
+                _check_optional(gaussian)
+                return gaussian
             case "PrivUnitEvent":
-                return PrivUnitEvent(**fields)
+                if fields.get("sampling") is not None:
+                    fields["sampling"] = Sampling(**fields["sampling"])
+                report = PrivUnitEvent(**fields)
+                _check_optional(report)
+                return report
             case "NonPrivateEvent":
                 return NonPrivateEvent(**fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"an event of kind {kind!r} has wrong fields: {error}.") from None
     raise InputError(f"event kind is {kind!r}; it must be GaussianEvent, PrivUnitEvent or NonPrivateEvent.")
+
+
+def _check_optional(event: GaussianEvent | PrivUnitEvent) -> None:
+    """Whether the fields that a ledger may leave out are of the right type."""
+    require(type(event.attained) is bool, f"attained is {event.attained!r}; it must be true or false.")
+    if isinstance(event, GaussianEvent):
+        require(
+            event.beside_sum in get_args(BesideSum),
+            f"beside_sum is {event.beside_sum!r}; it must be one of {', '.join(get_args(BesideSum))}.",
+        )
+        numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}
+        for name, value in numbers.items():
+            right = value is None or (type(value) in (int, float) and value >= 0.0)
+            require(right, f"{name} is {value!r}; it must be a number, zero or more.")
 
 
 def _norm(ratios) -> float:

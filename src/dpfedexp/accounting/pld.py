@@ -9,8 +9,9 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
   1/(2r).
 - Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between
   the two sides, so the noise multiplier is 1/`event.mu`.
-- Fixed-size sampling, add/remove: nothing is gained, and the shift doubles. Adding a client also pushes another one
-  out of a sample of fixed size, so neighbours differ in two contributions: 2r without amplification.
+- Fixed-size sampling, add/remove: nothing is gained, and the shift is that of a replacement. Adding a client also
+  pushes another one out of a sample of fixed size, so one contribution takes the place of another: at most 2r, without
+  amplification.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dpfedexp.accounting.events import Adjacency, GaussianEvent
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"
-UNAMPLIFIED = "exact Gaussian (GDP), no amplification claimed"
+UNAMPLIFIED = "Gaussian (GDP), no amplification claimed"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
@@ -56,7 +57,7 @@ class Round:
         amplified = event.sampling.kind != "full" and event.sampling.rate < 1.0
         kind = event.sampling.kind if amplified else "full"
         pushed_out = kind == "fixed" and event.adjacency == "add-remove"
-        mu = max(event.mu, 2.0 * event.radius) if pushed_out else event.mu
+        mu = max(event.mu, event.under("replace-one").mu) if pushed_out else event.mu
         return Round(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
 
 

@@ -20,10 +20,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpfedexp.accounting.events import PrivUnitEvent
+from dpfedexp.accounting.events import PrivUnitEvent, Sampling
 from dpfedexp.errors import require
 
 EXACT = "exact PrivUnit composition"
+BOUND = "PrivUnit composition"
+"""The same composition where it is an upper bound: caps that overlap, rounded reports, or clients that sit some rounds out."""
 RENYI = "RDP of the exact PrivUnit pair"
 PURE = "pure ε sum"
 
@@ -63,7 +65,8 @@ def exact_event(epsilon0: float, epsilon1: float, epsilon2: float) -> PrivUnitEv
         require(0.0 < value <= 500.0, f"{name} is {value}; it must be above 0 and at most 500.")
     levels = math.ceil(math.exp(epsilon2 / 3.0) * (1.0 - 1e-12))
     p, cap = 1.0 / (1.0 + math.exp(-epsilon0)), 1.0 / (1.0 + math.exp(epsilon1))
-    return PrivUnitEvent(p, cap, epsilon2, levels, epsilon0 + epsilon1 + epsilon2)
+    nominal = epsilon0 + epsilon1 + epsilon2
+    return PrivUnitEvent(p, cap, epsilon2, levels, nominal, sampling=Sampling(), attained=True)
 
 
 def pure_epsilon(charges: Iterable[tuple[PrivUnitEvent, int]]) -> float:
@@ -83,7 +86,8 @@ def _epsilon(charges: tuple[tuple[PrivUnitEvent, int], ...], delta: float) -> tu
         return pure, PURE
     parts = _parts(charges)
     if _tractable(parts):
-        tight, name = _invert(_Losses.of(parts), pure, delta), EXACT
+        exact = all(event.exact for event, _ in charges)
+        tight, name = _invert(_Losses.of(parts), pure, delta), EXACT if exact else BOUND
     else:
         tight, name = _renyi_epsilon(parts, delta), RENYI
     return min((pure, PURE), (tight, name))
@@ -92,6 +96,20 @@ def _epsilon(charges: tuple[tuple[PrivUnitEvent, int], ...], delta: float) -> tu
 def delta(charges: Iterable[tuple[PrivUnitEvent, int]], epsilon: float) -> float:
     """The exact δ(ε) of all the reports together."""
     return _Losses.of(_parts(charges)).delta(epsilon)
+
+
+def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> float:
+    """The smallest proven ε at δ of releases that are ε-DP each, with how often: randomised response dominates all of them."""
+    parts: dict[ThreePoint, int] = {}
+    for one, count in charges:
+        if one > 0.0:
+            part = ThreePoint(one, 1.0 / (1.0 + math.exp(-one)))
+            parts[part] = parts.get(part, 0) + count
+    pure = math.fsum(part.step * count for part, count in parts.items())
+    if delta <= 0.0 or not parts:
+        return pure
+    tight = _invert(_Losses.of(parts), pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
+    return min(pure, tight)
 
 
 def _parts(charges: Iterable[tuple[PrivUnitEvent, int]]) -> dict[ThreePoint, int]:

@@ -14,41 +14,18 @@ from typing import Any
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import PrivUnitEvent
+from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent
+from dpfedexp.accounting.promise import METRICS, OTHER_USES, TUNING, Promise, View
+from dpfedexp.accounting.views import models_only, other_adjacency, round_delta, view
+from dpfedexp.accounting.wording import shown, statement_text
 
-TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
-METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
-OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
+VERSION = 2
+"""Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""
 
 
 @dataclass(frozen=True)
-class PrivacyStatement:
-    """The claim of one run. `epsilon_round` is the most expensive single round; δ is for the total.
-
-    `membership_advantage` bounds (true positive rate − false positive rate) of every attack that tells two
-    neighbouring data sets apart, and `attack_success` its rate of right guesses when both were equally likely: (1 +
-    advantage)/2.
-    """
-
-    algorithm: str
-    private: bool
-    setting: str
-    adjacency: str
-    clients: int
-    rounds: int
-    epsilon_round: float
-    epsilon_total: float
-    delta: float
-    delta_round: float
-    accountant: str
-    membership_advantage: float
-    attack_success: float
-    strength: str
-    simulated: bool
-    pure_epsilon_total: float | None = None
-    planned_rounds: int | None = None
-    planned_epsilon_total: float | None = None
-    not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
+class PrivacyStatement(Promise):
+    """The claim of one run, made from its charges."""
 
     @staticmethod
     def from_charges(
@@ -60,27 +37,40 @@ class PrivacyStatement:
         simulated: bool = True,
         planned: Charges | None = None,
         not_covered: Sequence[str] = (),
+        reporting: int | None = None,
     ) -> PrivacyStatement:
-        """The statement for what was charged. `planned` are the charges of the whole run where it stopped early or
-        still runs; `not_covered` adds to the list of what the guarantee leaves out."""
+        """The statement for what was charged.
+
+        Args:
+            charges: every event and how often it was charged.
+            delta: δ of the total.
+            algorithm: the name that the text uses.
+            clients: how many there are, a public number.
+            simulated: whether the noise came from a seed.
+            planned: the charges of the whole run, where it stopped early or still runs.
+            not_covered: what the guarantee leaves out beside the usual list.
+            reporting: in a local run, how many clients at least report in every round, each from its own data and the released
+                models alone; 0 where that is not known. All of them unless told otherwise.
+        """
         charges = [(event, n) for event, n in charges if n]
         total = compose(charges, delta)
-        rounds = sum(n for _, n in charges)
-        pure_rounds = bool(charges) and all(isinstance(event, PrivUnitEvent) for event, _ in charges)
-        delta_round = 0.0 if pure_rounds else delta
-        per_round = max((compose([(event, 1)], delta_round).epsilon for event, _ in charges), default=0.0)
+        own = view(charges, delta)
         advantage = membership_advantage(total)
+        local = total.setting == "local"
+        reporting = (clients if reporting is None else reporting) if local else None
+        turned, no_turned = other_adjacency(charges, delta)
+        readers, no_readers = models_only(charges, delta, reporting or 0, clients)
         return PrivacyStatement(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
             setting=total.setting,
             adjacency=total.adjacency,
             clients=clients,
-            rounds=rounds,
-            epsilon_round=per_round,
+            rounds=sum(n for _, n in charges),
+            epsilon_round=own.epsilon_round,
             epsilon_total=total.epsilon,
             delta=delta,
-            delta_round=delta_round,
+            delta_round=round_delta(charges, delta),
             accountant=total.accountant,
             membership_advantage=advantage,
             attack_success=0.5 * (1.0 + advantage),
@@ -88,18 +78,25 @@ class PrivacyStatement:
             simulated=simulated,
             pure_epsilon_total=total.pure_epsilon,
             not_covered=(TUNING, METRICS, OTHER_USES, *not_covered),
+            exact=total.exact,
+            nominal_epsilon_round=_nominal(charges),
+            large_delta=clients > 0 and math.isfinite(total.epsilon) and delta * clients >= 1.0,
+            sampling=_sampling(charges),
+            other_adjacency=turned,
+            no_other_adjacency=no_turned,
+            reporting=reporting,
+            models_only=readers,
+            no_models_only=no_readers,
             **_plan(planned, delta),
         )
 
     @property
     def shown(self) -> dict[str, str]:
         """The figures as the text prints them, so that a reader finds each of them in the JSON."""
-        return _shown(self)
+        return shown(self)
 
     @property
     def text(self) -> str:
-        from dpfedexp.accounting.wording import statement_text
-
         return statement_text(self)
 
     def __str__(self) -> str:
@@ -107,15 +104,20 @@ class PrivacyStatement:
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
-        values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
-        return json.dumps({**values, "shown": self.shown, "text": self.text}, indent=2, ensure_ascii=False)
+        values = {"version": VERSION, **_finite(asdict(self)), "shown": self.shown, "text": self.text}
+        return json.dumps(values, indent=2, ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> PrivacyStatement:
+        """The statement that `to_json` wrote, of this version or an older one, whose missing fields say nothing."""
         values: dict[str, Any] = json.loads(text)
-        values = {name: value for name, value in values.items() if name not in ("shown", "text")}
+        values = {name: value for name, value in values.items() if name not in ("version", "shown", "text")}
         for name in ("epsilon_round", "epsilon_total"):
             values[name] = math.inf if values[name] is None else values[name]
+        for name in ("other_adjacency", "models_only"):
+            if values.get(name) is not None:
+                fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
+                values[name] = View(**fields)
         return PrivacyStatement(**{**values, "not_covered": tuple(values["not_covered"])})
 
 
@@ -137,6 +139,25 @@ def strength(epsilon: float) -> str:
     return "none"
 
 
+def _nominal(charges: Sequence[tuple[Event, int]]) -> float | None:
+    """PrivUnit's nominal ε of the most expensive round, where its exact one differs."""
+    reports = [event for event, _ in charges if isinstance(event, PrivUnitEvent)]
+    if not reports or len(reports) < len(charges):
+        return None
+    dearest = max(reports, key=lambda event: event.epsilon)
+    return None if math.isclose(dearest.nominal, dearest.epsilon, rel_tol=1e-9) else dearest.nominal
+
+
+def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
+    """How cohorts were drawn: one kind, or all that occur."""
+    kinds = {
+        event.sampling.kind
+        for event, _ in charges
+        if isinstance(event, GaussianEvent | PrivUnitEvent) and event.sampling
+    }
+    return ", ".join(sorted(kinds)) or "full"
+
+
 def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
     if planned is None:
         return {}
@@ -147,37 +168,11 @@ def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
     }
 
 
-def _shown(s: PrivacyStatement) -> dict[str, str]:
-    shown = {
-        "clients": f"{s.clients}",
-        "rounds": f"{s.rounds}",
-        "epsilon_round": _figure(s.epsilon_round),
-        "epsilon_total": _figure(s.epsilon_total),
-        "delta": f"{s.delta:g}",
-        "attack_success_percent": _percent(s.attack_success),
-        "guessing_percent": "50",
-    }
-    if s.pure_epsilon_total is not None:
-        shown["pure_epsilon_total"] = _figure(s.pure_epsilon_total)
-    if s.planned_rounds is not None and s.planned_epsilon_total is not None:
-        shown["planned_rounds"] = f"{s.planned_rounds}"
-        shown["planned_epsilon_total"] = _figure(s.planned_epsilon_total)
-    return shown
-
-
-def _figure(value: float) -> str:
-    """Rounded up in the last printed digit, so that the text never promises more than was proven."""
-    if not math.isfinite(value):
-        return "infinite"
-    digits = 2 if value >= 0.1 else 4
-    scaled = math.ceil(value * 10**digits - 1e-9)
-    return f"{scaled / 10**digits:.{digits}f}"
-
-
-def _percent(value: float) -> str:
-    """Rounded up; certainty is printed only where it is certain."""
-    for digits in (1, 3, 6):
-        text = f"{math.ceil(value * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f}"
-        if float(text) < 100.0:
-            return text
-    return "100"
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    finite: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            finite[name] = _finite(value)
+        else:
+            finite[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite

@@ -16,6 +16,7 @@ from typing import Any
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, NonPrivateEvent
 from dpfedexp.accounting.ledger import Ledger
+from dpfedexp.accounting.promise import View
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
 
@@ -24,6 +25,8 @@ _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
 _FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
 _FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
+_NEW_FACTS = ("exact", "nominal_epsilon_round", "large_delta", "sampling", "no_other_adjacency", "no_models_only")
+_VIEWS = ("other_adjacency", "models_only")
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,15 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             algorithm=str(header.get("algorithm", "this run")),
             clients=int(header.get("clients", 0)),
             simulated=bool(header.get("simulated", True)),
+            reporting=_reporting(header),
         )
     statement = PrivacyStatement.from_charges(
-        ledger.charges(), claim.delta, algorithm=claim.algorithm, clients=claim.clients, simulated=claim.simulated
+        ledger.charges(),
+        claim.delta,
+        algorithm=claim.algorithm,
+        clients=claim.clients,
+        simulated=claim.simulated,
+        reporting=0 if claim.reporting is None else claim.reporting,
     )
     return replace(
         statement,
@@ -65,6 +74,12 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
+
+
+def _reporting(header: dict[str, Any]) -> int:
+    """How many clients at least report in every round, where the header says so: 0, unknown, otherwise."""
+    count = header.get("reporting", 0)
+    return count if type(count) is int and count >= 0 else 0
 
 
 def open_ledger(run: Path) -> Ledger:
@@ -89,8 +104,10 @@ def verify_run(run: Path, planned: Event | None = None) -> list[Check]:
             Check("claim", False, f"{CLAIM} does not exist, so the run claims nothing (it may not have finished)")
         )
     else:
-        checks += _check_claim(claim, recompute(run, claim))
-        checks += _check_text(run, claim)
+        proven = recompute(run, claim)
+        older = ledger.header.get("version") == 1 and "version" not in _raw_claim(run)
+        checks += _check_claim(claim, proven, older)
+        checks += _check_text(run, claim, proven, older)
     if planned is not None:
         checks.append(_check_planned(ledger, planned, claim.delta if claim is not None else 1e-5))
     return checks
@@ -121,11 +138,19 @@ def _released_rounds(path: Path) -> Iterator[int]:
                 raise InputError(f"{path}, line {number}: not a record of a round.") from None
 
 
-def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
+def _raw_claim(run: Path) -> dict[str, Any]:
+    return json.loads((run / CLAIM).read_text(encoding="utf-8"))
+
+
+def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
+    """`older`: the claim and its ledger are from before statements had both adjacencies, both views and a version."""
+    names = (*_FIGURES, *_FACTS) if older else (*_FIGURES, *_FACTS, *_NEW_FACTS, *_VIEWS)
     checks = []
-    for name in (*_FIGURES, *_FACTS):
+    for name in names:
         claimed, recomputed = getattr(claim, name), getattr(proven, name)
-        same = _close(claimed, recomputed) if name in _FIGURES else claimed == recomputed
+        if name in (*_NEW_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, ""):
+            continue  # nothing is claimed, and nothing could be
+        same = _same(name, claimed, recomputed, older)
         detail = (
             f"{_show(recomputed)}" if same else f"claimed {_show(claimed)}, but the ledger gives {_show(recomputed)}"
         )
@@ -133,12 +158,40 @@ def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Chec
     return checks
 
 
-def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
+def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
+    if name in _FIGURES:
+        return _close(claimed, recomputed)
+    if isinstance(claimed, View) and isinstance(recomputed, View):
+        figures = ("epsilon_round", "epsilon_total")
+        facts = ("adjacency", "accountant", "exact")
+        return all(_close(getattr(claimed, key), getattr(recomputed, key)) for key in figures) and all(
+            getattr(claimed, key) == getattr(recomputed, key) for key in facts
+        )
+    if name == "accountant" and older:
+        # Older statements called every Gaussian and PrivUnit composition exact, upper bounds included.
+        return str(claimed).removeprefix("exact ") == str(recomputed).removeprefix("exact ")
+    return claimed == recomputed
+
+
+def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
     path = run / TEXT
     if not path.exists():
         return []
-    same = path.read_text(encoding="utf-8").strip() == claim.text.strip()
+    text = path.read_text(encoding="utf-8").strip()
+    if older:
+        # The wording of its time stands in its JSON. The figures are checked by their values, rounded as they were then.
+        same = text == str(_raw_claim(run).get("text", "")).strip() and all(
+            _printed_before(value) in text for value in (proven.epsilon_round, proven.epsilon_total) if proven.private
+        )
+    else:
+        same = text == claim.text.strip()
     return [Check(TEXT, same, f"says what {CLAIM} says" if same else f"does not say what {CLAIM} says")]
+
+
+def _printed_before(value: float) -> str:
+    """A figure as statements without a version printed it."""
+    digits = 2 if value >= 0.1 else 4
+    return f"epsilon = {math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
 def _check_planned(ledger: Ledger, planned: Event, delta: float) -> Check:
@@ -166,4 +219,6 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, View):
+        return f"{value.epsilon_total:.6g} ({value.adjacency}, {'exact' if value.exact else 'upper bound'})"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

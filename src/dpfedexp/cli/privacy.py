@@ -16,7 +16,7 @@ from rich.table import Table
 from dpfedexp.accounting import (
     Event,
     GaussianEvent,
-    PrivacyCost,
+    PrivUnitEvent,
     Query,
     Sampling,
     affordable_rounds,
@@ -25,6 +25,8 @@ from dpfedexp.accounting import (
     guarantee,
 )
 from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.views import models_only, other_adjacency
+from dpfedexp.accounting.wording import figure
 from dpfedexp.cli import privacy_runs
 from dpfedexp.cli.json_output import JsonOption, print_json
 from dpfedexp.errors import InputError, require
@@ -44,6 +46,11 @@ class Mechanism(StrEnum):
 class AdjacencyName(StrEnum):
     replace_one = "replace-one"
     add_remove = "add-remove"
+
+
+class GammaName(StrEnum):
+    exact = "exact"
+    paper = "paper"
 
 
 class SamplingKind(StrEnum):
@@ -73,6 +80,16 @@ AdjacencyOption = Annotated[AdjacencyName, typer.Option("--adjacency", help="Wha
 Epsilon0Option = Annotated[float, typer.Option("--epsilon0", help="PrivUnit: ε₀.")]
 Epsilon1Option = Annotated[float, typer.Option("--epsilon1", help="PrivUnit: ε₁.")]
 Epsilon2Option = Annotated[float, typer.Option("--epsilon2", help="PrivUnit: ε₂, for the norm.")]
+GammaOption = Annotated[
+    GammaName, typer.Option("--gamma", help="PrivUnit: the rule that chooses the cap; the paper's needs --dimension.")
+]
+DimensionOption = Annotated[int | None, typer.Option("--dimension", "-d", help="PrivUnit: parameters of the model.")]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--clients", "-M", help="Clients that report in every round; local: adds readers of the models alone."
+    ),
+]
 TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
 PerOption = Annotated[Per, typer.Option("--per", help="Whether the target is for all the rounds or for one.")]
 
@@ -86,22 +103,40 @@ class _Plan:
     sampling: SamplingKind
     adjacency: AdjacencyName
     epsilons: tuple[float, float, float]
+    gamma: GammaName = GammaName.exact
+    dimension: int | None = None
 
     def event(self, z: float) -> GaussianEvent:
         require(z > 0.0 and math.isfinite(z), f"noise-multiplier is {z}; it must be a finite number above 0.")
         require(0.0 < self.rate <= 1.0, f"sampling-rate is {self.rate}; it must be above 0 and at most 1.")
         both = 2.0 if self.adjacency == "replace-one" else 1.0
+        sampling = Sampling() if self.rate == 1.0 else Sampling(self.sampling.value, self.rate)
         if self.mechanism == Mechanism.local_gaussian:
             self._require_replace_one()
-            return GaussianEvent("local", "replace-one", (Query("update", 1.0, 2.0, z),))
-        sampling = Sampling() if self.rate == 1.0 else Sampling(self.sampling.value, self.rate)
-        return GaussianEvent("central", self.adjacency.value, (Query("update", 1.0, both, z),), sampling)
+            update = Query("update", 1.0, 2.0, z, diameter=2.0)
+            return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum="nothing")
+        update = Query("update", 1.0, both, z, diameter=2.0)
+        return GaussianEvent("central", self.adjacency.value, (update,), sampling, attained=True)
 
-    def report(self, total: float | None = None) -> Any:
+    def report(self, total: float | None = None) -> PrivUnitEvent:
         """PrivUnit's event; with `total`, its three ε scaled to sum to that."""
         self._require_replace_one()
+        require(0.0 < self.rate <= 1.0, f"sampling-rate is {self.rate}; it must be above 0 and at most 1.")
         scale = 1.0 if total is None else total / sum(self.epsilons)
-        return exact_event(*(scale * epsilon for epsilon in self.epsilons))
+        epsilon0, epsilon1, epsilon2 = (scale * epsilon for epsilon in self.epsilons)
+        sampling = Sampling() if self.rate == 1.0 else Sampling(self.sampling.value, self.rate)
+        if self.gamma == GammaName.exact:
+            return dataclasses.replace(exact_event(epsilon0, epsilon1, epsilon2), sampling=sampling)
+        require(
+            self.dimension is not None and self.dimension >= 2,
+            f"dimension is {self.dimension} with the paper's gamma, whose cap depends on it; give --dimension, at least 2.",
+        )
+        assert self.dimension is not None
+        from dpfedexp.mechanisms import PrivUnit  # torch is slow to import, and only this asks for it
+
+        event = PrivUnit(1.0, self.dimension, epsilon0, epsilon1, epsilon2, gamma="paper").event(sampling)
+        assert isinstance(event, PrivUnitEvent)
+        return event
 
     def one_round(self, z: float | None) -> Event:
         if self.mechanism == Mechanism.privunit:
@@ -133,13 +168,20 @@ def epsilon(
     epsilon0: Epsilon0Option = 2.0,
     epsilon1: Epsilon1Option = 2.0,
     epsilon2: Epsilon2Option = 2.0,
+    gamma: GammaOption = GammaName.exact,
+    dimension: DimensionOption = None,
+    clients: ClientsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What do these rounds cost, each and together?"""
-    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
-    cost = guarantee(plan.one_round(noise_multiplier), rounds, delta)
-    extra = {} if mechanism == Mechanism.privunit else {"noise_multiplier": noise_multiplier}
-    _show_cost(cost, {"mechanism": mechanism.value, **extra, "sampling_rate": sampling_rate}, as_json)
+    """What do these rounds cost, each and together, under both adjacencies and (local) for both kinds of reader?"""
+    require(clients is None or clients >= 1, f"clients is {clients}; it must be 1 or more.")
+    plan = _Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2), gamma, dimension)
+    event = plan.one_round(noise_multiplier)
+    extra: dict[str, Any] = {"noise_multiplier": noise_multiplier}
+    if isinstance(event, PrivUnitEvent):
+        extra = {"nominal_epsilon_round": event.nominal}
+    about = {"mechanism": mechanism.value, **extra, "sampling_rate": sampling_rate, "clients": clients}
+    _show_cost(event, rounds, delta, about, as_json)
 
 
 @app.command()
@@ -173,7 +215,7 @@ def noise(
         z = calibrate_noise(plan.event, target_epsilon=target, delta=delta, rounds=over)
         event = plan.event(z)
         about |= {"noise_multiplier": z, "sampling_rate": sampling_rate}
-    _show_cost(guarantee(event, rounds, delta), about, as_json)
+    _show_cost(event, rounds, delta, about, as_json)
 
 
 @app.command()
@@ -201,7 +243,7 @@ def rounds(
             "Raise epsilon or the noise."
         )
     about = {"mechanism": mechanism.value, "noise_multiplier": noise_multiplier, "target_epsilon": target}
-    _show_cost(guarantee(event, affordable, delta), about, as_json)
+    _show_cost(event, affordable, delta, about, as_json)
 
 
 @app.command()
@@ -234,17 +276,28 @@ def plot(
     title = f"{mechanism.value}, {adjacency.value}" + (f", q = {sampling_rate:g}" if sampling_rate < 1.0 else "")
     make: Callable[[float], Event] = plan.event
     plot_privacy(make, out, noises=noises, rounds=rounds, delta=delta, title=title)
-    cost = guarantee(make(noises[0]), rounds, delta)
     about = {"mechanism": mechanism.value, "noise_multiplier": noises[0], "file": str(out)}
     if as_json:
-        _show_cost(cost, about, as_json)
+        _show_cost(make(noises[0]), rounds, delta, about, as_json)
     else:
         typer.echo(f"Written: {out}")
 
 
-def _show_cost(cost: PrivacyCost, about: dict[str, Any], as_json: bool) -> None:
+def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
+    """What `rounds` rounds of `event` cost; with the clients known, for readers of a local run's models too."""
+    cost = guarantee(event, rounds, delta)
+    charges = [(event, rounds)]
+    other, no_other = other_adjacency(charges, delta)
+    clients = about.get("clients")
+    readers, no_readers = (None, "") if clients is None else models_only(charges, delta, clients, clients)
+    views = {
+        "other_adjacency": None if other is None else dataclasses.asdict(other),
+        "no_other_adjacency": no_other,
+        "models_only": None if readers is None else dataclasses.asdict(readers),
+        "no_models_only": no_readers,
+    }
     if as_json:
-        print_json({**about, **dataclasses.asdict(cost)})
+        print_json({**about, **dataclasses.asdict(cost), **views})
         return
     table = Table(show_header=False, title="Privacy")
     table.add_column(style="bold")
@@ -253,11 +306,24 @@ def _show_cost(cost: PrivacyCost, about: dict[str, Any], as_json: bool) -> None:
         if value is not None:
             table.add_row(name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value))
     table.add_row("rounds", str(cost.rounds))
-    table.add_row("ε of one round", f"{cost.epsilon_round:.4f} at δ = {cost.delta_round:g}")
-    table.add_row("ε in total", f"[bold]{cost.epsilon_total:.4f}[/] at δ = {cost.delta:g}")
+    table.add_row("ε of one round", f"{figure(cost.epsilon_round)} at δ = {cost.delta_round:g}")
+    table.add_row("ε in total", f"[bold]{figure(cost.epsilon_total)}[/] at δ = {cost.delta:g} ({_kind(cost.exact)})")
     if cost.pure_epsilon_total is not None:
-        table.add_row("ε in total, pure", f"{cost.pure_epsilon_total:.4f} at δ = 0")
+        table.add_row("ε in total, pure", f"{figure(cost.pure_epsilon_total)} at δ = 0")
     table.add_row("adjacency", cost.adjacency)
     table.add_row("setting", cost.setting)
     table.add_row("accountant", cost.accountant)
+    for view, reason, name in (
+        (other, no_other, "under add-remove" if other is None else f"under {other.adjacency}"),
+        (readers, no_readers, "for readers of the models"),
+    ):
+        if view is not None:
+            one, total = figure(view.epsilon_round), figure(view.epsilon_total)
+            table.add_row(f"ε {name}", f"{one} a round, [bold]{total}[/] in total ({_kind(view.exact)})")
+        elif reason:
+            table.add_row(f"ε {name}", f"none: {reason}")
     Console().print(table)
+
+
+def _kind(exact: bool) -> str:
+    return "exact" if exact else "upper bound"

@@ -21,9 +21,10 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
     from dpfedexp.accounting.verify import read_claim, recompute
+    from dpfedexp.accounting.wording import wrap
 
     statement = recompute(run, read_claim(run))
-    typer.echo(statement.to_json() if as_json else statement.text)
+    typer.echo(statement.to_json() if as_json else wrap(statement.text, min(Console().width, 120)))
 
 
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
@@ -36,7 +37,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     if as_json:
         # Without a whole ledger there is nothing to recompute, and the checks say so.
         found = json.loads(recompute(run, read_claim(run)).to_json()) if checks[0].passed else {}
-        keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds")
+        keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds", "exact")
         print_json(
             {
                 "verified": passed,
@@ -94,7 +95,8 @@ def table1(as_json: JsonOption = False) -> None:
 _CAPTION = (
     "The paper's central figures are those of T = 49 rounds (it runs 50), its local ones those of one round; a client gets the "
     "total over all rounds. Separate: the paper's scalar query composed with the vector. Joint: the same release, with its exact "
-    "joint sensitivity. Free: the squared norm as one more coordinate inside the clip. Pure: T = 50 at δ = 0."
+    "joint sensitivity. Free: the squared norm as one more coordinate inside the clip. PrivUnit's printed 6 is nominal: the exact "
+    "γ spends it in full, the paper's γ 5.586 of it. Pure: T = 50 at δ = 0."
 )
 
 

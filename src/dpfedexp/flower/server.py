@@ -295,6 +295,7 @@ class DpFedExp(Strategy):
             simulated=False,
             planned=planned if self.state.round < self.rounds else None,
             not_covered=left_out,
+            reporting=math.ceil(self.floor * self.clients),
         )
 
     def _wanted(self) -> tuple[int, int]:

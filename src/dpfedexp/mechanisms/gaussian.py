@@ -7,13 +7,13 @@ the sum over clients, its local setting z = 0.7 on each client's own update.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, Query, Sampling
+from dpfedexp.accounting.events import Adjacency, BesideSum, Event, GaussianEvent, Query, Sampling
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.clipping import Clipped, clip, row_norms
 from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
@@ -74,17 +74,27 @@ class CentralGaussian:
     def event(self, sampling: Sampling) -> Event:
         # In units of C, so that rounds with different adaptive clips are the same event.
         both = 2.0 if self.adjacency == "replace-one" else 1.0
-        queries = [Query("update", 1.0, both, self.noise_multiplier)]
-        joint = None
+        queries = [Query("update", 1.0, both, self.noise_multiplier, diameter=2.0)]
+        replaced, left_out = 2.0 / self.noise_multiplier, 1.0 / self.noise_multiplier
         if self.numerator == "paper":
             assert self.scalar_multiplier is not None
-            queries.append(Query("squared norms", 1.0, 1.0, self.scalar_multiplier))
-            if self.adjacency == "replace-one" and sampling.kind == "full":
-                joint = joint_mu(1.0, self.noise_multiplier, self.scalar_multiplier)
+            queries.append(Query("squared norms", 1.0, 1.0, self.scalar_multiplier, diameter=1.0))
+            replaced = joint_mu(1.0, self.noise_multiplier, self.scalar_multiplier)
+            left_out = math.hypot(left_out, 1.0 / self.scalar_multiplier)
         if self.count_noise is not None:
-            queries.append(Query("within clip", 0.5, 0.5 * both, self.count_noise))
-            joint = None if joint is None else math.hypot(joint, 1.0 / self.count_noise)
-        return GaussianEvent("central", self.adjacency, tuple(queries), sampling, joint)
+            queries.append(Query("within clip", 0.5, 0.5 * both, self.count_noise, diameter=1.0))
+            replaced, left_out = (
+                math.hypot(replaced, 1.0 / self.count_noise),
+                math.hypot(left_out, 0.5 / self.count_noise),
+            )
+        # Attained, all queries at once: an update of norm C, left out or turned round; its bit is free to differ, because an
+        # update of norm C may have been longer before it was clipped.
+        full = sampling.kind == "full"
+        event = GaussianEvent("central", self.adjacency, tuple(queries), sampling, attained=full)
+        if not full or len(queries) == 1:
+            return event
+        joint, other = (replaced, left_out) if self.adjacency == "replace-one" else (left_out, replaced)
+        return replace(event, joint_mu=joint, other_mu=other)
 
 
 @dataclass(frozen=True)
@@ -124,5 +134,7 @@ class LocalGaussian:
         return Release(mean, statistic, None, self.clip)
 
     def event(self, sampling: Sampling) -> Event:
-        # The server sees who sent what, so sampling amplifies nothing against it.
-        return GaussianEvent("local", "replace-one", (Query("update", 1.0, 2.0, self.noise_multiplier),))
+        # The server sees who sent what, so sampling amplifies nothing against it; the event names it for other readers.
+        update = Query("update", 1.0, 2.0, self.noise_multiplier, diameter=2.0)
+        beside: BesideSum = "squares" if self.numerator in ("paper", "naive") else "nothing"
+        return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)

@@ -215,4 +215,5 @@ class PrivUnit:
 
     def event(self, sampling: Sampling) -> Event:
         nominal = self.epsilon0 + self.epsilon1 + self.epsilon2
-        return PrivUnitEvent(self.direction.p, self.direction.q, self.epsilon2, self.scalar.k, nominal)
+        p, cap = self.direction.p, self.direction.q
+        return PrivUnitEvent(p, cap, self.epsilon2, self.scalar.k, nominal, sampling=sampling, attained=True)

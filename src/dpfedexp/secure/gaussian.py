@@ -75,8 +75,12 @@ class SecureCentralGaussian(CentralGaussian):
     def event(self, sampling: Sampling) -> Event:
         event = super().event(sampling)
         assert isinstance(event, GaussianEvent)
-        if event.joint_mu is not None:
-            event = replace(event, joint_mu=event.joint_mu + _SQUARE_EXCESS)
+        event = replace(event, attained=False)
+        if self.numerator == "paper":
+            # Left out, a truncated square is still at most C²; only the trade of one square for another can gain by truncation.
+            replaced = event.joint_mu if self.adjacency == "replace-one" else event.other_mu
+            more = None if replaced is None else replaced + _SQUARE_EXCESS
+            event = replace(event, joint_mu=more) if self.adjacency == "replace-one" else replace(event, other_mu=more)
         return _strict(event) if self.strict else event
 
 
@@ -86,6 +90,11 @@ class SecureLocalGaussian(LocalGaussian):
 
     Formal guarantee: the row is truncated toward zero before the noise, so its sensitivity is at most 2C, and the report is the
     rounding of the ideal one. In strict mode the noise is discrete Gaussian, charged at (1 + 2⁻²⁰)·μ.
+
+    Whoever sees only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps to a deviation that
+    sum has, up to a probability of about e^(−2π²·2⁴⁰), the law of a Gaussian of n times the variance plus independent noise, so
+    it is no less private than that Gaussian. In strict mode every report is rounded to single precision as well, which the sum
+    does not determine, so nothing is claimed about it.
     """
 
     strict: bool = False
@@ -100,10 +109,26 @@ class SecureLocalGaussian(LocalGaussian):
     def event(self, sampling: Sampling) -> Event:
         event = super().event(sampling)
         assert isinstance(event, GaussianEvent)
-        return _strict(event) if self.strict else event
+        event = replace(event, attained=False)
+        if not self.strict:
+            return event
+        return _strict(replace(event, beside_sum="rounding") if event.beside_sum == "nothing" else event)
 
 
 def _strict(event: GaussianEvent) -> GaussianEvent:
     more = 1.0 + STRICT_EXCESS
-    queries = tuple(replace(q, bound=q.bound * more, sensitivity=q.sensitivity * more) for q in event.queries)
-    return replace(event, queries=queries, joint_mu=None if event.joint_mu is None else event.joint_mu * more)
+    queries = tuple(
+        replace(
+            q,
+            bound=q.bound * more,
+            sensitivity=q.sensitivity * more,
+            diameter=None if q.diameter is None else q.diameter * more,
+        )
+        for q in event.queries
+    )
+    return replace(
+        event,
+        queries=queries,
+        joint_mu=None if event.joint_mu is None else event.joint_mu * more,
+        other_mu=None if event.other_mu is None else event.other_mu * more,
+    )

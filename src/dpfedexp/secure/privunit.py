@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from dpfedexp.accounting.events import Event, PrivUnitEvent, Sampling
 from dpfedexp.clipping import Clipped
 from dpfedexp.mechanisms.base import Noise, Report
 from dpfedexp.mechanisms.privunit import PrivUnit
@@ -29,3 +30,8 @@ class SecurePrivUnit(PrivUnit):
         kind = clipped.vectors.dtype
         report = super().randomize(Clipped(clipped.vectors.double(), clipped.within), clients, noise)
         return Report((report.vector / self.step).round().mul(self.step).to(kind), level=report.level)
+
+    def event(self, sampling: Sampling) -> Event:
+        event = super().event(sampling)
+        assert isinstance(event, PrivUnitEvent)
+        return replace(event, attained=False)

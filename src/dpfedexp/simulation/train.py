@@ -194,6 +194,8 @@ def train(
             simulated=simulation.system is None,
             planned=[(simulation.event, rounds)] if stopped else None,
             not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
+            # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
+            reporting=0 if algorithm.scaffold == "report" else None,
         )
         if team is not None:
             team.dismiss((kept.state.reported.cpu(), kept.history, statement, stopped))

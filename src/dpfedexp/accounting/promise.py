@@ -1,0 +1,68 @@
+"""What a run promises, as numbers: one frozen value that the statement makes from charges and the wording puts into words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
+METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
+OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
+
+
+@dataclass(frozen=True)
+class View:
+    """The same run, accounted under `adjacency` for one observer.
+
+    `epsilon_round` is the most expensive single round. `exact` says of the total that no smaller one holds at the same δ;
+    otherwise it is an upper bound.
+    """
+
+    adjacency: str
+    epsilon_round: float
+    epsilon_total: float
+    accountant: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The claim of one run. `epsilon_round` is the most expensive single round; δ is for the total.
+
+    exact                  no smaller total holds at this δ; otherwise the total is an upper bound
+    membership_advantage   bounds (true positive rate − false positive rate) of every attack that tells two neighbouring data sets
+                           apart, and `attack_success` its rate of right guesses when both were equally likely: (1 + advantage)/2
+    nominal_epsilon_round  the ε that PrivUnit was asked for, where its exact one differs
+    large_delta            δ is at least 1/clients
+    other_adjacency        the same observer under the other adjacency; None, with the reason beside it, where it has no meaning
+    models_only            a local run against whoever sees only the released models, when `reporting` clients at least report in
+                           every round; None, with the reason beside it, where there is no such figure
+    """
+
+    algorithm: str
+    private: bool
+    setting: str
+    adjacency: str
+    clients: int
+    rounds: int
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    delta_round: float
+    accountant: str
+    membership_advantage: float
+    attack_success: float
+    strength: str
+    simulated: bool
+    pure_epsilon_total: float | None = None
+    planned_rounds: int | None = None
+    planned_epsilon_total: float | None = None
+    not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
+    exact: bool = False
+    nominal_epsilon_round: float | None = None
+    large_delta: bool = False
+    sampling: str = "full"
+    other_adjacency: View | None = None
+    no_other_adjacency: str = ""
+    reporting: int | None = None
+    models_only: View | None = None
+    no_models_only: str = ""

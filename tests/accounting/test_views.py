@@ -1,0 +1,285 @@
+"""Both adjacencies and both readers, from the charges alone; the figures against dp-accounting, and none where there is none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from events_by_hand import central, local
+
+from dpfedexp import Sgd, dp_scaffold, train
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
+from dpfedexp.accounting.events import from_json, to_json
+from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.data import synthetic_regression
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.models import linear_regression
+from dpfedexp.secure import secure_mechanism
+
+DELTA = 1e-5
+REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+FULL, POISSON, FIXED = Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.1)
+
+
+def theirs(relation, event, rounds: int = 50, delta: float = DELTA) -> float:
+    accountant = PLDAccountant(relation, 1e-3)
+    return accountant.compose(event, rounds).get_epsilon(delta)
+
+
+def gaussian(noise_multiplier: float):
+    return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+
+def both(event, rounds: int = 50) -> tuple[views.View, views.View]:
+    """(replace-one, add-remove), whichever the event is charged under."""
+    own = views.view([(event, rounds)], DELTA)
+    other, reason = views.other_adjacency([(event, rounds)], DELTA)
+    assert reason == ""
+    return (own, other) if own.adjacency == "replace-one" else (other, own)
+
+
+def test_both_adjacencies_of_a_full_run_match_dp_accounting():
+    """dp-accounting's plain Gaussian takes the sensitivity as 1: the noise is z/2 for a replacement and z for one left out."""
+    of_replacing, of_leaving_out = theirs(ADD, gaussian(2.5)), theirs(ADD, gaussian(5.0))
+    for adjacency in ("replace-one", "add-remove"):
+        replaced, left_out = both(CentralGaussian(0.3, 5.0, adjacency).event(FULL))
+        assert replaced.epsilon_total == pytest.approx(15.4562, abs=1e-3)
+        assert left_out.epsilon_total == pytest.approx(6.5730, abs=1e-3)
+        # Their pessimistic grid of 1e-3 adds a few steps.
+        assert replaced.epsilon_total == pytest.approx(of_replacing, abs=5e-3)
+        assert left_out.epsilon_total == pytest.approx(of_leaving_out, abs=5e-3)
+        assert replaced.exact
+        assert left_out.exact
+
+
+def test_both_adjacencies_of_a_poisson_run_match_dp_accounting():
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, gaussian(2.0))
+    of_replacing, of_leaving_out = theirs(REPLACE, sampled), theirs(ADD, sampled)
+    for adjacency in ("replace-one", "add-remove"):
+        replaced, left_out = both(CentralGaussian(0.3, 2.0, adjacency).event(POISSON))
+        assert replaced.epsilon_total == pytest.approx(of_replacing, abs=5e-3)
+        assert left_out.epsilon_total == pytest.approx(of_leaving_out, abs=5e-3)
+        assert not replaced.exact
+        assert not left_out.exact
+
+
+def test_readers_of_the_models_match_dp_accounting():
+    """The sum of n reports: a shift of 2C under noise of z·√n·C, so a noise multiplier of z·√n/2."""
+    for numerator in (None, "free"):
+        event = LocalGaussian(0.3, 0.7, numerator).event(FULL)
+        found, reason = views.models_only([(event, 50)], DELTA, 1000, 1000)
+        assert reason == ""
+        assert found.exact
+        assert found.epsilon_total == pytest.approx(2.6242, abs=1e-3)
+        assert found.epsilon_total == pytest.approx(theirs(ADD, gaussian(0.7 * math.sqrt(1000) / 2)), abs=5e-3)
+        assert views.view([(event, 50)], DELTA).epsilon_total == pytest.approx(289.3386, abs=1e-3)
+        fewer, _ = views.models_only([(event, 50)], DELTA, 800, 1000)
+        assert fewer.epsilon_total == pytest.approx(theirs(ADD, gaussian(0.7 * math.sqrt(800) / 2)), abs=5e-3)
+        assert not fewer.exact
+
+
+MECHANISMS = [
+    CentralGaussian(0.3, z, adjacency, numerator, scalar if numerator == "paper" else None, count)
+    for z, adjacency, (numerator, scalar), count in product(
+        (0.6, 5.0, 40.0),
+        ("replace-one", "add-remove"),
+        ((None, None), ("free", None), ("paper", 0.3), ("paper", 40.0)),
+        (None, 9.0),
+    )
+]
+
+
+@pytest.mark.parametrize("sampling", [FULL, Sampling("poisson", 1.0)], ids=str)
+@pytest.mark.parametrize("secure", [None, False, True])
+def test_grid_of_settings_replaced_costs_more_than_left_out_and_less_than_leaving_out_twice(sampling, secure):
+    for mechanism in MECHANISMS:
+        event = mechanism.event(sampling) if secure is None else secure_mechanism(mechanism, secure).event(sampling)
+        replaced, left_out = both(event)
+        # A replacement is one client left out and one added: at most twice the shift.
+        twice = compose([(replace(event.under("add-remove"), joint_mu=2 * event.under("add-remove").mu), 50)], DELTA)
+        assert left_out.epsilon_total <= replaced.epsilon_total <= twice.epsilon * (1 + 1e-4)
+        assert left_out.epsilon_round <= replaced.epsilon_round
+        assert replaced.exact is left_out.exact is (secure is None and sampling == FULL)
+        assert event.under("replace-one").under("add-remove").under(event.adjacency) == event
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:: len(MECHANISMS) // 3 - 1], ids=str)
+def test_grid_of_settings_poisson(mechanism):
+    replaced, left_out = both(mechanism.event(POISSON), 5)
+    assert left_out.epsilon_total <= replaced.epsilon_total
+    assert not replaced.exact
+    assert not left_out.exact
+
+
+def test_the_other_adjacency_is_what_a_run_under_it_would_be_charged():
+    for mechanism in MECHANISMS:
+        other = "add-remove" if mechanism.adjacency == "replace-one" else "replace-one"
+        for sampling in (FULL, POISSON, FIXED):
+            assert mechanism.event(sampling).under(other) == replace(mechanism, adjacency=other).event(sampling)
+            for strict in (False, True):
+                there = secure_mechanism(mechanism, strict).event(sampling).under(other)
+                assert there == secure_mechanism(replace(mechanism, adjacency=other), strict).event(sampling)
+
+
+def test_the_papers_scalar_costs_each_adjacency_its_own_joint_shift():
+    """Replaced: the joint supremum, not the sum of both worst cases. Left out: an update of norm C moves both queries at once."""
+    event = CentralGaussian(0.3, 5.0, "replace-one", "paper", 2.5).event(FULL)
+    assert event.mu < event.separate_mu
+    assert event.under("add-remove").mu == pytest.approx(math.hypot(1 / 5.0, 1 / 2.5), rel=1e-12)
+    assert event.under("add-remove").exact
+    sampled = CentralGaussian(0.3, 5.0, "replace-one", "paper", 2.5).event(POISSON)
+    assert sampled.joint_mu is sampled.other_mu is None
+
+
+def test_the_centred_count_moves_by_a_half_or_by_one():
+    event = CentralGaussian(0.3, 5.0, "add-remove", count_noise=10.0).event(FULL)
+    assert event.mu == pytest.approx(math.hypot(1 / 5.0, 0.5 / 10.0), rel=1e-12)
+    assert event.under("replace-one").mu == pytest.approx(math.hypot(2 / 5.0, 1 / 10.0), rel=1e-12)
+
+
+def test_fixed_size_cohorts_add_remove_changes_two_contributions_without_amplification():
+    event = CentralGaussian(0.3, 5.0, "replace-one", "paper", 2.5).event(FIXED)
+    other, _ = views.other_adjacency([(event, 20)], DELTA)
+    unamplified = compose([(replace(event, sampling=FULL), 20)], DELTA).epsilon
+    assert other.epsilon_total == pytest.approx(unamplified, rel=1e-9)
+    assert other.epsilon_total > views.view([(event, 20)], DELTA).epsilon_total
+    assert not other.exact
+
+
+def test_events_of_older_ledgers_keep_their_meaning_and_get_sound_figures():
+    """No diameter: twice the bound. No word on who took part or what the server computes: nothing exact, no second reader."""
+    query = {"name": "squared norms", "bound": 1.0, "sensitivity": 1.0, "noise": 2.5}
+    old = {"kind": "GaussianEvent", "setting": "central", "adjacency": "add-remove", "queries": [query]}
+    event = from_json({**old, "sampling": {"kind": "full", "rate": 1.0}, "joint_mu": None})
+    assert event.mu == pytest.approx(0.4)
+    assert event.under("replace-one").mu == pytest.approx(0.8)
+    assert not event.exact
+    swapped = replace(event, adjacency="replace-one")
+    assert swapped.under("add-remove").under("replace-one").mu == swapped.mu
+    report = {"kind": "PrivUnitEvent", "p": 0.6, "cap": 0.4, "epsilon2": 0.1, "k": 1, "nominal": 1.0}
+    report = from_json({**report, "setting": "local", "adjacency": "replace-one"})
+    assert not report.exact
+    assert views.models_only([(report, 3)], DELTA, 10**6, 10**6) == (None, views.UNSAID)
+    before = GaussianEvent("local", "replace-one", (Query("update", 1.0, 2.0, 0.7),))
+    assert views.models_only([(before, 3)], DELTA, 1000, 1000) == (None, views.UNSAID)
+    assert not before.exact
+
+
+@pytest.mark.parametrize(
+    "event", [central(5.0), local(0.7), exact_event(2.0, 2.0, 2.0), MECHANISMS[-1].event(FULL)], ids=str
+)
+def test_events_survive_json(event):
+    assert from_json(to_json(event)) == event
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("attained", 1), ("beside_sum", "all"), ("other_mu", "0.1"), ("other_mu", math.nan)]
+)
+def test_a_wrong_field_of_an_event_is_a_sentence(field, value):
+    with pytest.raises(InputError, match=field):
+        from_json({**to_json(central(5.0)), field: value})
+    broken = to_json(central(5.0))
+    broken["queries"][0]["diameter"] = -1.0
+    with pytest.raises(InputError, match="diameter"):
+        from_json(broken)
+
+
+LOCAL = {
+    "the paper's numerator": (LocalGaussian(0.3, 0.7, "paper"), FULL, 1000, "squared norm"),
+    "the naive numerator": (LocalGaussian(0.3, 0.7, "naive"), FULL, 1000, "squared norm"),
+    "Poisson cohorts": (LocalGaussian(0.3, 0.7), POISSON, 1000, "only some"),
+    "fixed-size cohorts": (LocalGaussian(0.3, 0.7, "free"), FIXED, 1000, "only some"),
+    "strict noise": (secure_mechanism(LocalGaussian(0.3, 0.7, "free"), True), FULL, 1000, "rounded"),
+    "strict noise, squares": (secure_mechanism(LocalGaussian(0.3, 0.7, "paper"), True), FULL, 1000, "squared norm"),
+    "unknown reports": (LocalGaussian(0.3, 0.7), FULL, 0, "not known how many"),
+    "PrivUnit": (PrivUnit(0.3, 237), FULL, 1000, "shuffling"),
+    "PrivUnit, the paper's γ": (PrivUnit(0.3, 237, gamma="paper"), FULL, 1000, "shuffling"),
+    "PrivUnit, sampled": (PrivUnit(0.3, 237, 0.1, 0.1, 0.1), POISSON, 10**6, "only some"),
+    "PrivUnit, unknown reports": (PrivUnit(0.3, 237, 0.1, 0.1, 0.1), FULL, 0, "not known how many"),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_where_readers_of_the_models_get_no_figure_they_get_the_reason(name):
+    mechanism, sampling, reporting, words = LOCAL[name]
+    charges = [(mechanism.event(sampling), 50)]
+    found, reason = views.models_only(charges, DELTA, reporting, 10**6)
+    assert found is None
+    assert words in reason
+    assert views.other_adjacency(charges, DELTA) == (None, views.NO_ADD_REMOVE)
+
+
+@pytest.mark.parametrize(("control", "known"), [("update", True), ("report", False)])
+def test_clients_that_remember_their_own_noise_leave_readers_of_the_models_without_a_figure(control, known):
+    """With control="report" the noise of one round moves the next update, so the noises of two sums are not independent."""
+    clients = synthetic_regression(4, 3, seed=0).federation
+    algorithm = dp_scaffold(clip=1.0, mechanism="local-gaussian", noise_multiplier=2.0, control=control)
+    done = train(linear_regression(3), clients, algorithm, local=Sgd(lr=0.01, steps=2), rounds=2)
+    assert (done.privacy.models_only is not None) is known
+    assert ("not known how many" in done.privacy.no_models_only) is not known
+
+
+def test_one_round_without_a_figure_leaves_none_for_the_run():
+    good, bad = LocalGaussian(0.3, 0.7).event(FULL), LocalGaussian(0.3, 0.7, "paper").event(FULL)
+    assert views.models_only([(good, 49), (bad, 1)], DELTA, 1000, 1000)[0] is None
+    assert views.models_only([(good, 49), (exact_event(0.1, 0.1, 0.1), 1)], DELTA, 1000, 1000) == (None, views.MIXED)
+
+
+@pytest.mark.parametrize("n", [1, 10, 1000, 10**6])
+@pytest.mark.parametrize("z", [0.3, 0.7, 5.0])
+def test_readers_of_the_models_never_learn_more_than_the_server(n, z):
+    for mechanism in (
+        LocalGaussian(0.3, z),
+        secure_mechanism(LocalGaussian(0.3, z)),
+        PrivUnit(0.3, 50, 0.1 * z, 0.1 * z, 0.1),
+    ):
+        charges = [(mechanism.event(FULL), 20)]
+        found, reason = views.models_only(charges, DELTA, n, n)
+        assert (found is None) == bool(reason)
+        if found is not None:
+            assert found.epsilon_total <= compose(charges, DELTA).epsilon
+            assert found.exact is (type(mechanism) is LocalGaussian)
+
+
+def test_central_and_non_private_rounds_have_no_second_reader():
+    assert views.models_only([(central(5.0), 50)], DELTA, 1000, 1000) == (None, "")
+    assert views.models_only([], DELTA, 1000, 1000) == (None, "")
+    assert views.other_adjacency([(NonPrivateEvent(), 50)], DELTA) == (None, "")
+    assert views.other_adjacency([], DELTA) == (None, "")
+
+
+TWO_QUERIES = (Query("update", 1.0, 2.0, 5.0), Query("squared norms", 1.0, 1.0, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("charges", "exact"),
+    [
+        ([(central(5.0), 50)], True),
+        ([(central(5.0), 50), (central(2.0), 3)], True),
+        ([(central(5.0, rate=0.1), 5)], False),
+        ([(central(5.0, rate=0.1, kind="fixed"), 5)], False),
+        ([(central(5.0, rate=0.1, kind="fixed", adjacency="add-remove"), 5)], False),
+        ([(central(5.0), 5), (central(5.0, rate=0.1), 5)], False),
+        ([(CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=2.5).event(FULL), 5)], True),
+        ([(GaussianEvent("central", "replace-one", TWO_QUERIES, attained=True), 5)], False),
+        ([(secure_mechanism(CentralGaussian(0.3, 5.0)).event(FULL), 5)], False),
+        ([(secure_mechanism(CentralGaussian(0.3, 5.0), True).event(FULL), 5)], False),
+        ([(LocalGaussian(0.3, 0.7, "paper").event(FULL), 5)], True),
+        ([(LocalGaussian(0.3, 0.7).event(POISSON), 5)], False),
+        ([(secure_mechanism(LocalGaussian(0.3, 0.7)).event(FULL), 5)], False),
+        ([(PrivUnit(0.3, 50).event(FULL), 50)], True),
+        ([(PrivUnit(0.3, 50).event(POISSON), 50)], False),
+        ([(secure_mechanism(PrivUnit(0.3, 50)).event(FULL), 50)], False),
+        ([(exact_event(2.0, 2.0, 2.0), 10**6)], False),
+        ([(exact_event(2.0, 2.0, 2.0), 5), (local(0.7), 5)], False),
+    ],
+)  # fmt: skip
+def test_exact_is_said_only_of_what_is_exact(charges, exact):
+    total = compose(charges, DELTA)
+    assert total.exact is exact
+    assert total.accountant.startswith("exact") is exact
