@@ -9,8 +9,9 @@ again, and a resumed run is a new run of Flower, which announces itself again.
 Updates without clip and noise (mechanism "none") leave the node only if the configuration itself announces an algorithm without
 privacy; a request can't announce that.
 
-What was announced and the number of answers are kept in `context.state`, in the SuperNode's memory: they bind one run. Limits over
-all runs and restarts, and against an operator's own idea of what is too much, need a guard file.
+What was announced and the number of answers are kept in `context.state`, in the SuperNode's memory: they bind one run. Flower 1.41
+works on several messages at once if a server sends them at once, each with the state from before them, so such answers are counted
+once; what each may cost is still limited. Limits over all runs, restarts and simultaneous messages need a guard file.
 """
 
 from __future__ import annotations
