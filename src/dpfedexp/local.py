@@ -123,9 +123,8 @@ def schedule(
     steps, used = local.step_count(sizes), local.used(sizes)
     largest = local.max_examples if public else int(used.max())
     if local.batch_size is None or (largest is not None and local.batch_size >= largest):
-        require(
-            largest is not None, "a public shape needs local.max_examples, or both local.steps and local.batch_size."
-        )
+        if largest is None:
+            raise InputError("a public shape needs local.max_examples, or both local.steps and local.batch_size.")
         index = torch.arange(largest)
         real = index[None, :] < used[:, None]
         positions = torch.where(real, index[None, :], 0)

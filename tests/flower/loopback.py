@@ -40,13 +40,20 @@ class LoopbackGrid(Grid):
         nodes: int,
         *,
         node_config: dict | None = None,
+        run_config: dict | None = None,
         reply_of: Callable[[Message, Message], Message | list[Message] | None] | None = None,
         serialise: bool = True,
     ) -> None:
         self.app, self.reply_of = app, reply_of
         self.carry = through_the_wire if serialise else (lambda message: message)
         self.contexts = {
-            n: Context(1, n, {"partition-id": n - 1, "num-partitions": nodes, **(node_config or {})}, RecordDict(), {})
+            n: Context(
+                1,
+                n,
+                {"partition-id": n - 1, "num-partitions": nodes, **(node_config or {})},
+                RecordDict(),
+                run_config or {},
+            )
             for n in range(1, nodes + 1)
         }
         self.inbox: list[Message] = []

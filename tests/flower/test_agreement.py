@@ -89,7 +89,11 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         monkeypatch.setattr("dpfedexp.flower.wire.deployed", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.algorithms.secure_mechanism", lambda mechanism, strict: mechanism)
     monkeypatch.setattr(client, "deployment_noise", lambda: silence)
-    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=3, noise=lambda: silence)
+    announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
+    app = plain_app(federation, model, LOCAL)
+    # Updates without noise leave a node only if the run's configuration says so.
+    grid = LoopbackGrid(app, len(federation), run_config=announced if name == "fedexp" else {})
+    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=3, noise=lambda: silence, grid=grid)
     run = simulated_run(monkeypatch, algorithm, federation, model, rounds=3)
     ours = torch.cat([torch.from_numpy(a.numpy()).flatten() for a in result.arrays.values()])
     theirs = torch.cat([p.detach().flatten() for p in run.model.parameters()])
@@ -155,7 +159,7 @@ def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monk
     monkeypatch.setattr("os.fsync", lambda fd: None)
     federation, model = problem(clients=3, dimension=40)
     grid = LoopbackGrid(plain_app(federation, model, LOCAL), 3, serialise=False)
-    strategy = DpFedExp(algorithm, clients=3, rounds=1, folder=tmp_path, node_timeout=1)
+    strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
     strategy.begin(ArrayRecord(model.state_dict()))
     start = strategy.state
     ours = []

@@ -16,9 +16,9 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.accounting.compose import compose
 from dpfedexp.errors import InputError
 from dpfedexp.flower import deployment_noise, private_training, privatize
-from dpfedexp.flower.guard import client_event, total
+from dpfedexp.flower.price import client_event, total
 from dpfedexp.flower.spec import decode, encode
-from dpfedexp.flower.wire import REPORT, REQUEST, Request
+from dpfedexp.flower.wire import HOSTED, REPORT, REQUEST, Request
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import through_the_wire
@@ -57,19 +57,32 @@ def test_a_mechanism_that_makes_no_sense_is_a_sentence(change, message):
         decode(change(encode(LocalGaussian(0.3, 0.7, "naive"))))
 
 
-def ask(mechanism, node_config=None, trained=None, sampling=Sampling(), state=None, **request):
-    """The mod's reply for a model of 4 ones whose app returns `trained`, or raises it."""
-    given = Request(1, "n" * 32, mechanism, sampling, **request)
+def ask(
+    mechanism,
+    node_config=None,
+    trained=None,
+    sampling=Sampling(),
+    state=None,
+    round=1,
+    run=1,
+    run_config=None,
+    **request,
+):
+    """The mod's reply for a model of 4 ones whose app returns `trained` (for every hosted client), or raises it."""
+    given = Request(round, "n" * 32, mechanism, sampling, **request)
     model = ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))})
     message = Message(RecordDict({"arrays": model, "config": ConfigRecord(), REQUEST: given.to_record()}), 7, "train")
     message.metadata.__dict__["_message_id"] = "m"
-    context = Context(1, 7, node_config or {}, state or RecordDict(), {})
+    context = Context(run, 7, node_config or {}, RecordDict() if state is None else state, run_config or {})
 
     def app(message: Message, context: Context) -> Message:
         if isinstance(trained, Exception):
             raise trained
         values = np.asarray([1.5, 1.0, 1.0, 1.0] if trained is None else trained, dtype=np.float32)
         content = RecordDict({"arrays": ArrayRecord({"w": Array(values)}), "m": ConfigRecord({"loss": 0.123})})
+        if given.clients:
+            rows = np.tile(values - 1, (len(given.clients), 1))
+            content = RecordDict({HOSTED: ArrayRecord({"rows": Array(rows)})})
         return Message(content, reply_to=message)
 
     return private_training(through_the_wire(message), context, app)
@@ -184,9 +197,9 @@ def test_the_guard_charges_every_answer_and_stops_at_its_total_over_restarts(tmp
     event = client_event(mechanism, Sampling())
     affordable = max(n for n in range(1, 50) if compose([(event, n)], 1e-5).epsilon <= 9.0)
     assert 1 < affordable < 20
-    for _ in range(affordable):
-        assert not ask(mechanism, node).has_error()
-    refused = ask(mechanism, node)
+    for number in range(1, affordable + 1):
+        assert not ask(mechanism, node, round=number).has_error()
+    refused = ask(mechanism, node, round=affordable + 1)
     assert "above its max_epsilon_total of 9" in refused.error.reason
     book = Ledger.open(tmp_path / "guard.ledger.jsonl", read_only=True)
     assert len(book) == affordable
@@ -273,7 +286,7 @@ def test_hosted_clients_may_not_be_asked_twice():
 
 def test_scaffold_remembers_its_own_control_variate_and_sends_none_of_it():
     state, seen = RecordDict(), []
-    request = Request(1, "n", CentralGaussian(10.0, 1.0), Sampling(), travel=0.5)
+    request = Request(1, "n", CentralGaussian(10.0, 1.0), Sampling(), travel=0.5, rounds=2)
     model = ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))})
     control = ArrayRecord({"w": Array(np.full(4, 0.1, dtype=np.float32))})
 

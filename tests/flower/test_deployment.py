@@ -182,9 +182,9 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
 
 
 def nodes_kept_their_own_ledger_over_runs_and_restarts(place: Path) -> None:
-    """Here the nodes share one file: three local rounds of each, and the central rounds, those asked twice included."""
-    book = Ledger.open(place / "guard.ledger.jsonl", read_only=True)
-    settings = [entry.event.setting for entry in book.entries]
+    """Three local rounds of each, and the central rounds, those asked twice included."""
+    books = [Ledger.open(place / f"guard.node{i}.ledger.jsonl", read_only=True) for i in range(3)]
+    settings = [entry.event.setting for book in books for entry in book.entries]
     assert settings.count("local") == 9
     # Three answers in round 1, none to three in the round that was killed, three in round 2, one in round 3.
     assert 7 <= settings.count("central") <= 10

@@ -119,7 +119,8 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
         "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
     )
     hosted = {"clients": 40, "clients_per_node": 40, "rounds": 1, "round_timeout": 120.0}
-    allowed = {"target_epsilon": None, "noise_multiplier": 5.0}
+    # A sum of 40 clients moves 40 times as far as one client's update, and the guard charges for that.
+    allowed = {"target_epsilon": None, "noise_multiplier": 60.0}
     forbidden = {"name": "ldp_fedexp", "mechanism": "privunit", "target_epsilon": None}
     apps = {
         name: make_app(
@@ -162,7 +163,7 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
         assert "mechanism 'privunit' is not allowed here" in shown["forbidden"], shown["forbidden"]
         assert "round 1 failed: 0 of 40 clients answered well, and the floor is 24" in shown["forbidden"]
         assert not (tmp_path / "forbidden-out" / "checkpoint.json").exists()
-        assert len(Ledger.open(tmp_path / "guard.ledger.jsonl", read_only=True)) == 1
+        assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
     finally:
         up.send_signal(signal.SIGTERM)
         try:

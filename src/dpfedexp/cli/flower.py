@@ -44,7 +44,9 @@ def new(
 def up(
     nodes: Annotated[int, typer.Option(help="How many SuperNodes.")] = 3,
     tls: Annotated[bool, typer.Option("--tls", help="TLS certificates and node authentication.")] = False,
-    guard: Annotated[Path | None, typer.Option(help="A guard file that every node obeys.")] = None,
+    guard: Annotated[
+        Path | None, typer.Option(help="A guard file: every node obeys a copy of its own, beside it.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option(help="For keys and logs [default: a temporary folder].")] = None,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""

@@ -1,7 +1,7 @@
 """The last completed round on disk: tensors in safetensors, the rest in JSON, replaced as one.
 
 The JSON names the tensor file and its hash and is written last, atomically: it is what makes a round completed. Everything in it
-was released already, so the folder holds nothing private.
+was released already or is public, so the folder holds nothing private.
 """
 
 from __future__ import annotations
@@ -17,19 +17,32 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dpfedexp.errors import InputError
+from dpfedexp.accounting.ledger import Mark
+from dpfedexp.errors import InputError, require
 from dpfedexp.round import State
 
 FORMAT = "dpfedexp-flower-checkpoint"
+VERSION = 2
+"""Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config: what must not change when a run is resumed; history: the metrics of the rounds so far."""
+    """The last completed round, and what it rests on.
+
+    config   what must not change when a run is resumed
+    history  the metrics of the rounds so far
+    run      the name under which the rounds were charged
+    mark     where the ledger stood: the rounds so far are paid for in it
+    nodes    ids of the nodes that have the run's places (none under add-remove adjacency, which hides who takes part)
+    """
 
     state: State
     config: dict[str, Any]
     history: list[dict[str, Any]]
+    run: str
+    mark: Mark
+    nodes: tuple[int, ...] = ()
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -40,6 +53,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     write_atomically(folder / name, data)
     content = {
         "format": FORMAT,
+        "version": VERSION,
+        "run": checkpoint.run,
+        "ledger": {"count": checkpoint.mark.count, "hash": checkpoint.mark.hash},
+        "nodes": list(checkpoint.nodes),
         "round": state.round,
         "radius": None if math.isinf(state.radius) else state.radius,
         "tensors": name,
@@ -60,17 +77,30 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        assert content["format"] == FORMAT
+        require(content["format"] == FORMAT, "it is of another program")
+        version = content.get("version", 1)
         data = (folder / Path(content["tensors"]).name).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == content["sha256"]
+        require(hashlib.sha256(data).hexdigest() == content["sha256"], "its tensors were changed")
         tensors = load(data)
         radius = math.inf if content["radius"] is None else float(content["radius"])
         state = _state(int(content["round"]), radius, tensors)
-        return Checkpoint(state, dict(content["config"]), list(content["history"]))
+        if version == VERSION:
+            return Checkpoint(
+                state,
+                dict(content["config"]),
+                list(content["history"]),
+                str(content["run"]),
+                Mark(int(content["ledger"]["count"]), str(content["ledger"]["hash"])),
+                tuple(int(node) for node in content["nodes"]),
+            )
     except Exception:
         raise InputError(
             f"the checkpoint {str(path)!r} is damaged or of another program; it can't be resumed."
         ) from None
+    raise InputError(
+        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes version {VERSION}; finish the run with "
+        "the version that began it, or begin another one in a new folder."
+    )
 
 
 def write_atomically(path: Path, data: bytes) -> None:

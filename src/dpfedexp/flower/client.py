@@ -23,9 +23,11 @@ from torch import Tensor
 
 from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError, require
+from dpfedexp.flower.announcement import admit_announced
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.guard import Guard, Refused
+from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.flower.price import Refused
 from dpfedexp.flower.wire import HOSTED, Request, report_content, sums_content
 from dpfedexp.mechanisms import Mechanism, Noise, PrivUnit, Report
 from dpfedexp.simulation.flat import Layout
@@ -76,24 +78,29 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
                 request.mechanism.dimension == len(w),
                 f"the mechanism is for {request.mechanism.dimension} parameters, but the model has {len(w)}.",
             )
+        control = _control(message, request, layout)
+        # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
         guard = Guard.of_node(context.node_config)
         if guard is not None:
-            guard.admit(request.round, request.mechanism, request.sampling)
+            guard.admit(request, run=str(context.run_id))
+        else:
+            admit_announced(request, context, len(w))
     except (InputError, Refused) as reason:
         return _refuse(message, str(reason))
     try:
-        corrected = _correct(message, context, request, layout)
-        trained = call_next(corrected, context)
-        update = _update(trained, request, layout, w)
+        if control is not None:
+            correction = to_arrays(control - _own_control(context, len(w)), layout)
+            message.content = RecordDict({**message.content, CORRECTION: correction})
+        update = _update(call_next(message, context), request, layout, w)
+        if control is not None and request.travel is not None:
+            _remember(context, request.mechanism, control, update, request.travel)
+        report = privatize(update, request.mechanism)
+        if request.clients:
+            return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
+        return Message(report_content(report, request), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return _refuse(message, "the app's train function failed; the node's own log says why.")
-    if request.travel is not None:
-        _remember(message, context, request, layout, update)
-    report = privatize(update, request.mechanism)
-    if request.clients:
-        return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
-    return Message(report_content(report, request), reply_to=message)
 
 
 def _refuse(message: Message, reason: str) -> Message:
@@ -116,16 +123,16 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
     return to_flat(records[MODEL], layout).float() - w
 
 
-def _correct(message: Message, context: Context, request: Request, layout: Layout) -> Message:
-    """With SCAFFOLD, the message with the record `correction` = c − c_i, which the app adds to every gradient."""
+def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:
+    """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
     if request.travel is None:
-        return message
-    control = message.content.array_records.get(CONTROL)
-    if control is None:
+        return None
+    record = message.content.array_records.get(CONTROL)
+    if record is None:
         raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
-    correction = to_flat(control, layout).float() - _own_control(context, layout.dimension)
-    message.content = RecordDict({**message.content, CORRECTION: to_arrays(correction, layout)})
-    return message
+    control = to_flat(record, layout).float()
+    require(bool(control.isfinite().all()), f"the control variate in the record {CONTROL!r} is not finite.")
+    return control
 
 
 def _own_control(context: Context, dimension: int) -> Tensor:
@@ -133,14 +140,15 @@ def _own_control(context: Context, dimension: int) -> Tensor:
     return torch.zeros(dimension) if record is None else torch.from_numpy(record["c_i"].numpy())
 
 
-def _remember(message: Message, context: Context, request: Request, layout: Layout, update: Tensor) -> None:
+def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, travel: float) -> None:
     """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
 
     Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
     next c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    One that is not finite is lost too, or every later update would be.
     """
-    assert request.travel is not None
-    delta = clip(update[None], request.mechanism.clip).vectors[0]
-    c = to_flat(message.content.array_records[CONTROL], layout).float()
-    own = _own_control(context, len(delta)) - c - delta / request.travel
+    delta = clip(update[None], mechanism.clip).vectors[0]
+    own = _own_control(context, len(delta)) - control - delta / travel
+    if not bool(own.isfinite().all()):
+        own = torch.zeros_like(own)
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})

@@ -24,6 +24,7 @@ from dpfedexp.flower.keys import Certificates, make_certificates, make_node_key
 
 CONNECTION = "up"
 _MARK = "DPFEDEXP_DEPLOYMENT"
+_GUARD = "dpfedexp-guard"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -37,7 +38,8 @@ class Deployment:
     """Use as a context manager; everything that was started is stopped at its end, whatever happened.
 
     folder       keys, certificates, Flower's own home and the logs: one file per process
-    node_config  additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}
+    node_config  additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every node gets
+                 a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs to one data holder
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class Deployment:
     def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
         """SuperNode `index`, with its registered key or another one."""
         config = {"partition-id": index, "num-partitions": self.nodes, **self.node_config}
+        if _GUARD in config:
+            config[_GUARD] = str(self._own_guard(index, Path(str(config[_GUARD]))))
         text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
         options = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
         options += ["--node-config", text]
@@ -116,6 +120,11 @@ class Deployment:
         process = self._spawn("flower-supernode", options, f"supernode{index}")
         self.supernodes.append(process)
         return process
+
+    def _own_guard(self, index: int, guard: Path) -> Path:
+        own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
+        shutil.copyfile(guard, own)
+        return own
 
     def register(self, *public_keys: Path) -> None:
         """Tell the SuperLink which nodes may connect."""

@@ -4,45 +4,98 @@ ledger.jsonl         what was charged
 checkpoint.json      the last completed round, with round-<n>.safetensors
 model.safetensors    the reported model
 privacy.json/txt     the statement
+
+Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
+checkpoint holds. A ledger may be ahead of its checkpoint, as a crash between the two leaves it; then the round is charged again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.errors import InputError, require
+from dpfedexp.accounting.chain import head_path
+from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.flower.checkpoint import Checkpoint, load_checkpoint, write_atomically
 from dpfedexp.local import Params
 
 
 def open_folder(
     folder: Path, config: dict[str, Any], header: dict[str, Any], *, resume: bool
-) -> tuple[Ledger, Checkpoint | None]:
-    """The run's ledger and its last completed round. A run that is not resumed never touches the files of another."""
+) -> tuple[Ledger, str, Checkpoint | None]:
+    """The run's ledger, its name in it, and its last completed round. A run that is not resumed never touches another's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
     path = folder / "ledger.jsonl"
+    if not path.exists():
+        _check_untouched(folder, path)
+    settings = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     if not (resume and path.exists()):
-        return Ledger.create(path, **header), None
+        run = secrets.token_hex(16)
+        return Ledger.create(path, config_hash=settings, run=run, **header), run, None
     ledger = Ledger.open(path, repair=True)
     try:
         last = load_checkpoint(folder)
-        for name, value in config.items() if last is not None else ():
-            before = last.config.get(name) if last else None
+        if last is None:
+            return ledger, _run_without_checkpoint(ledger, path, settings), None
+        for name, value in config.items():
+            before = last.config.get(name)
             require(
                 before == value,
                 f"the run in {str(folder)!r} has {name} {before!r}, but this one has {value!r}; resume with the same settings.",
             )
+        _check_paid(ledger, path, last)
     except BaseException:
         ledger.close()
         raise
-    return ledger, last
+    return ledger, last.run, last
+
+
+def _check_untouched(folder: Path, path: Path) -> None:
+    """Nothing in the folder says that there was a ledger."""
+    traces = [p.name for p in (folder / "checkpoint.json", head_path(path)) if p.exists()]
+    if traces:
+        raise LedgerError(
+            f"{path} is missing beside {' and '.join(traces)}: what was released is not paid for anywhere; restore it from a "
+            "back-up, or begin another run in a new folder."
+        )
+
+
+def _run_without_checkpoint(ledger: Ledger, path: Path, settings: str) -> str:
+    """A run that was killed before its first round was complete goes on under its own name."""
+    run = ledger.header.get("run")
+    if not isinstance(run, str) or ledger.header.get("config") != settings:
+        raise LedgerError(
+            f"{path} is of a run with other settings, and no checkpoint is beside it; resume with the settings of that run, or "
+            "begin another one in a new folder."
+        )
+    return run
+
+
+def _check_paid(ledger: Ledger, path: Path, last: Checkpoint) -> None:
+    """The ledger is the one that the checkpoint was written beside, as far as it was then, and pays for every round."""
+    remedy = "restore the newest ledger.jsonl with its head from a back-up, or begin another run in a new folder."
+    if ledger.header.get("run") != last.run:
+        raise LedgerError(f"{path} is of another run than the checkpoint beside it; {remedy}")
+    if len(ledger) < last.mark.count:
+        raise LedgerError(
+            f"{path} is older than the checkpoint beside it: it holds {len(ledger)} charges, and there were {last.mark.count} when "
+            f"round {last.state.round} was complete; {remedy}"
+        )
+    if not ledger.holds(last.mark):
+        raise LedgerError(f"{path} and the checkpoint beside it are not of the same history; {remedy}")
+    paid = {entry.round for entry in ledger.entries[: last.mark.count] if entry.run == last.run}
+    missing = [number for number in range(1, last.state.round + 1) if number not in paid]
+    if missing:
+        raise LedgerError(f"{path} holds no charge for round {missing[0]} of the checkpoint beside it; {remedy}")
 
 
 def write_results(folder: Path, model: Params, statement: PrivacyStatement) -> None:

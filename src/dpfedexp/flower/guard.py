@@ -7,35 +7,31 @@
     max_clip = 1.0
 
 Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
-a message. What was spent is kept in a ledger next to it, `<name>.ledger.jsonl`, over all runs and restarts. A node takes part only
-if the round is within every limit, and the round is charged before the report exists.
+a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
 
-A client does not trust what it can't see: it charges every round that it answers at full price, as if it had been sure to take
-part, and for the replacement of all of its data.
+Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
+all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
+the data can do to it: a node that answers for k hosted clients moves a central sum k times as far, and sends k local reports.
+What was spent is kept over all runs and restarts (`guard_ledger.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.accounting import Event, GaussianEvent, Ledger, Sampling
-from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.flower.guard_ledger import guard_ledger
+from dpfedexp.flower.price import Refused, beside, node_charge, total
 from dpfedexp.flower.spec import KINDS, kind_of
-from dpfedexp.mechanisms import CentralGaussian, Mechanism
+from dpfedexp.flower.wire import Request
 
 NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"
-
-
-class Refused(RuntimeError):
-    """The node does not take part; the message says why and holds nothing about its data."""
 
 
 @dataclass(frozen=True)
@@ -86,59 +82,40 @@ class Guard:
     def ledger(self) -> Path:
         return self.path.with_name(self.path.stem + ".ledger.jsonl")
 
-    def admit(self, round: int, mechanism: Mechanism, sampling: Sampling) -> None:
-        """Returns when the round is within every limit and charged on disk; raises `Refused` otherwise."""
+    def admit(self, request: Request, *, run: str = "") -> None:
+        """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
+
+        The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
+        """
+        mechanism = request.mechanism
         kind = kind_of(mechanism)
         if kind not in self.mechanisms:
             raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {', '.join(self.mechanisms) or 'none'}.")
         if mechanism.clip > self.max_clip:
             raise Refused(f"clip {mechanism.clip:g} is above this node's max_clip of {self.max_clip:g}.")
-        event = client_event(mechanism, sampling)
-        alone = total([(event, 1)], self.delta)
-        if alone > self.max_epsilon_per_round:
-            raise Refused(
-                f"the round costs epsilon {alone:.4g} at delta {self.delta:g}, above this node's max_epsilon_per_round of "
-                f"{self.max_epsilon_per_round:g}."
-            )
-        with self._open() as ledger:
-            after = total([*ledger.charges(), (event, 1)], self.delta)
-            if after > self.max_epsilon_total:
-                raise Refused(
-                    f"the round would take this node's total to epsilon {after:.4g} at delta {self.delta:g}, above its "
-                    f"max_epsilon_total of {self.max_epsilon_total:g}."
-                )
-            ledger.charge(round, event)
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Ledger]:
-        """The node's ledger, one message at a time: two runs on one node must not both pass the same check."""
-        lock = os.open(self.path.with_name(self.path.stem + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        event, count = node_charge(mechanism, request.size)
+        self._check_round(total([(event, count)], self.delta))
         try:
-            with contextlib.suppress(ImportError):
-                import fcntl
-
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self.ledger.exists()
-            with Ledger.open(self.ledger, repair=True) if known else Ledger.create(self.ledger) as book:
-                yield book
+            with guard_ledger(self.path, self.ledger) as ledger:
+                earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
+                event = beside(event, earlier)
+                self._check_round(total([*((e, 1) for e in earlier), (event, count)], self.delta))
+                self._check_total(total([*ledger.charges(), (event, count)], self.delta))
+                for _ in range(count):
+                    ledger.charge(request.round, event, run=run)
         except (LedgerError, OSError) as error:
             raise Refused(f"this node's own ledger can't be used: {error}") from None
-        finally:
-            os.close(lock)
 
+    def _check_round(self, epsilon: float) -> None:
+        if not epsilon <= self.max_epsilon_per_round:
+            raise Refused(
+                f"the round costs epsilon {epsilon:.4g} at delta {self.delta:g}, above this node's max_epsilon_per_round of "
+                f"{self.max_epsilon_per_round:g}."
+            )
 
-def client_event(mechanism: Mechanism, sampling: Sampling) -> Event:
-    """What one answered round costs the client that answers it: no amplification, because it knows that it was asked."""
-    if isinstance(mechanism, CentralGaussian):
-        mechanism = replace(mechanism, adjacency="replace-one")
-    event = mechanism.event(sampling)
-    return replace(event, sampling=Sampling()) if isinstance(event, GaussianEvent) else event
-
-
-def total(charges: Charges, delta: float) -> float:
-    """ε of everything that a node answered. Central and local rounds promise things about different observers, so their ε are
-    added, with the δ shared between them."""
-    settings: dict[str, list[tuple[Event, int]]] = {}
-    for event, count in charges:
-        settings.setdefault(event.setting, []).append((event, count))
-    return sum(compose(part, delta / len(settings)).epsilon for part in settings.values())
+    def _check_total(self, epsilon: float) -> None:
+        if not epsilon <= self.max_epsilon_total:
+            raise Refused(
+                f"the round would take this node's total to epsilon {epsilon:.4g} at delta {self.delta:g}, above its "
+                f"max_epsilon_total of {self.max_epsilon_total:g}."
+            )

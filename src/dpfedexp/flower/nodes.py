@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -19,25 +19,64 @@ Asked = dict[int, tuple[int, ...]]
 """Node id → which of its hosted clients; (0,) on a node that is one client."""
 
 
-def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float, poll: float = 1.0) -> list[int]:
-    """Ids of connected nodes, sorted: as soon as `wanted` are there, or at the deadline if at least `needed` are."""
+def seated(connected: Sequence[int], bound: tuple[int, ...], places: int) -> tuple[int, ...]:
+    """Who has a place in the run, in the order in which places were taken.
+
+    A place belongs to the node that took it first, whether or not it is connected now, so that a node that comes later never
+    changes what another contributes. Free places go to the connected nodes with the lowest ids.
+
+    Flower 1.41 gives an id to a key. A SuperNode with a key of its own (`--auth-supernode-private-key`, registered with the
+    SuperLink, whose database is kept) has the same id after any restart; without one it draws a new key, and with it gets a new id,
+    whenever it starts. It is then another node, and the place of the old one stays empty until the run is resumed with `rebind`.
+    """
+    free = [node for node in sorted(connected) if node not in bound]
+    return (*bound, *free[: max(0, places - len(bound))])
+
+
+def wait_for_nodes(
+    grid: Grid,
+    wanted: int,
+    needed: int,
+    seconds: float,
+    *,
+    taking_part: Callable[[Sequence[int]], Sequence[int]] = tuple,
+    secret: bool = False,
+    poll: float = 1.0,
+) -> list[int]:
+    """Ids of connected nodes that take part, sorted: as soon as `wanted` are there, or at the deadline if at least `needed` are.
+
+    Neither log nor error says how many there are where that is `secret`.
+    """
     deadline = time.monotonic() + seconds
     told = False
     while True:
-        nodes = sorted(grid.get_node_ids())
+        connected = sorted(grid.get_node_ids())
+        nodes = sorted(taking_part(connected))
         if len(nodes) >= wanted:
             return nodes
         if time.monotonic() >= deadline:
             if len(nodes) >= needed:
                 return nodes
-            raise RoundFailed(
-                f"{len(nodes)} of {wanted} nodes were connected after waiting {seconds:g} seconds, and the round needs at least "
-                f"{needed}. Start more SuperNodes, or lower the number of clients or the floor; then resume."
-            )
+            raise RoundFailed(_too_few(len(nodes), len(connected), wanted, needed, seconds, secret))
         if not told:
-            _log.info("Waiting up to %g s for nodes: %d of %d are connected", seconds, len(nodes), wanted)
+            here = "too few" if secret else f"{len(nodes)} of {wanted}"
+            _log.info("Waiting up to %g s for nodes: %s are connected", seconds, here)
             told = True
         time.sleep(poll)
+
+
+def _too_few(here: int, connected: int, wanted: int, needed: int, seconds: float, secret: bool) -> str:
+    who = "too few" if secret else f"{here} of {wanted}"
+    text = (
+        f"{who} nodes were connected after waiting {seconds:g} seconds, and the round needs at least {needed}. Start more "
+        "SuperNodes, or lower the number of clients or the floor; then resume."
+    )
+    if connected > here:
+        text += (
+            f" Connected are also {connected - here} nodes that have no place in this run: a SuperNode without a key of its own is "
+            "another node after a restart. Resume with rebind=true to give them the places of nodes that are gone."
+        )
+    return text
 
 
 def choose(nodes: Sequence[int], hosted: int, sampling: Sampling) -> Asked:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dpfedexp.algorithms import Algorithm
 from dpfedexp.mechanisms import Mechanism, Noise, NoPrivacy
 from dpfedexp.secure import ChaChaNoise, secure_mechanism
+from dpfedexp.simulation.sampling import Participation
 
 
 def deployment_noise() -> Noise:
@@ -14,3 +16,9 @@ def deployment_noise() -> Noise:
 def deployed(mechanism: Mechanism) -> Mechanism:
     """The mechanism on the grid, so that no low bit of a release tells what it was added to."""
     return mechanism if isinstance(mechanism, NoPrivacy) else secure_mechanism(mechanism)
+
+
+def bind(algorithm: Algorithm, participation: Participation, dimension: int, clients: int, rounds: int) -> Mechanism:
+    """The mechanism of the first round: the server's, and the one that a node finds announced in the same settings."""
+    sampling, cohort = participation.sampling(clients), participation.expected(clients)
+    return algorithm.bind(dimension, clients, cohort, sampling, rounds, secure=algorithm.private)

@@ -32,11 +32,6 @@ class Counts:
         return {"asked": self.asked, "valid": self.valid, "refused": self.refused, "missing": self.missing}
 
 
-def size(request: Request) -> int:
-    """How many clients a request asks."""
-    return max(1, len(request.clients))
-
-
 def collect(
     replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool
 ) -> tuple[Sums, Counts]:
@@ -51,10 +46,10 @@ def collect(
             require(not reply.has_error(), _reason(reply))
             sums = sums + read_sums(reply, request, width)
         except InputError as reason:
-            refused += size(request)
+            refused += request.size
             if name_nodes:
                 _log.warning("A reply of node %d was not counted: %s", node, reason)
-    return sums, Counts(sum(map(size, sent.values())), sums.count, refused)
+    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
 
 
 def _reason(reply: Message) -> str:

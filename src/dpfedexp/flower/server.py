@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.client import CONTROL, MODEL
 from dpfedexp.flower.folder import open_folder, write_results
-from dpfedexp.flower.nodes import choose, exchange, wait_for_nodes
-from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.flower.nodes import choose, exchange, seated, wait_for_nodes
+from dpfedexp.flower.noise import bind, deployment_noise
 from dpfedexp.flower.replies import Counts, collect
 from dpfedexp.flower.spec import encode, is_local
 from dpfedexp.flower.wire import REQUEST, Request
@@ -47,9 +47,13 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 class DpFedExp(Strategy):
     """A differentially private federation with a guarantee that holds whatever the clients send or fail to send.
 
-    clients           how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with `Poisson`)
+    clients           how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with `Poisson`).
+                      Under replace-one adjacency and in local privacy there are so many places, and the nodes of the first round
+                      keep theirs; under add-remove adjacency every connected node takes part, however many there are
     rounds            how many rounds the noise is meant for
     folder            where ledger, checkpoint, model and statement go; `resume` continues from what is there
+    rebind            when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
+                      without keys, which are other nodes after a restart
     participation     `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy
     clients_per_node  more than 1 for nodes that simulate many clients each
     floor             the fraction of the clients asked that must answer well, else the round fails and nothing is released
@@ -72,6 +76,7 @@ class DpFedExp(Strategy):
         rounds: int,
         folder: Path | str,
         resume: bool = False,
+        rebind: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
         floor: float = 0.8,
@@ -92,13 +97,14 @@ class DpFedExp(Strategy):
         if not isinstance(self.participation, Full | Poisson):
             raise InputError("participation must be Full() or Poisson(rate); a deployment has no other sampling.")
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
-        self.folder, self.resume = Path(folder), resume
+        self.folder, self.resume, self.rebind = Path(folder), resume, rebind
         self.nodes, self.clients_per_node, self.floor = clients // clients_per_node, clients_per_node, floor
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
         self.node_timeout, self.noise = node_timeout, noise
         self.travel = _travel(algorithm, local, clients_per_node)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
+        self.bound: tuple[int, ...] = ()
         self._sent: dict[int, Request] = {}
         self._begun = False
 
@@ -106,6 +112,7 @@ class DpFedExp(Strategy):
     layout: Layout
     mechanism: Mechanism
     ledger: Ledger
+    run: str
     state: State
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
@@ -116,9 +123,7 @@ class DpFedExp(Strategy):
             bool(w.isfinite().all()), "the model's initial parameters contain NaN or infinity; they must be finite."
         )
         self.sampling = self.participation.sampling(self.clients)
-        cohort = self.participation.expected(self.clients)
-        secure = self.algorithm.private
-        self.mechanism = self.algorithm.bind(len(w), self.clients, cohort, self.sampling, self.rounds, secure)
+        self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
         self.config = {
@@ -132,9 +137,9 @@ class DpFedExp(Strategy):
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
-        self.ledger, last = open_folder(self.folder, self.config, header, resume=self.resume)
+        self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
         if last is not None:
-            self.state, self.history = last.state, last.history
+            self.state, self.history, self.bound = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
 
     @property
@@ -150,10 +155,7 @@ class DpFedExp(Strategy):
         event = mechanism.event(self.sampling)
         if self.budget is not None:
             self.ledger.check(self.budget, event)
-        connected = wait_for_nodes(grid, *self._wanted(), self.node_timeout)
-        if len(connected) > self.nodes:
-            _log.info("%d nodes are connected; %d of them take part", len(connected), self.nodes)
-        asked = choose(connected[: self.nodes], self.clients_per_node, self.sampling)
+        asked = choose(self._nodes_of_round(grid), self.clients_per_node, self.sampling)
         self._sent = {
             node: Request(
                 server_round,
@@ -162,6 +164,8 @@ class DpFedExp(Strategy):
                 self.sampling,
                 clients if self.clients_per_node > 1 else (),
                 self.travel,
+                self.rounds,
+                self.clients_per_node,
             )
             for node, clients in asked.items()
         }
@@ -169,7 +173,7 @@ class DpFedExp(Strategy):
         if self.state.control is not None:
             records[CONTROL] = to_arrays(self.state.control, self.layout)
         if is_local(mechanism):
-            self.ledger.charge(server_round, event)
+            self.ledger.charge(server_round, event, run=self.run)
         return [
             Message(
                 RecordDict({**records, REQUEST: request.to_record()}),
@@ -189,7 +193,7 @@ class DpFedExp(Strategy):
         sums, counts = collect(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
         self._check_floor(server_round, counts, mechanism)
         if not is_local(mechanism):
-            self.ledger.charge(server_round, event)
+            self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
         release = mechanism.release(sums, expected, self.noise(), self.noise())
         state, eta_g = advance(
@@ -207,7 +211,8 @@ class DpFedExp(Strategy):
         if public:
             shown |= counts.shown()
         history = [*self.history, {name: _jsonable(value) for name, value in shown.items()}]
-        save_checkpoint(self.folder, Checkpoint(state, self.config, history))
+        checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.bound)
+        save_checkpoint(self.folder, checkpoint)
         self.state, self.history = state, history
         return self.reported, _record(shown)
 
@@ -297,6 +302,28 @@ class DpFedExp(Strategy):
             not_covered=left_out,
             reporting=math.ceil(self.floor * self.clients),
         )
+
+    def _nodes_of_round(self, grid: Grid) -> list[int]:
+        """Who can be asked: under add-remove adjacency all that are connected, because a node that came must change nothing but its
+        own contribution; otherwise those with a place that are connected. One that is absent is a reply that is missing."""
+        if self.algorithm.adjacency == "add-remove":
+            return wait_for_nodes(grid, *self._wanted(), self.node_timeout, secret=True)
+        rebind = self.rebind and not self._begun
+
+        def places(connected: Sequence[int]) -> tuple[int, ...]:
+            kept = tuple(node for node in self.bound if node in connected) if rebind else self.bound
+            return seated(connected, kept, self.nodes)
+
+        def present(connected: Sequence[int]) -> list[int]:
+            having = places(connected)
+            return [node for node in connected if node in having]
+
+        here = wait_for_nodes(grid, *self._wanted(), self.node_timeout, taking_part=present)
+        before, self.bound = self.bound, places(here)
+        new = len(set(self.bound) - set(before))
+        if before and new:
+            _log.warning("%d nodes that were not in this run before took free places in it", new)
+        return here
 
     def _wanted(self) -> tuple[int, int]:
         """Nodes to wait for, and how many will do. Only the first round waits for all: a node that is gone is not waited for."""

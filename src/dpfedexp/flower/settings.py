@@ -1,50 +1,15 @@
-"""From a Flower app's configuration to a strategy: the sections of `dpfedexp train`, and one of Flower's own.
-
-Flower flattens `[tool.flwr.app.config.algorithm] clip = 0.3` to the key `algorithm.clip`, which `flwr run -c 'algorithm.clip=0.5'`
-overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file; other sections are the app's.
-"""
+"""From a Flower app's configuration to a strategy, and to the clients' local steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from dpfedexp.config import Settings, parse
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError
+from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.server import DpFedExp
 from dpfedexp.local import Sgd
 from dpfedexp.simulation.sampling import FixedSize
-
-
-class FederationSettings(BaseModel):
-    """[tool.flwr.app.config.federation]"""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    clients: int = Field(ge=1)
-    rounds: int = Field(ge=1)
-    folder: str
-    resume: bool = False
-    clients_per_node: int = Field(1, ge=1)
-    floor: float = Field(0.8, gt=0, le=1)
-    budget: float | None = Field(None, ge=0)
-    round_timeout: float = Field(600.0, gt=0)
-    node_timeout: float = Field(300.0, gt=0)
-
-
-def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Settings]:
-    tree: dict[str, dict[str, Any]] = {}
-    for key, value in run_config.items():
-        section, dot, name = key.partition(".")
-        if dot:
-            tree.setdefault(section, {})[name] = value
-    try:
-        federation = FederationSettings.model_validate(tree.get("federation", {}))
-    except ValidationError as error:
-        raise InputError(_sentence(error.errors()[0])) from None
-    return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
@@ -68,12 +33,3 @@ def local_from(run_config: Mapping[str, Any]) -> Sgd:
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:
     return read_settings(run_config)[0].round_timeout
-
-
-def _sentence(error: Any) -> str:
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return f"federation.{name} is not a setting.{nearest(name, FederationSettings.model_fields)}"
-    if error["type"] == "missing":
-        return f"federation.{name} is missing."
-    return f"federation.{name} is {error['input']!r}; it must be {error['msg'].removeprefix('Input should be ')}."

@@ -26,6 +26,8 @@ _WORDS = {
     "gamma": ("exact", "paper", "optimal"),
 }
 _OPTIONAL = ("scalar_multiplier", "count_noise")
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
 
 
 def kind_of(mechanism: Mechanism) -> str:
@@ -77,4 +79,8 @@ def _check(kind: str, name: str, value: Any) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     require(number and 0 < value < math.inf, f"the mechanism's {name} is {value!r}; it must be a positive number.")
+    require(
+        _SMALLEST <= value <= _LARGEST,
+        f"the mechanism's {name} is {value!r}; it must be between {_SMALLEST:g} and {_LARGEST:g}.",
+    )
     require(name != "dimension" or isinstance(value, int), f"the mechanism's dimension is {value!r}; it must be whole.")

@@ -7,6 +7,7 @@ refused. Nothing of a reply is used before all of it has been checked.
 from __future__ import annotations
 
 import hmac
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,8 @@ class Request:
 
     clients  which of the clients that the node hosts take part; empty on an ordinary node, which is one client
     travel   τη_l for SCAFFOLD's control variates, None without SCAFFOLD
+    rounds   how many rounds the run has
+    hosted   how many clients a node hosts
     """
 
     round: int
@@ -48,6 +51,13 @@ class Request:
     sampling: Sampling
     clients: tuple[int, ...] = ()
     travel: float | None = None
+    rounds: int = 1
+    hosted: int = 1
+
+    @property
+    def size(self) -> int:
+        """How many clients the node answers for."""
+        return max(1, len(self.clients))
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -59,6 +69,8 @@ class Request:
                 "rate": float(self.sampling.rate),
                 "clients": list(self.clients),
                 "travel": 0.0 if self.travel is None else float(self.travel),
+                "rounds": self.rounds,
+                "hosted": self.hosted,
             }
         )
 
@@ -69,20 +81,35 @@ class Request:
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
         values = dict(record)
-        kinds = {"round": int, "nonce": str, "mechanism": str, "sampling": str, "rate": float, "travel": float}
+        kinds = {"nonce": str, "mechanism": str, "sampling": str, "rate": float, "travel": float}
         for name, kind in kinds.items():
             require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
+        for name in ("round", "rounds", "hosted"):
+            number = values.get(name)
+            whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
+            require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
+        travel = values["travel"]
+        require(
+            isinstance(travel, float) and 0 <= travel < math.inf,
+            f"the request's travel is {travel!r}; it must be finite and zero or more.",
+        )
         clients = values.get("clients")
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
         require(len(set(clients)) == len(clients), "the request asks for a hosted client twice.")
+        require(
+            not (clients and travel),
+            "the request asks hosted clients for SCAFFOLD, which keeps a control variate per node; use one client per node.",
+        )
         return Request(
             values["round"],  # type: ignore[arg-type]
             values["nonce"],  # type: ignore[arg-type]
             deployed(decode(values["mechanism"])),  # type: ignore[arg-type]
             Sampling(values["sampling"], values["rate"]),  # type: ignore[arg-type]
             tuple(int(c) for c in clients),
-            values["travel"] or None,  # type: ignore[arg-type]
+            travel or None,  # type: ignore[arg-type]
+            values["rounds"],  # type: ignore[arg-type]
+            values["hosted"],  # type: ignore[arg-type]
         )
 
 

@@ -1,0 +1,150 @@
+"""A node without a guard file gives a run no more than the run announced when the node joined it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+
+from dpfedexp.algorithms import fedavg, ldp_fedexp
+from dpfedexp.errors import RoundFailed
+from dpfedexp.flower import DpFedExp, strategy_from
+from dpfedexp.flower.announcement import Announcement
+from dpfedexp.local import Sgd
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
+
+from .loopback import LoopbackGrid, plain_app, problem
+from .test_client import ask, guard_file
+
+LOCAL = {
+    "federation.clients": 3,
+    "federation.rounds": 2,
+    "federation.folder": "runs",
+    "algorithm.name": "ldp_fedexp",
+    "algorithm.clip": 0.5,
+    "algorithm.noise_multiplier": 3.0,
+}
+OPEN = {**{k: v for k, v in LOCAL.items() if k.startswith("federation")}, "algorithm.name": "fedavg"}
+GOOD = LocalGaussian(0.5, 3.0)
+
+
+def reason(mechanism, **given) -> str:
+    reply = ask(mechanism, **given)
+    assert reply.has_error(), "the node must refuse"
+    return reply.error.reason
+
+
+@pytest.mark.parametrize("config", [{}, LOCAL, {**OPEN, "federation.clients": -1}], ids=["none", "local", "broken"])
+def test_mechanism_none_is_refused_unless_the_configuration_announces_it(config):
+    assert "mechanism 'none'" in reason(NoPrivacy(), run_config=config)
+
+
+def test_mechanism_none_is_accepted_where_the_configuration_or_the_guard_says_so(tmp_path):
+    assert not ask(NoPrivacy(), run_config=OPEN).has_error()
+    guard = guard_file(
+        tmp_path,
+        mechanisms=["none"],
+        max_clip=float("inf"),
+        max_epsilon_per_round=float("inf"),
+        max_epsilon_total=float("inf"),
+    )
+    assert not ask(NoPrivacy(), {"dpfedexp-guard": str(guard)}).has_error()
+    finite = tmp_path / "finite"
+    finite.mkdir()
+    assert "costs epsilon inf" in reason(
+        NoPrivacy(), node_config={"dpfedexp-guard": str(guard_file(finite, mechanisms=["none"], max_clip=float("inf")))}
+    )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "why"),
+    [
+        (NoPrivacy(), "mechanism 'none' is not the one that this run announced, 'local-gaussian'"),
+        (CentralGaussian(0.5, 3.0), "mechanism 'central-gaussian' is not the one that this run announced"),
+        (PrivUnit(0.5, 4), "mechanism 'privunit' is not the one"),
+        (LocalGaussian(0.5, 2.9), "the round costs epsilon 2.861 .* above the 2.753 that this run announced"),
+        (LocalGaussian(0.51, 3.0), "clip 0.51 is above the 0.5 that this run announced"),
+    ],
+    ids=["none", "central", "another", "dearer", "larger clip"],
+)
+@pytest.mark.parametrize("config", [LOCAL, {}], ids=["configuration", "first request"])
+def test_a_request_for_more_than_was_announced_is_refused(config, mechanism, why):
+    state = RecordDict()
+    assert not ask(GOOD, run_config=config, state=state, rounds=9).has_error()
+    assert re.search(why, reason(mechanism, run_config=config, state=state, rounds=9))
+    assert not ask(LocalGaussian(0.4, 4.0), run_config=config, state=state, rounds=9).has_error(), "less is fine"
+
+
+def test_the_configuration_binds_the_first_request_too():
+    assert "above the" in reason(LocalGaussian(0.5, 1.0), run_config=LOCAL)
+
+
+@pytest.mark.parametrize("config", [LOCAL, {}], ids=["configuration", "first request"])
+def test_a_run_gets_as_many_answers_as_it_announced_rounds(config):
+    """The same round asked again counts too: its report has new noise and costs again. Another run has rounds of its own."""
+    state = RecordDict()
+    for number in (1, 1):
+        assert not ask(GOOD, run_config=config, state=state, round=number, rounds=2).has_error()
+    assert "answered 2 times" in reason(GOOD, run_config=config, state=state, round=2, rounds=10**6)
+    assert not ask(GOOD, run_config=config, state=state, run=2, rounds=2).has_error()
+    assert "answered 2 times" in reason(GOOD, run_config=config, state=state, round=2, rounds=10**6), "still the first"
+
+
+def test_a_refused_request_neither_joins_nor_counts():
+    state = RecordDict()
+    reason(LocalGaussian(0.5, 1.0), run_config=LOCAL, state=state)
+    reason(NoPrivacy(), state=state)
+    assert not list(state)
+
+
+@pytest.mark.parametrize("config", [{**LOCAL, "federation.clients_per_node": 3}, {}], ids=["configuration", "request"])
+def test_no_more_hosted_clients_are_answered_for_than_were_announced(config):
+    state = RecordDict()
+    assert not ask(GOOD, run_config=config, state=state, clients=(0,), hosted=3, rounds=9).has_error()
+    assert not ask(GOOD, run_config=config, state=state, clients=(0, 1, 2), hosted=3, rounds=9).has_error()
+    assert "for 4 hosted clients, and this run announced 3" in reason(
+        GOOD, run_config=config, state=state, clients=(0, 1, 2, 3), hosted=4, rounds=9
+    )
+
+
+def test_an_adaptive_clip_may_move_but_its_cost_may_not():
+    state, announced = RecordDict(), CentralGaussian(1.0, 5.0, count_noise=20.0)
+    assert not ask(announced, state=state, rounds=9).has_error()
+    assert not ask(CentralGaussian(7.0, 5.0, count_noise=20.0), state=state, rounds=9).has_error()
+    assert "above the" in reason(CentralGaussian(0.1, 4.9, count_noise=20.0), state=state, rounds=9)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ldp_fedexp", "clip": 0.5, "noise_multiplier": 3.0},
+        {"name": "ldp_fedexp", "clip": 0.5, "target_epsilon": 6.0, "delta": 1e-5},
+        {"name": "ldp_fedexp", "clip": 0.5, "mechanism": "privunit", "target_epsilon": 6.0},
+        {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": 8.0},
+        {"name": "cdp_fedexp", "clip": 0.5, "numerator": "paper", "target_epsilon": 8.0},
+        {"name": "fedexp"},
+    ],
+    ids=["multiplier", "target", "privunit", "adaptive", "paper", "not private"],
+)
+def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, tmp_path):
+    """Server and nodes read the same configuration: two rounds with every node within the announcement."""
+    federation, model = problem(3)
+    config = {**OPEN, "federation.folder": str(tmp_path), **{f"algorithm.{k}": v for k, v in algorithm.items()}}
+    grid = LoopbackGrid(plain_app(federation, model, Sgd(lr=0.05, steps=5)), 3, run_config=config)
+    strategy = strategy_from(config, node_timeout=1)
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
+    assert [line["valid"] for line in strategy.history] == [3, 3]
+    announced = Announcement.of_run(config, 20)
+    assert announced is not None
+    assert (announced.mechanism, announced.rounds) == (strategy.mechanism, 2)
+
+
+def test_a_server_that_names_no_privacy_in_a_local_federation_gets_nothing(tmp_path):
+    """The attack: the run announces local privacy, the server then asks for updates as they are."""
+    federation, model = problem(3)
+    grid = LoopbackGrid(plain_app(federation, model, Sgd(lr=0.05, steps=5)), 3, run_config=LOCAL)
+    for name, algorithm in (("none", fedavg()), ("weak", ldp_fedexp(clip=0.5, noise_multiplier=0.01))):
+        strategy = DpFedExp(algorithm, clients=3, rounds=2, folder=tmp_path / name, node_timeout=1)
+        with pytest.raises(RoundFailed, match="0 of 3 clients answered well"):
+            strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)

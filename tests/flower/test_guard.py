@@ -1,0 +1,357 @@
+"""The guard charges what a node's data can do to its answers, and its ledger can't be begun anew unnoticed."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
+from dpfedexp.accounting.compose import compose
+from dpfedexp.clipping import Clipped, clip
+from dpfedexp.flower import Guard, guard_ledger, private_training
+from dpfedexp.flower.noise import deployed
+from dpfedexp.flower.price import Refused, client_event, node_charge, total
+from dpfedexp.flower.wire import REPORT, REQUEST, Request
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+
+from .test_client import ask, guard_file
+
+DELTA = 1e-5
+WIDE = {"max_epsilon_per_round": 1e6, "max_epsilon_total": 1e6}
+
+
+def book(folder) -> Ledger:
+    return Ledger.open(folder / "guard.ledger.jsonl", read_only=True)
+
+
+def request(mechanism=LocalGaussian(0.3, 9.0), round=1, **given) -> Request:
+    return Request(round, "n", mechanism, Sampling(), **given)
+
+
+def admitted_of(guard: Guard, requests, reason: str) -> int:
+    """How many requests of run "r" are admitted before one is refused, for this reason."""
+    for count, given in enumerate(requests):
+        try:
+            guard.admit(given, run="r")
+        except Refused as refusal:
+            if reason not in str(refusal):
+                raise
+            return count
+    raise AssertionError("nothing was refused")
+
+
+@pytest.fixture
+def guard(tmp_path) -> Guard:
+    return Guard.load(guard_file(tmp_path, **WIDE))
+
+
+def test_a_request_for_many_hosted_clients_is_charged_for_all_of_them_or_refused(tmp_path):
+    """The attack: one client costs 3.92 of a limit of 4, and a server that asks for 14 in one message learns ε = 82."""
+    mechanism = CentralGaussian(0.3, 2.2)
+    one = client_event(mechanism)
+    assert compose([(one, 1)], DELTA).epsilon == pytest.approx(3.92, abs=0.1)
+    real = gdp.epsilon(14 * one.mu, DELTA)
+    assert real > 80
+    node = {"dpfedexp-guard": str(guard_file(tmp_path))}
+    reply = ask(mechanism, node, clients=tuple(range(14)), hosted=14)
+    assert f"the round costs epsilon {real:.4g} at delta 1e-05" in reply.error.reason
+    assert not ask(mechanism, node, clients=(3,), hosted=14).has_error(), "one of them is within the limit"
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        CentralGaussian(0.3, 5.0, numerator="free"),
+        CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, count_noise=4.0),
+        LocalGaussian(0.3, 2.0, "paper"),
+    ],
+    ids=["free", "paper and count", "local"],
+)
+def test_what_is_charged_covers_the_shift_that_replacing_every_hosted_client_makes(mechanism):
+    """The sum of 9 clients at one pole of the ball against 9 at the other, in units of the noise that is on it."""
+    mechanism = deployed(mechanism)
+    event, count = node_charge(mechanism, 9)
+    mu = event.mu * math.sqrt(count)
+    if isinstance(mechanism, LocalGaussian):
+        # Nine reports, each with noise of its own: the shift is 9·2C and the noise 3·zC.
+        assert mu == pytest.approx(9 * 2 / (3 * 2.0))
+        return
+    shifts = []
+    for other in (-1.0, -0.3, 0.0, 0.3):
+        sums = [
+            mechanism.collect(mechanism.randomize(_clipped(row, mechanism.clip), torch.arange(9), None))
+            for row in (1.0, other)
+        ]
+        parts = [float((sums[0].vector - sums[1].vector).norm()) / (mechanism.noise_multiplier * mechanism.clip)]
+        if mechanism.scalar_multiplier:
+            parts.append(float(sums[0].squares - sums[1].squares) / (mechanism.scalar_multiplier * mechanism.clip**2))
+        if mechanism.count_noise:
+            parts.append(9 / mechanism.count_noise)
+        shifts.append(math.hypot(*parts))
+    # Rows are clipped a little inside the ball, and the pairs tried here need not be the worst one.
+    assert 0.9 * mu < max(shifts) <= mu
+
+
+def _clipped(value: float, radius: float) -> Clipped:
+    rows = torch.zeros(9, 4)
+    rows[:, 0] = value * radius
+    return clip(rows, radius)
+
+
+def test_a_privunit_node_is_charged_once_for_every_hosted_report(tmp_path):
+    guard = Guard.load(guard_file(tmp_path, mechanisms=["privunit"], **WIDE))
+    guard.admit(request(PrivUnit(0.3, 4), clients=(0, 1, 2), hosted=3))
+    assert [entry.event for entry in book(tmp_path).entries] == [client_event(PrivUnit(0.3, 4))] * 3
+    with pytest.raises(Refused, match="max_epsilon_per_round of 17"):
+        replace(guard, max_epsilon_per_round=17.0).admit(request(PrivUnit(0.3, 4), round=2, clients=(0, 1, 2, 3)))
+
+
+def test_requests_for_different_hosted_clients_of_one_round_share_its_limit(tmp_path):
+    """Each alone is within the limit of 4; the server could add all of them into one sum with one noise, where shifts add."""
+    guard = Guard.load(guard_file(tmp_path, max_epsilon_total=1e6))
+    mechanism = CentralGaussian(0.3, 8.0)
+    admitted = admitted_of(
+        guard, (request(mechanism, clients=(c,), hosted=100) for c in range(100)), "max_epsilon_per_round of 4"
+    )
+    one = client_event(mechanism).mu
+    assert admitted == max(k for k in range(100) if gdp.epsilon(k * one, DELTA) <= 4.0)
+    assert gdp.compose(e.event.mu for e in book(tmp_path).entries) == pytest.approx(admitted * one)
+    guard.admit(request(mechanism, round=2, clients=(0,), hosted=100), run="r")
+    guard.admit(request(mechanism, round=1, clients=(0,), hosted=100), run="another")
+
+
+def test_repeated_local_requests_of_one_round_compose_against_its_limit(tmp_path):
+    guard = Guard.load(guard_file(tmp_path, max_epsilon_total=1e6))
+    event = client_event(LocalGaussian(0.3, 5.0))
+    admitted = admitted_of(guard, [request(LocalGaussian(0.3, 5.0))] * 100, "max_epsilon_per_round of 4")
+    assert admitted == max(n for n in range(100) if total([(event, n)], DELTA) <= 4.0)
+
+
+def test_charges_name_the_run_that_asked(tmp_path):
+    node = {"dpfedexp-guard": str(guard_file(tmp_path))}
+    assert not ask(LocalGaussian(0.3, 9.0), node, run=77).has_error()
+    assert [(e.run, e.round) for e in book(tmp_path).entries] == [("77", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"travel": math.nan}, "travel is nan; it must be finite"),
+        ({"travel": math.inf}, "travel is inf; it must be finite"),
+        ({"travel": -1.0}, "travel is -1.0; it must be finite and zero or more"),
+        ({"travel": 0.5, "clients": (0, 1), "hosted": 2}, "asks hosted clients for SCAFFOLD"),
+        ({"travel": 0.5}, "carries no control variate"),
+        ({"round": 0}, "round is 0; it must be a positive whole number"),
+        ({"round": -3}, "round is -3; it must be a positive whole number"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_and_costs_nothing(changes, reason, tmp_path):
+    reply = ask(CentralGaussian(0.3, 9.0), {"dpfedexp-guard": str(guard_file(tmp_path))}, **changes)
+    assert reason in reply.error.reason
+    assert not (tmp_path / "guard.ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", [1e-40, 1e40])
+def test_a_clip_or_noise_outside_the_range_of_float32_is_refused(value):
+    for mechanism in (LocalGaussian(value, 9.0), LocalGaussian(0.3, value)):
+        assert "it must be between 1e-30 and 1e+30" in ask(mechanism).error.reason
+
+
+def scaffold(control: float, travel: float, state: RecordDict, trained=(1.5, 1.0, 1.0, 1.0)) -> Message:
+    given = Request(1, "n", CentralGaussian(0.2, 1.0), Sampling(), travel=travel, rounds=9)
+    arrays = {
+        "arrays": ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))}),
+        "dpfedexp.control": ArrayRecord({"w": Array(np.full(4, control, dtype=np.float32))}),
+    }
+
+    def app(message: Message, context: Context) -> Message:
+        correction = message.content.array_records["correction"]["w"].numpy()
+        values = np.asarray(trained, dtype=np.float32) + correction
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(values)})}), reply_to=message)
+
+    message = Message(RecordDict({**arrays, REQUEST: given.to_record()}), 7, "train")
+    return private_training(message, Context(1, 7, {}, state, {}), app)
+
+
+def test_a_control_variate_that_is_not_finite_is_refused():
+    for control in (math.nan, math.inf):
+        assert "is not finite" in scaffold(control, 0.5, RecordDict()).error.reason
+
+
+@pytest.mark.parametrize(("control", "travel"), [(0.1, 1e-45), (0.1, 1e300), (3e38, 0.5), (-3e38, 1e-300)])
+def test_no_control_variate_or_travel_moves_an_answer_out_of_the_ball_or_spoils_the_next(control, travel):
+    """Whatever the server puts into c and τη_l, an answer stays within C, and the node's own c_i stays finite."""
+    state = RecordDict()
+    for _ in range(3):
+        reply = scaffold(control, travel, state)
+        assert not reply.has_error(), reply.error.reason
+        assert np.linalg.norm(reply.content.array_records[REPORT]["vector"].numpy().astype(np.float64)) <= 0.2
+        assert np.isfinite(state.array_records["dpfedexp.own-control"]["c_i"].numpy()).all()
+
+
+def test_the_ledger_and_its_anchor_agree_before_an_answer_exists(guard, tmp_path):
+    for number in (1, 2, 3):
+        guard.admit(request(round=number))
+        mark = book(tmp_path).mark()
+        assert guard_ledger._read(tmp_path / "guard.anchor.json") == mark
+        assert mark.count == number
+
+
+def keep(folder, *names) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+LEDGER = ("guard.ledger.jsonl", "guard.ledger.jsonl.head")
+
+
+def restore(folder, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guard, tmp_path):
+    guard.admit(request())
+    (tmp_path / LEDGER[0]).unlink()
+    with pytest.raises(Refused, match=r"missing beside guard\.anchor\.json and .*head; restore it from a back-up"):
+        guard.admit(request())
+    (tmp_path / LEDGER[1]).unlink()
+    with pytest.raises(Refused, match=r"missing beside guard\.anchor\.json; restore it"):
+        guard.admit(request())
+    (tmp_path / "guard.anchor.json").unlink()
+    guard.admit(request())
+    assert len(book(tmp_path)) == 1
+
+
+def test_an_older_ledger_with_its_own_head_is_refused(guard, tmp_path):
+    guard.admit(request())
+    old = keep(tmp_path, *LEDGER)
+    guard.admit(request(round=2))
+    new = keep(tmp_path, *LEDGER)
+    restore(tmp_path, old)
+    with pytest.raises(Refused, match=r"an older copy: it holds 1 charges, and its anchor .* was written after 2"):
+        guard.admit(request(round=3))
+    restore(tmp_path, new)
+    guard.admit(request(round=3))
+
+
+@pytest.mark.parametrize("charges", [0, 1, 3])
+def test_the_ledger_of_another_node_is_refused(charges, guard, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    neighbour = Guard.load(guard_file(other, **WIDE))
+    for number in (1, 2, 3):
+        neighbour.admit(request(round=number))
+    for number in range(1, charges + 1):
+        guard.admit(request(round=number))
+    if charges == 0:
+        with guard_ledger.guard_ledger(guard.path, guard.ledger):
+            pass
+    restore(tmp_path, keep(other, *LEDGER))
+    with pytest.raises(Refused, match="is another ledger"):
+        guard.admit(request(round=4))
+
+
+def test_a_ledger_without_its_anchor_is_refused_and_its_head_can_be_copied(guard, tmp_path):
+    guard.admit(request())
+    anchor = tmp_path / "guard.anchor.json"
+    anchor.unlink()
+    with pytest.raises(Refused, match=r"copy guard\.ledger\.jsonl\.head to guard\.anchor\.json"):
+        guard.admit(request(round=2))
+    anchor.write_bytes((tmp_path / LEDGER[1]).read_bytes())
+    guard.admit(request(round=2))
+    assert len(book(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"count": -1, "hash": "x"}', '{"count": "1", "hash": "x"}'])
+def test_an_anchor_that_was_changed_is_refused(text, guard, tmp_path):
+    guard.admit(request())
+    (tmp_path / "guard.anchor.json").write_text(text)
+    with pytest.raises(Refused, match="was changed after it was written"):
+        guard.admit(request(round=2))
+
+
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody_out(
+    write, guard, tmp_path, monkeypatch
+):
+    """The first write is beside the empty ledger, the others after a charge: the ledger may be ahead, never behind."""
+    original, writes = guard_ledger.write_atomically, []
+
+    class Crash(BaseException): ...
+
+    def crash(*args):
+        writes.append(args)
+        if len(writes) == write:
+            raise Crash
+        original(*args)
+
+    monkeypatch.setattr(guard_ledger, "write_atomically", crash)
+    with pytest.raises(Crash):
+        admitted_of(guard, (request(round=number) for number in (1, 2, 3)), "never")
+    charged = len(book(tmp_path))
+    assert charged == write - 1
+    guard.admit(request(round=9))
+    assert len(book(tmp_path)) == charged + 1
+    assert guard_ledger._read(tmp_path / "guard.anchor.json") == book(tmp_path).mark()
+
+
+def test_a_ledger_of_the_version_before_anchors_gets_one(guard, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfedexp.accounting.ledger.VERSION", 1)
+    with Ledger.create(guard.ledger) as old:
+        old.charge(1, client_event(LocalGaussian(0.3, 9.0)))
+    monkeypatch.undo()
+    guard.admit(request(round=2))
+    assert len(book(tmp_path)) == 2
+    assert (tmp_path / "guard.anchor.json").exists()
+
+
+def test_an_answer_waits_while_another_message_holds_the_ledger(guard):
+    """Without the lock the second message would see the ledger in use, or pass a check whose room the first is taking."""
+    done = threading.Event()
+
+    def admit() -> None:
+        guard.admit(request(round=2))
+        done.set()
+
+    waiting = threading.Thread(target=admit, daemon=True)
+    with guard_ledger.guard_ledger(guard.path, guard.ledger) as ledger:
+        waiting.start()
+        assert not done.wait(0.3), "it must wait"
+        ledger.charge(1, client_event(LocalGaussian(0.3, 9.0)))
+    assert done.wait(30)
+    waiting.join()
+
+
+def test_of_many_messages_at_once_only_those_within_the_total_are_admitted(tmp_path):
+    guard = Guard.load(guard_file(tmp_path, max_epsilon_per_round=1e6))
+    mechanism = LocalGaussian(0.3, 3.0)
+    affordable = max(n for n in range(1, 50) if total([(client_event(mechanism), n)], DELTA) <= 9.0)
+    assert 2 <= affordable < 12
+
+    def admit(number: int) -> str:
+        try:
+            guard.admit(request(mechanism, round=number))
+        except Refused as reason:
+            return str(reason)
+        return "admitted"
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(admit, range(1, 13)))
+    assert answers.count("admitted") == affordable == len(book(tmp_path))
+    assert all(a == "admitted" or "above its max_epsilon_total of 9" in a for a in answers), answers
+
+
+def test_events_in_a_guards_ledger_read_back_as_written(guard, tmp_path):
+    guard.admit(
+        request(CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0), clients=(0, 1, 2), hosted=3)
+    )
+    entry = book(tmp_path).entries[0]
+    assert isinstance(entry.event, GaussianEvent)
+    assert entry.event.mu == pytest.approx(3 * client_event(CentralGaussian(0.3, 5.0, "replace-one", "paper", 1.0)).mu)

@@ -1,0 +1,153 @@
+"""Who takes part: places that nobody loses to a later node, and everybody where adding one node must change only its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
+
+from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
+from dpfedexp.errors import RoundFailed
+from dpfedexp.flower import DpFedExp, client
+from dpfedexp.flower.nodes import seated
+from dpfedexp.local import Sgd
+
+from .loopback import LoopbackGrid, plain_app, problem
+from .test_agreement import Silence
+
+LOCAL = Sgd(lr=0.05, steps=5)
+CLIP = 0.5
+REPLACE = dp_fedavg(clip=CLIP, noise_multiplier=1.0)
+ADD = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+
+
+class Nodes(LoopbackGrid):
+    """Nodes with chosen ids: id → which client's data it has. `arrivals[round]` replaces who is connected before that round."""
+
+    def __init__(self, connected: dict[int, int], arrivals: dict[int, dict[int, int]] | None = None) -> None:
+        federation, model = problem(6)
+        super().__init__(plain_app(federation, model, LOCAL), 0)
+        self.arrivals, self.asked = arrivals or {}, []
+        self.connect(connected)
+
+    def connect(self, connected: dict[int, int]) -> None:
+        known = dict(self.contexts)
+        fresh = {n: Context(1, n, {"partition-id": c}, RecordDict(), {}) for n, c in connected.items()}
+        self.contexts = {n: known.get(n, context) for n, context in fresh.items()}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.asked.append(sorted(m.metadata.dst_node_id for m in messages))
+        keys = super().push_messages(messages)
+        if len(self.asked) + 1 in self.arrivals:
+            self.connect(self.arrivals[len(self.asked) + 1])
+        return keys
+
+
+def start(folder, grid, algorithm=REPLACE, clients=3, rounds=1, **options) -> DpFedExp:
+    options = {"floor": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
+    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **options)
+    _, model = problem(6)
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.05)
+    return strategy
+
+
+def moved_sum(strategy: DpFedExp) -> torch.Tensor:
+    """Σ of the clipped updates of the first round: with server rate 1, c̄·clients."""
+    _, model = problem(6)
+    start_w = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    return (strategy.state.w - start_w) * strategy.clients
+
+
+@pytest.mark.parametrize("id_of_new", [1, 99], ids=["lowest id", "highest id"])
+def test_adding_a_node_under_add_remove_moves_the_sum_by_at_most_the_clip(id_of_new, tmp_path):
+    """More nodes than `clients` too. Where a place was taken from another, the sum moved by their difference, up to 2C."""
+    for count in (2, 3, 4, 5):
+        some = {10 + n: n for n in range(count)}
+        before = start(tmp_path / f"{count} before", Nodes(some), ADD)
+        after = start(tmp_path / f"{count} after", Nodes({**some, id_of_new: 5}), ADD)
+        shift = float((moved_sum(after) - moved_sum(before)).norm())
+        assert 0.1 * CLIP < shift <= CLIP * (1 + 1e-6)
+        alone = moved_sum(start(tmp_path / f"{count} alone", Nodes({7: 5}), ADD))
+        # Float32 updates and a grid of noise of 2⁻²¹: what it adds is what it sends alone.
+        torch.testing.assert_close(moved_sum(after) - moved_sum(before), alone, rtol=0, atol=1e-5)
+
+
+def test_under_add_remove_every_connected_node_is_asked_and_none_is_named(tmp_path, caplog):
+    grid = Nodes({n: n for n in range(1, 6)})
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        strategy = start(tmp_path, grid, ADD, clients=3)
+    assert grid.asked == [[1, 2, 3, 4, 5]]
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["nodes"] == []
+    assert "valid" not in strategy.history[0]
+
+
+def test_under_add_remove_neither_log_nor_error_says_how_many_nodes_there_are(tmp_path, caplog):
+    with caplog.at_level(logging.DEBUG, logger="flwr"), pytest.raises(RoundFailed) as failure:
+        start(tmp_path, Nodes({1: 0, 2: 1}), ADD, clients=6, floor=0.9)
+    assert "too few nodes were connected" in str(failure.value)
+    for text in (str(failure.value), caplog.text):
+        assert "2 of 6" not in text
+
+
+@pytest.mark.parametrize("algorithm", [REPLACE, ldp_fedexp(clip=CLIP, noise_multiplier=1.0)], ids=["central", "local"])
+def test_a_later_node_never_displaces_another(algorithm, tmp_path):
+    """A node with the lowest id connects after round 1, when all places are taken, and is never asked."""
+    first = {10: 0, 11: 1, 12: 2}
+    grid = Nodes(first, {2: {1: 3, **first}, 3: {1: 3, 2: 4, **first}})
+    start(tmp_path, grid, algorithm, rounds=3)
+    assert grid.asked == [[10, 11, 12]] * 3
+
+
+def test_with_more_nodes_than_clients_under_replace_one_the_first_round_binds(tmp_path):
+    grid = Nodes({n: n - 1 for n in (2, 4, 5, 6)}, {2: {1: 0, 2: 1, 4: 3, 5: 4, 6: 5}})
+    start(tmp_path, grid, rounds=2)
+    assert grid.asked == [[2, 4, 5]] * 2
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["nodes"] == [2, 4, 5]
+
+
+def test_the_place_of_an_absent_node_stays_its_own_and_its_reply_is_missing(tmp_path):
+    grid = Nodes({10: 0, 11: 1, 12: 2}, {2: {10: 0, 11: 1, 5: 3}, 3: {10: 0, 12: 2, 5: 3}})
+    start(tmp_path, grid, rounds=3)
+    assert grid.asked == [[10, 11, 12], [10, 11], [10, 12]]
+
+
+def test_a_free_place_goes_to_a_node_that_comes_later_once(tmp_path):
+    grid = Nodes({10: 0, 11: 1}, {2: {10: 0, 11: 1, 5: 3, 6: 4}, 3: {1: 2, 10: 0, 11: 1, 5: 3, 6: 4}})
+    start(tmp_path, grid, rounds=3)
+    assert grid.asked == [[10, 11], [5, 10, 11], [5, 10, 11]]
+
+
+def test_a_resumed_run_asks_the_nodes_of_its_first_round(tmp_path):
+    start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=1)
+    grid = Nodes({1: 3, 2: 4, 10: 0, 12: 2})
+    # The same settings but for the number of rounds, which the noise here does not depend on.
+    start(tmp_path, grid, rounds=2, resume=True)
+    assert grid.asked == [[10, 12]]
+
+
+def test_nodes_with_new_ids_take_no_place_unless_the_run_is_resumed_with_rebind(tmp_path):
+    """SuperNodes without keys have other ids after a restart."""
+    start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=1)
+    grid = Nodes({20: 0, 21: 1, 12: 2}, {3: {20: 0, 21: 1, 12: 2, 5: 4}})
+    with pytest.raises(RoundFailed, match=r"1 of 3 nodes .* also 2 nodes that have no place in this run.*rebind=true"):
+        start(tmp_path, grid, rounds=3, resume=True, floor=0.6)
+    start(tmp_path, grid, rounds=3, resume=True, rebind=True, floor=0.6)
+    assert grid.asked == [[12, 20, 21]] * 2
+    assert sorted(json.loads((tmp_path / "checkpoint.json").read_text())["nodes"]) == [12, 20, 21]
+
+
+def test_places_are_kept_in_the_order_in_which_they_were_taken():
+    assert seated([3, 1, 2], (), 2) == (1, 2)
+    assert seated([1], (9, 8), 2) == (9, 8)
+    assert seated([4, 1], (9,), 2) == (9, 1)
+    assert seated([4, 1], (9, 8, 7), 2) == (9, 8, 7)
