@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
@@ -216,11 +217,12 @@ def _taken_back(book: Ledger, anchor: Mark, where: Path) -> LedgerError:
 
 
 def _check_nothing_was_released(folder: Path) -> None:
+    """A folder without ledger and checkpoint is one in which a run begins, unless something else remembers another."""
     metrics = folder / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size > 0:
+    if head_path(folder / LEDGER).exists() or (metrics.exists() and metrics.stat().st_size > 0):
         raise LedgerError(
-            f"the run can't be resumed: the folder {str(folder)!r} has metrics of rounds that were released, but its ledger is "
-            "missing. Put it back, or begin a new run in a new folder."
+            f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
+            "say what was charged. Put it back, or begin a new run in a new folder."
         )
 
 
