@@ -78,6 +78,7 @@ OUTLETS: Mapping[str, Fields] = {
     "report.html": {"*": "released"},
     "*.svg": {"*": "released"},
     "*.png": {"*": "released"},
+    "*.pdf": {"*": "released"},
     "terminal": {"elapsed": "nonprivate", **ROUND},
     "log": {"*": "nonprivate"},
 }
