@@ -43,8 +43,9 @@ def run(folder=None, algorithm=PLAIN, data=None, crash_after=None, **options):
             raise Crash
 
     given = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "device": "cpu", "progress": False, "trainer": "loop"}
+    given["on_round"] = crash
     data = Federation.from_clients(clients()) if data is None else data
-    return train(linear_regression(D), data, algorithm, checkpoint=folder, on_round=crash, **(given | options))
+    return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
 
 
 def interrupted(folder, after=3, **options):
@@ -132,6 +133,29 @@ def test_a_projects_ledger_that_was_taken_back_is_refused_by_all_its_runs(tmp_pa
     for folder, resume in (("a", True), ("c", False)):
         with pytest.raises(LedgerError, match="taken back"):
             run(tmp_path / folder, ledger=path, resume=resume)
+
+
+def test_a_runs_own_ledger_that_another_run_charged_is_not_taken_back_unnoticed(tmp_path):
+    interrupted(tmp_path / "a", after=2)
+    early = copies(tmp_path / "a")
+    run(tmp_path / "b", ledger=tmp_path / "a" / "ledger.jsonl", rounds=2)
+    put(tmp_path / "a", early)
+    with pytest.raises(LedgerError, match="taken back"):
+        run(tmp_path / "a", resume=True)
+
+
+def test_a_run_inside_a_run_on_one_ledger_leaves_the_outer_ones_anchor_working(tmp_path, private):
+    counts = []
+
+    def another(record):
+        if record["round"] == 1:
+            run(tmp_path / "inner", ledger=book, rounds=1)
+        if record["round"] == 3:
+            counts.extend(json.loads(path.read_text())["count"] for path in private.glob("*/anchor.json"))
+
+    with Ledger.create(tmp_path / "project.jsonl") as book:
+        run(tmp_path / "outer", ledger=book, on_round=another)
+    assert counts == [4]
 
 
 def test_the_ledger_in_a_runs_own_folder_is_begun_once(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ class Keeping:
     state: State
     history: list[dict[str, Any]]
     owned: bool
+    witness_before: Callable[[Mark], None] | None = None
 
     @staticmethod
     def open(
@@ -112,41 +114,45 @@ class Keeping:
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *named, **shown))
 
     def watch(self, *, shared: bool) -> None:
-        """From here on every charge moves the anchors before its round is released."""
+        """From here on every charge moves the anchors before its round is released.
+
+        The ledger in a run's own folder has an anchor for all its runs only once another run has charged it.
+        """
         if self.private is None:
             return
         anchors: list[PrivateFolder | SharedAnchor] = [self.private] if self.private.exists else []
-        if shared and self.book.first_hash:
+        if self.book.first_hash:
             anchor = SharedAnchor.of(self.book.first_hash)
             known = anchor.mark()
             if known is not None and not self.book.holds(known):
                 raise _taken_back(self.book, known, anchor.path)
-            anchors.append(anchor)
+            if shared or known is not None:
+                anchors.append(anchor)
 
         def witness(mark: Mark) -> None:
             for one in anchors:
                 one.remember(mark)
 
         witness(self.book.mark())
-        self.book.witness = witness
+        self.witness_before, self.book.witness = self.book.witness, witness
 
     def __enter__(self) -> Keeping:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.book.witness = None
+        if self.private is not None:
+            self.book.witness = self.witness_before
         if self.owned:
             self.book.close()
 
 
 def _begin(simulation: Simulation, settings: Settings, source: Source, folder: Path | None) -> Keeping:
     """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
-    private = None
-    if folder is not None:
-        private = PrivateFolder.of(simulation.run, folder)
-        private.begin(partial(data_tag, simulation.task.clients))
+    private = None if folder is None else PrivateFolder.of(simulation.run, folder)
     created = False
     try:
+        if private is not None:
+            private.begin(partial(data_tag, simulation.task.clients))
         with source.opened(source.new(_header(simulation, settings))) as book:
             created = source.own
             owned = source.given is None

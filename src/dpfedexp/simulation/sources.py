@@ -37,11 +37,12 @@ class Source:
 
     @contextmanager
     def opened(self, book: Ledger) -> Iterator[Ledger]:
-        """Closes what was opened here if the run can't go on with it."""
+        """Closes what was opened here if the run can't go on with it, and leaves an object of the caller's as it was."""
+        witness = book.witness
         try:
             yield book
         except BaseException:
-            book.witness = None
+            book.witness = witness
             if self.given is None:
                 book.close()
             raise
