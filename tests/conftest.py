@@ -1,4 +1,4 @@
-"""What tests share: the real MNIST files, where the machine has them."""
+"""What tests share: the real MNIST files, where the machine has them, and a private folder that is not the user's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import pytest
 
 from dpfedexp.data.mnist import find_mnist
 from dpfedexp.errors import InputError
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_root(tmp_path_factory) -> Path:
+    """Where runs keep what nobody may see; processes that tests start inherit it."""
+    os.environ["DPFEDEXP_PRIVATE"] = str(tmp_path_factory.mktemp("private"))
+    return Path(os.environ["DPFEDEXP_PRIVATE"])
 
 
 @pytest.fixture(scope="session")

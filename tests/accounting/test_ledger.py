@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from events_by_hand import central, local
 
-from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
+from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, chain, compose, gdp
 from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.events import GaussianEvent, Sampling, to_json
 from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 
@@ -193,6 +193,46 @@ def test_a_ledger_holds_its_own_marks_and_no_others(path, tmp_path):
     shorter.write_bytes(b"".join(early[:3]))
     head_path(shorter).write_bytes(json.dumps({"count": 2, "hash": marks[2].hash}).encode())
     assert [Ledger.open(shorter, read_only=True).holds(mark) for mark in marks] == [True, True, True, False]
+
+
+def test_a_witness_knows_the_mark_before_the_charge_returns_and_again_at_a_replay(path):
+    seen = []
+    with Ledger.create(path) as ledger:
+        ledger.witness = seen.append
+        ledger.charge(1, EVENT, run="a", noise="seed 0")
+        ledger.charge(2, EVENT, run="a")
+        ledger.charge(1, EVENT, run="a", noise="seed 0")
+        assert [mark.count for mark in seen] == [1, 2, 2]
+        assert all(ledger.holds(mark) for mark in seen)
+
+        def refuse(mark):
+            raise OSError(28, "No space left on device")
+
+        ledger.witness = refuse
+        with pytest.raises(OSError, match="No space"):
+            ledger.charge(3, EVENT, run="a")
+    assert [entry.round for entry in Ledger.open(path, read_only=True).entries] == [1, 2, 3]
+
+
+def test_a_ledger_of_version_1_is_read_and_each_of_its_lines_counts(path):
+    lines, previous = [], "0" * 64
+    contents = [{"format": "dpfedexp-ledger", "version": 1, "config": ""}]
+    contents += [{"seq": n, "round": 1, "event": to_json(EVENT)} for n in (1, 2)]
+    for number, content in enumerate(contents):
+        line, digest = chain._seal(content | ({"previous": previous} if number else {}), previous)
+        lines.append(line)
+        previous = digest
+    path.write_bytes(b"".join(lines))
+    head_path(path).write_bytes(json.dumps({"count": 2, "hash": previous}).encode())
+    ledger = Ledger.open(path, read_only=True)
+    assert ledger.charges() == [(EVENT, 2)]
+    assert not ledger.is_charged(1, EVENT, noise="seed 0")
+
+
+def test_an_unknown_version_is_not_read(path):
+    chain.ChainWriter.create(path, {"format": "dpfedexp-ledger", "version": 3}).close()
+    with pytest.raises(LedgerError, match="version 3; this library reads versions 1 and 2"):
+        Ledger.open(path, read_only=True)
 
 
 def test_budget_stops_before_the_round_that_would_exceed_it():

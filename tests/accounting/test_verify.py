@@ -53,6 +53,16 @@ def test_a_released_round_that_was_never_charged_fails(run):
     assert failed(run) == ["released rounds"]
 
 
+def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl", run="a") as ledger:
+        ledger.charge(1, central(5.0), run="a")
+        ledger.charge(2, central(5.0), run="b")
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert failed(tmp_path) == ["claim"]
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    assert failed(tmp_path) == ["released rounds", "claim"]
+
+
 def test_a_torn_last_metric_is_no_failure(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"rou')

@@ -40,7 +40,10 @@ SETTINGS = settings_of(SIMULATION, rounds=3)
 def _seed() -> bytes:
     book = Ledger.in_memory()
     state, _ = SIMULATION.step(SIMULATION.begin(), book)
-    checkpoint.save(FOLDER, state, checkpoint.Progress(1, state.radius, SETTINGS, 1, 4, [{"round": 1}]))
+    progress = checkpoint.Progress(
+        1, state.radius, SETTINGS, SIMULATION.run, book.mark(), [{"round": 1}], True, 4, "loop"
+    )
+    checkpoint.save(FOLDER, state, progress)
     return PATH.read_bytes()
 
 
@@ -52,7 +55,7 @@ SEEDS = [
     b"S" + _HEADER["__metadata__"]["content"].encode() + b"\0" + json.dumps(_HEADER).encode() + b"\0" + _TENSORS,
 ]
 BOOK = Ledger.in_memory()
-BOOK.charge(1, SIMULATION.event)
+BOOK.charge(1, SIMULATION.event, run=SIMULATION.run)
 
 
 def one(data: bytes) -> None:
@@ -64,7 +67,8 @@ def one(data: bytes) -> None:
         found = checkpoint.load(FOLDER)
         assert found is not None
         checkpoint.check_same(found, SETTINGS, FOLDER)
-        state = checkpoint.resume(found, SIMULATION, BOOK, FOLDER)
+        checkpoint.check_charged(found, BOOK, FOLDER)
+        state = checkpoint.resume(found, SIMULATION, FOLDER)
         assert state.w.shape == (3,)
         assert state.reported.shape == (3,)
 

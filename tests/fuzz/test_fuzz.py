@@ -26,9 +26,22 @@ def test_hostile_input_gets_a_sentence(name):
     assert "Done" in done.stderr or "without a finding" in done.stdout
 
 
+def test_no_swap_of_ledgers_heads_checkpoints_and_anchors_loses_a_charge():
+    """Four hundred of the ten thousand that `python -m tests.fuzz.swaps` tries."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.swaps", "--cases", "400"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "no charge lost" in done.stdout
+
+
 def test_every_fuzzer_is_in_the_list():
     here = Path(__file__).parent
-    modules = {path.stem for path in here.glob("*.py")} - {"__init__", "harness", "test_fuzz", "test_hostile"}
+    modules = {path.stem for path in here.glob("*.py")} - {"__init__", "harness", "swaps", "test_fuzz", "test_hostile"}
     assert modules == set(TARGETS)
 
 

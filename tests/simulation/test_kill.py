@@ -43,7 +43,10 @@ def outcome(folder: Path):
     return (
         weights.numpy().tobytes(),
         history,
-        (folder / "ledger.jsonl").read_bytes(),
+        [
+            (entry.round, entry.event, entry.noise)
+            for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries
+        ],
         (folder / "privacy.json").read_bytes(),
     )
 

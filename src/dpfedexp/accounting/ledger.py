@@ -8,6 +8,7 @@ run leaves a ledger that opens again and that covers every round it released. Re
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,10 @@ class Mark:
 
 
 class Ledger:
-    """The charges of one run.
+    """The charges of a run, or of several runs over the same clients, whose costs add up.
 
-    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk.
+    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk, and when `witness`, where there is
+    one, has taken down the new mark: a copy that is kept elsewhere shows a ledger that was taken back.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Ledger:
         self._hashes = [] if hashes is None else hashes
         self._writer = writer
         self._read_only = read_only
+        self.witness: Callable[[Mark], None] | None = None
 
     @classmethod
     def in_memory(cls, **header: Any) -> Ledger:
@@ -138,6 +141,11 @@ class Ledger:
         """Where the ledger stands now, for a checkpoint to remember."""
         return Mark(len(self), self._hashes[-1] if self._hashes else "")
 
+    @property
+    def first_hash(self) -> str:
+        """What this ledger can be known by: the hash of its first line, "" in memory."""
+        return self._hashes[0] if self._hashes else ""
+
     def holds(self, mark: Mark) -> bool:
         """Whether this is the ledger that `mark` was taken of, or a continuation of it."""
         if not 0 <= mark.count <= len(self):
@@ -160,6 +168,7 @@ class Ledger:
         entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
         paid = self._paid.get(_release(entry))
         if paid == event:
+            self._testify()
             return False
         if paid is not None:
             raise LedgerError(
@@ -171,7 +180,12 @@ class Ledger:
             self._writer.append(content)
         self._entries.append(entry)
         self._paid[_release(entry)] = event
+        self._testify()
         return True
+
+    def _testify(self) -> None:
+        if self.witness is not None:
+            self.witness(self.mark())
 
     def charges(self) -> list[tuple[Event, int]]:
         """What was charged, as any accountant reads it: each distinct event and how often."""
@@ -231,7 +245,7 @@ def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -
     if config_hash is not None and header.get("config") != config_hash:
         raise LedgerError(
             f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
-            f"{config_hash!r}); charges of different runs do not belong in one ledger."
+            f"{config_hash!r}); resume it with those, or begin a run with a ledger of its own."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,10 @@ class Federation:
         """Other data, such as a test set, cast and transformed as the clients' are."""
         inputs, targets = as_tensor("inputs", inputs), as_tensor("targets", targets)
         return self._cast(inputs.to(device), targets.to(device))
+
+    def contents(self) -> Iterator[Tensor]:
+        """Everything that decides which rows a client holds and what is in them, as it is stored."""
+        yield from (self.inputs, self.targets, self.rows, self.offsets)
 
     def summary(self) -> dict[str, Any]:
         """Clients, rows, sizes, and for class labels how many classes a client holds on average."""

@@ -78,12 +78,12 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     keys = [*run.metrics, *(key for key in ("eta_g", "clip", "epsilon_total") if _varies(run, key))]
     panels = [Panel(_name(key), "round", _name(key), [run.series(key, _name(key))]) for key in keys]
     rows = [[_name(key), run.last(key)] for key in (*run.metrics, "eta_g", "clip", "epsilon_total")]
-    total = sum(record.get("seconds") or 0.0 for record in run.history)
+    times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
     return Section(
         name=_slug(run.name),
         title=run.name,
-        text=[f"{len(run.history)} rounds in {total:.1f} seconds."],
+        text=[f"{len(run.history)} rounds" + (f" in {sum(times):.1f} seconds." if times else ".")],
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if run.history else [],
         notes=notes,

@@ -4,15 +4,15 @@ One safetensors file, `checkpoint.safetensors`: the state's tensors, and a JSON 
 replaced as a whole after every round, so there is always exactly one, and it is complete. It holds no random state, because every
 draw of a simulation is a function of seed, purpose, round and client.
 
-With SCAFFOLD it holds the clients' own control variates, which are not private: it is readable by its owner only, and the one
-of the last round leaves them out.
+It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
+clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dpfedexp.accounting import Ledger
+from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.private import is_run_id
 from dpfedexp.round import State
+from dpfedexp.simulation import outlets
 from dpfedexp.simulation.durable import replace_file
 from dpfedexp.simulation.engine import Simulation
 from dpfedexp.simulation.identity import Settings, differences
 
 NAME = "checkpoint.safetensors"
-FORMAT, VERSION = "dpfedexp-checkpoint", 1
+FORMAT, VERSION = "dpfedexp-checkpoint", 2
 _LARGEST_TEXT = 2**26
-_ONE_OF_STATE = ("w", "control", "client_controls")
+_ONE_OF_STATE = ("w", "control")
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,23 @@ class Progress:
     """What a run knows beside its tensors.
 
     settings    what the run is (`identity.settings_of`)
-    charged     how many charges the ledger held
-    chunk_size  clients per tensor program, which decides how sums round
+    run         the name that the ledger knows it by
+    ledger      how far the ledger had come
     history     the records of the completed rounds
-    trainer     how local updates were computed, which decides how they round
+    controls    whether the clients' control variates of this round are in the private folder
+    chunk_size  clients per tensor program, which decides how sums round; not recorded in a secure run
+    trainer     how local updates were computed, which decides how they round; not recorded in a secure run
     """
 
     round: int
     radius: float
     settings: Settings
-    charged: int
-    chunk_size: int
+    run: str
+    ledger: Mark
     history: list[dict[str, Any]]
-    trainer: str = "auto"
+    controls: bool = False
+    chunk_size: int | None = None
+    trainer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,20 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-def save(folder: Path, state: State, progress: Progress, *, last: bool = False) -> None:
-    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
-
-    `last` says that no round follows, so the clients' control variates are not needed any more.
-    """
-    tensors = _tensors(replace(state, client_controls=None) if last else state)
-    text = json.dumps({"format": FORMAT, "version": VERSION, "tensors": _digest(tensors), **vars(progress)})
+def save(folder: Path, state: State, progress: Progress) -> None:
+    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was."""
+    tensors = _tensors(state)
+    known = {name: value for name, value in vars(progress).items() if value is not None}
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tensors": _digest(tensors),
+        **known,
+        "ledger": vars(progress.ledger),
+    }
+    # Neither of these changes what is written; they fail where something is about to leave that nobody has a right to.
+    outlets.recorded(NAME, tensors, secure=False)
+    text = json.dumps(outlets.recorded(NAME, content, secure=False))
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     try:
         replace_file(folder / NAME, lambda temporary: save_file(tensors, temporary, metadata), mode=0o600)
@@ -100,16 +113,31 @@ def check_same(found: Checkpoint, settings: Settings, folder: Path) -> None:
     )
 
 
-def resume(found: Checkpoint, simulation: Simulation, ledger: Ledger, folder: Path) -> State:
-    """The state to go on from. Refuses a checkpoint whose rounds the ledger has not charged."""
-    progress = found.progress
-    rounds = {entry.round for entry in ledger.entries}
-    uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
-    if uncharged or len(ledger) < progress.charged:
+def check_charged(found: Checkpoint, ledger: Ledger, folder: Path) -> None:
+    """Refuses a checkpoint that the ledger at hand has not paid for."""
+    mark, where = found.progress.ledger, f"the checkpoint in {str(folder)!r}"
+    if len(ledger) < mark.count:
         raise LedgerError(
-            f"the checkpoint in {str(folder)!r} is of round {progress.round} and {progress.charged} charges, but the ledger holds "
-            f"{len(ledger)}: charges were removed, so the run can't go on from here."
+            f"the run can't be resumed: {where} was written after {mark.count} charges, but the ledger holds {len(ledger)}, so it "
+            "is an older copy or another run's. Put the newest ledger and its .head file back, or begin a new run in a new folder."
         )
+    if not ledger.holds(mark):
+        raise LedgerError(
+            f"the run can't be resumed: the ledger is not the one that {where} was written beside, but one from elsewhere. "
+            "Put this run's own ledger and its .head file back, or begin a new run in a new folder."
+        )
+    rounds = {entry.round for entry in ledger.entries if entry.run == found.progress.run}
+    uncharged = [number for number in range(1, found.progress.round + 1) if number not in rounds]
+    if uncharged:
+        raise LedgerError(
+            f"the run can't be resumed: {where} is of round {found.progress.round}, but round {uncharged[0]} of this run was never "
+            "charged. Put the checkpoint and the ledger of one run back together, or begin a new run in a new folder."
+        )
+
+
+def resume(found: Checkpoint, simulation: Simulation, folder: Path, controls: Tensor | None = None) -> State:
+    """The state to go on from. SCAFFOLD's clients begin with `controls`, or with zeros where there are none."""
+    progress = found.progress
     start = simulation.begin()
     given = found.tensors
     state = State(
@@ -119,7 +147,7 @@ def resume(found: Checkpoint, simulation: Simulation, ledger: Ledger, folder: Pa
         radius=progress.radius,
         server={name: given[f"server.{name}"].to(start.w.device) for name in start.server if f"server.{name}" in given},
         control=None if start.control is None else given.get("control", start.control).to(start.w.device),
-        client_controls=None if start.client_controls is None else given.get("client_controls", start.client_controls),
+        client_controls=start.client_controls if controls is None else controls,
     )
     for name, tensor, like in _pairs(state, start):
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -147,8 +175,6 @@ def _tensors(state: State) -> dict[str, Tensor]:
     named |= {f"server.{name}": value for name, value in state.server.items()}
     if state.control is not None:
         named["control"] = state.control
-    if state.client_controls is not None:
-        named["client_controls"] = state.client_controls
     return {name: value.detach().cpu().contiguous() for name, value in named.items()}
 
 
@@ -194,26 +220,42 @@ def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
 def _progress(folder: Path, content: Any) -> Progress:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _damaged(folder, "it was written by another program")
+    if content.get("version") == 1:
+        raise InputError(
+            f"the checkpoint in {str(folder)!r} has version 1, which carries a hash of the clients' data that no key protects: "
+            "keep it from others, and finish the run with the version of dpfedexp that wrote it, or begin a new run in a new "
+            "folder. What was charged stays charged."
+        )
     if content.get("version") != VERSION:
         raise InputError(
             f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}; this library reads {VERSION}."
         )
-    counts = [content.get(name) for name in ("round", "charged", "chunk_size")]
     history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
+    ledger, chunk_size, trainer = content.get("ledger"), content.get("chunk_size"), content.get("trainer")
     if (
-        not all(type(count) is int and count >= 0 for count in counts)
-        or content["chunk_size"] < 1
+        not _is_count(content.get("round"))
         or not isinstance(radius, float)
         or not radius > 0
         or not isinstance(settings, dict)
+        or not is_run_id(content.get("run"))
+        or not isinstance(ledger, dict)
+        or not _is_count(ledger.get("count"))
+        or not isinstance(ledger.get("hash"), str)
         or not isinstance(history, list)
         or not all(isinstance(line, dict) for line in history)
         or len(history) != content["round"]
-        or not isinstance(content.get("trainer"), str)
+        or not isinstance(content.get("controls"), bool)
+        or not (chunk_size is None or (_is_count(chunk_size) and chunk_size > 0))
+        or not (trainer is None or isinstance(trainer, str))
     ):
         raise _damaged(folder, "its text is not that of a checkpoint")
-    counted = (content["charged"], content["chunk_size"])
-    return Progress(content["round"], radius, settings, *counted, history, content["trainer"])
+    mark = Mark(ledger["count"], ledger["hash"])
+    run, controls = content["run"], content["controls"]
+    return Progress(content["round"], radius, settings, run, mark, history, controls, chunk_size, trainer)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _damaged(folder: Path, how: str) -> InputError:

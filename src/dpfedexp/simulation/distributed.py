@@ -9,6 +9,7 @@ With SCAFFOLD a client always belongs to the same rank, which keeps its control 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from dpfedexp.mechanisms import Mechanism
 from dpfedexp.round import State, at_radius
 from dpfedexp.simulation.engine import Part, Simulation
 from dpfedexp.simulation.heartbeat import Heartbeat
+from dpfedexp.simulation.messages import receive_text, send_text
 from dpfedexp.sums import Sums
 
 Outcome = tuple[Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
@@ -124,9 +126,7 @@ class Team:
                     self.over = True
                     if not number:
                         raise RoundFailed("rank 0 ended the run; its own message says why.")
-                    outcome: list[Outcome] = [None]  # type: ignore[list-item]
-                    dist.broadcast_object_list(outcome, src=0)
-                    return outcome[0]
+                    return self._outcome(state.w)
                 cohort = self._received(torch.zeros(int(count), dtype=torch.int64))
                 w = self._received(torch.zeros_like(state.w))
                 control = None
@@ -139,9 +139,9 @@ class Team:
                 mechanism = at_radius(simulation.mechanism, radius)
                 mine = self._mine(simulation, cohort)
                 part = self._add(simulation.collect(state, mechanism, cohort[mine], int(number)))
-                for clients, rows in part[1]:
-                    assert state.client_controls is not None
-                    state.client_controls[clients] = rows
+                if state.client_controls is not None:
+                    for clients, rows in part[1]:
+                        state.client_controls[clients] = rows
         except (RuntimeError, ValueError) as error:
             raise self._lost(int(number), error) from None
 
@@ -151,7 +151,14 @@ class Team:
             self.over = True
             self._send(torch.tensor([_STOP, outcome is not None, 0, 0], dtype=torch.float64))
             if outcome is not None:
-                dist.broadcast_object_list([outcome], src=0)
+                w, history, statement, stopped = outcome
+                send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
+                self._send(w)
+
+    def _outcome(self, like: Tensor) -> Outcome:
+        told = json.loads(receive_text())
+        w = self._received(torch.zeros_like(like, device="cpu"))
+        return w, told["history"], PrivacyStatement.from_json(told["statement"]), told["stopped"]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -180,13 +187,15 @@ class Team:
         )
 
     def _mine(self, simulation: Simulation, cohort: Tensor) -> Tensor:
-        """Positions of this rank's clients in the cohort."""
+        """Positions of this rank's clients in the cohort: by their sizes, so that work is even, or where those are private by turns."""
         sizes = simulation.task.clients.sizes
-        if not simulation.algorithm.scaffold:
+        isolated = simulation.unit is not None
+        if not isolated and not simulation.algorithm.scaffold:
             return share(sizes[cohort], self.rank, self.world)
         if self.owned is None:
             self.owned = torch.zeros(len(sizes), dtype=torch.bool)
-            self.owned[share(sizes, self.rank, self.world)] = True
+            dealt = torch.ones_like(sizes) if isolated else sizes
+            self.owned[share(dealt, self.rank, self.world)] = True
         return torch.nonzero(self.owned[cohort]).flatten()
 
     def _add(self, part: Part) -> Part:

@@ -30,8 +30,8 @@ def replace_file(path: Path, write: Callable[[Path], None], mode: int = 0o644) -
         raise
 
 
-def replace_text(path: Path, text: str) -> None:
-    replace_file(path, lambda temporary: _write(temporary, text))
+def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
+    replace_file(path, lambda temporary: _write(temporary, text), mode)
 
 
 def _write(path: Path, text: str) -> None:

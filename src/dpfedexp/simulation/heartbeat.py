@@ -6,6 +6,7 @@ rank 0's every few seconds, from a thread that runs beside the training; whoever
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
+
+from dpfedexp.simulation.messages import receive_text, send_text
 
 EVERY, GONE_AFTER = 2.0, 20.0
 EXIT_CODE = 3
@@ -34,16 +37,14 @@ class Heartbeat:
     def start() -> Heartbeat:
         """All ranks call this together."""
         rank, world = dist.get_rank(), dist.get_world_size()
-        where: list[tuple[str, int]] = [("", 0)]
         patience = timedelta(seconds=GONE_AFTER)
-        server = None
         if rank == 0:
             host = os.environ.get("MASTER_ADDR") or socket.gethostname()
             server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=patience)
-            where = [(host, server.port)]
-        dist.broadcast_object_list(where, src=0)
-        if server is None:
-            server = dist.TCPStore(*where[0], is_master=False, timeout=patience)
+            send_text(json.dumps([host, server.port]))
+        else:
+            host, port = json.loads(receive_text())
+            server = dist.TCPStore(host, port, is_master=False, timeout=patience)
         heart = Heartbeat(server, rank, world)
         server.set(f"beat/{rank}", "0")
         dist.barrier()

@@ -2,7 +2,8 @@
 
 A checkpoint carries these settings, so that it is continued only by the run that made it, and a run that it is refused to is told
 what differs. The device, the trainer, the size of the chunks and the budget are left out: they change where a run stops or how it
-rounds, not what it computes.
+rounds, not what it computes. So are the clients' data: a hash of them would tell whoever guesses a value whether it is right. They
+are known by `data_tag`, whose key and whose value never leave the run's private folder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from dpfedexp.simulation.vectorise import Clients
 
 Settings = dict[str, Any]
 _SHOWN = 6
+_SAMPLE, _PIECE = 64, 4096
 
 
 def settings_of(simulation: Simulation, **more: Any) -> Settings:
@@ -32,14 +34,14 @@ def settings_of(simulation: Simulation, **more: Any) -> Settings:
             "mechanism": simulation.mechanism,
             "local": task.local,
             "participation": simulation.participation,
-            "seed": simulation.streams.seed,
+            # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
+            "seed": None if simulation.system is not None else simulation.streams.seed,
             "loss": task.loss,
             "model": {
                 "parameters": dict(zip(task.layout.names, map(list, task.layout.shapes), strict=True)),
                 "start": _digest(task.layout.read(task.model).cpu()),
             },
             "clients": simulation.population,
-            "data": _fingerprint(task.clients),
             "diagnostics": simulation.diagnostics,
             **more,
         }
@@ -82,16 +84,35 @@ def _join(values: Mapping[str, Any], prefix: str) -> Settings:
     return joined
 
 
-def _fingerprint(clients: Clients) -> str:
-    """A hash of all the sizes and of the first row of up to 64 clients: enough to notice other data without reading all of them."""
-    holders = torch.nonzero(clients.sizes > 0).flatten()
-    some = holders[torch.linspace(0, len(holders) - 1, min(64, len(holders))).round().long()]
-    x, y = clients.gather(some, torch.zeros((len(some), 1), dtype=torch.int64), torch.device("cpu"))
-    return _digest(clients.sizes.cpu(), x, y)
+def data_tag(clients: Clients, key: bytes) -> str:
+    """A hash under `key` of everything that all the clients hold, and of the first rows as local training sees them."""
+    digest = hashlib.blake2b(key=key, digest_size=32)
+    contents = getattr(clients, "contents", None)
+    _update(digest, [clients.sizes])
+    _update(digest, contents() if contents is not None else _rows(clients))
+    holders = torch.nonzero(clients.sizes > 0).flatten()[:_SAMPLE]
+    if len(holders):
+        _update(digest, clients.gather(holders, torch.zeros((len(holders), 1), dtype=torch.int64), torch.device("cpu")))
+    return digest.hexdigest()
+
+
+def _rows(clients: Clients) -> Iterator[torch.Tensor]:
+    """Every row of every client, some thousand at a time; clients of one size are asked for together."""
+    for size in torch.unique(clients.sizes[clients.sizes > 0]).tolist():
+        alike = torch.nonzero(clients.sizes == size).flatten()
+        for start in range(0, size, _PIECE):
+            positions = torch.arange(start, min(start + _PIECE, size))
+            for part in alike.split(max(1, _PIECE // len(positions))):
+                yield from clients.gather(part, positions.expand(len(part), -1), torch.device("cpu"))
 
 
 def _digest(*tensors: torch.Tensor) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.contiguous().numpy().tobytes())
+    _update(digest, tensors)
     return digest.hexdigest()[:16]
+
+
+def _update(digest: Any, tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

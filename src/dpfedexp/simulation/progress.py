@@ -9,15 +9,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class RoundProgress:
-    """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal."""
+    """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal.
 
-    def __init__(self, name: str, rounds: int, enabled: bool = True) -> None:
+    Without `times` it shows no durations, which depend on what the clients hold.
+    """
+
+    def __init__(self, name: str, rounds: int, enabled: bool = True, times: bool = True) -> None:
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
             TextColumn("{task.fields[shown]}"),
             transient=True,
             disable=not enabled,

@@ -30,6 +30,7 @@ from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
 from dpfedexp.simulation.isolation import made_up, watched, widths
 from dpfedexp.simulation.keeping import Keeping, find
+from dpfedexp.simulation.outlets import recorded
 from dpfedexp.simulation.parallel import Parallel
 from dpfedexp.simulation.precision import Precision, check_precision
 from dpfedexp.simulation.progress import RoundProgress
@@ -45,7 +46,7 @@ class Run:
     """What a run leaves.
 
     model    the trained module: the average of the last two iterates for FedEXP variants, the last one otherwise
-    history  one record per round: test metrics, eta_g, clip, epsilon_total so far, seconds
+    history  one record per round: test metrics, eta_g, clip, epsilon_total so far, and seconds unless the run is secure
     privacy  the statement of what was promised to whom; print it
     stopped  why the run ended before its last round, None if it did not
     """
@@ -101,9 +102,11 @@ def train(
     loss           a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default
     test           (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds; or `evaluate(model) → dict`
     budget         stop before the round that would take ε (at the algorithm's δ) above this
-    ledger         a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory
+    ledger         a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs
+                   that name the same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together
     checkpoint     a folder that gets a checkpoint after every round; with `resume` the run goes on from the one that is there, and
-                   ends like a run that was never interrupted, bit for bit on the same device
+                   ends like a run that was never interrupted, bit for bit on the same device. What it must remember of the clients
+                   goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp
     secure         True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md)
     chunk_size     clients per tensor program; automatic by default, and without effect on the result beyond rounding
     memory         bytes that the clients of a chunk may take, such as "4GB"; automatic by default
@@ -131,7 +134,8 @@ def train(
         if found is not None:
             # Both were chosen on the machine that the run began on, and both decide how it rounds.
             chunk_size = chunk_size or found.progress.chunk_size
-            trainer = kept_trainer(found.progress.trainer, _device(device)) if trainer == "auto" else trainer
+            if trainer == "auto" and found.progress.trainer is not None:
+                trainer = kept_trainer(found.progress.trainer, _device(device))
         simulation, note = prepare(
             model,
             federation,
@@ -167,19 +171,21 @@ def train(
         stopped = None
         with (
             Keeping.open(simulation, settings, ledger, folder, found, resume=resume) as kept,
-            RoundProgress(algorithm.name, rounds, enabled=progress) as bar,
+            RoundProgress(algorithm.name, rounds, enabled=progress, times=not secure) as bar,
         ):
-            book = kept.book
+            simulation, book = kept.simulation, kept.book
             for number in range(kept.state.round + 1, rounds + 1):
                 try:
                     state, shown = simulation.step(kept.state, book, limit)
                 except BudgetExceeded as reason:
                     stopped = str(reason)
+                    kept.stop()
                     break
                 metrics = {}
                 if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
                     metrics = _evaluate(model, simulation, state, evaluate)
                 record = describe(shown, book.guarantee(algorithm.delta).epsilon, metrics)
+                record = recorded("metrics.jsonl", record, secure=bool(secure))
                 kept.keep(state, record, last=number == rounds)
                 if on_round is not None:
                     on_round(record)
@@ -236,6 +242,10 @@ def prepare(
         f"chunk_size is {chunk_size}; it must be a positive whole number.",
     )
     require(len(federation) > 0, "the federation has no clients; it needs at least one.")
+    require(
+        not (secure and diagnostics),
+        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
     check_precision(precision)
     where = _device(device)
     module = _in_training(model).to(where)

@@ -1,0 +1,245 @@
+"""Ledgers, heads, checkpoints and anchors of different moments and runs, swapped against each other and damaged.
+
+Whatever lies in a run's folder, a resumed run either goes on with a ledger that holds every charge its anchor knows of, and loses
+none of them in its next round, or it is refused with a sentence. `python -m tests.fuzz.swaps --cases 10000` tries ten thousand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpfedexp import Sgd, cdp_fedexp, dp_scaffold
+from dpfedexp.accounting import Ledger
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.data import synthetic_regression
+from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.models import linear_regression
+from dpfedexp.simulation.engine import describe
+from dpfedexp.simulation.identity import settings_of
+from dpfedexp.simulation.keeping import Keeping, find
+from dpfedexp.simulation.train import prepare
+from tests.fuzz.harness import mutation
+
+ROUNDS, INTERRUPTED = 6, 4
+PROBLEM = synthetic_regression(4, 3, seed=0)
+FILES = ("ledger.jsonl", "ledger.jsonl.head", "checkpoint.safetensors")
+Content = bytes | None
+
+
+@dataclass
+class History:
+    """What a run had on disk after each of its rounds: its three files and its private folder (None when it was removed)."""
+
+    run: str = ""
+    files: list[dict[str, Content]] = field(default_factory=list)
+    private: list[dict[str, bytes] | None] = field(default_factory=list)
+
+
+@dataclass
+class Summary:
+    accepted: int = 0
+    strict: int = 0
+    begun: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        kinds = "; ".join(f"{count} {words}" for words, count in self.refused.most_common())
+        refused = sum(self.refused.values())
+        return (
+            f"{self.accepted + self.begun + refused} combinations: {self.accepted} accepted ({self.strict} beside the newest "
+            f"anchor), none with a ledger behind its anchor, no charge lost; {self.begun} began anew in an empty folder; {refused} "
+            f"refused: {kinds}"
+        )
+
+
+class World:
+    """Two runs of the same settings, their whole history on disk, and a folder to mix it in."""
+
+    def __init__(self, root: Path, algorithm: Algorithm, *, secure: bool) -> None:
+        self.private, self.folder = root / "private", root / "run"
+        self.algorithm, self.secure = algorithm, secure
+        os.environ["DPFEDEXP_PRIVATE"] = str(self.private)
+        self.runs = [self._history(rounds) for rounds in (ROUNDS, 3)]
+
+    def open(self) -> Keeping:
+        simulation, _ = prepare(
+            linear_regression(3),
+            PROBLEM.federation,
+            self.algorithm,
+            local=Sgd(lr=0.1, steps=1),
+            rounds=ROUNDS,
+            device="cpu",
+            trainer="loop",
+            secure=self.secure,
+        )
+        found = find(self.folder, resume=True)
+        return Keeping.open(simulation, settings_of(simulation, rounds=ROUNDS), None, self.folder, found, resume=True)
+
+    def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:
+        for place in (self.folder, self.private):
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+        for name, content in files.items():
+            if content is not None:
+                (self.folder / name).write_bytes(content)
+        for run, held in private.items():
+            for name, content in (held or {}).items():
+                (self.private / run).mkdir(exist_ok=True)
+                (self.private / run / name).write_bytes(content)
+
+    def _history(self, rounds: int) -> History:
+        self.put({}, {})
+        history = History()
+        with self.open() as kept:
+            history.run = kept.simulation.run
+            self._remember(history)
+            for _ in range(rounds):
+                one_round(kept)
+                self._remember(history)
+        return history
+
+    def _remember(self, history: History) -> None:
+        held = self.private / history.run
+        history.files.append({name: _bytes(self.folder / name) for name in FILES})
+        history.private.append({p.name: p.read_bytes() for p in held.iterdir()} if held.exists() else None)
+
+
+def one_round(kept: Keeping) -> None:
+    state, shown = kept.simulation.step(kept.state, kept.book)
+    kept.keep(state, describe(shown, 1.0, {}), last=state.round == ROUNDS)
+
+
+def mixture(world: World, chance: random.Random) -> tuple[dict[str, Content], dict[str, dict[str, bytes] | None], bool]:
+    """The files, the private folders, and whether those are the newest, so that nothing older may pass."""
+    mine, other = world.runs
+    now = chance.choice((INTERRUPTED, ROUNDS))
+    files = {}
+    moment = now
+    for name in FILES:
+        # A head usually comes with its ledger: alone, it is refused at once.
+        if not name.endswith(".head") or chance.random() < 0.1:
+            moment = now if chance.random() < 0.5 else chance.randrange(now + 1)
+        files[name] = mine.files[moment][name]
+        match chance.randrange(20):
+            case 0:
+                files[name] = other.files[chance.randrange(len(other.files))][name]
+            case 1:
+                files[name] = None
+            case 2 if files[name]:
+                files[name] = mutation(chance, [files[name]])
+    held, newest = mine.private[now], chance.random() < 0.7
+    if not newest:
+        held = chance.choice(mine.private[: now + 1])
+        if held is not None and chance.random() < 0.4:
+            name = chance.choice(sorted(held))
+            held = held | {name: mutation(chance, [held[name]])}
+    return files, {mine.run: held, other.run: other.private[-1]}, newest
+
+
+def check(world: World, chance: random.Random, summary: Summary) -> None:
+    files, private, newest = mixture(world, chance)
+    world.put(files, private)
+    try:
+        kept = world.open()
+    except (InputError, LedgerError) as error:
+        summary.refused[kind(str(error))] += 1
+        return
+    with kept:
+        run, done = kept.simulation.run, kept.state.round
+        before = lines(world.folder)
+        if run not in private:
+            assert all(files[name] is None for name in FILES), "a new run began where there was one"
+            summary.begun += 1
+            return
+        assert all(line in before for line in due(world, run, private[run], done)), "accepted behind its anchor"
+        if done < ROUNDS:
+            one_round(kept)
+    after = lines(world.folder)
+    assert after[: len(before)] == before, "a charge was lost"
+    charged = [
+        entry.round for entry in Ledger.open(world.folder / FILES[0], read_only=True).entries if entry.run == run
+    ]
+    assert set(range(1, min(done + 1, ROUNDS) + 1)) <= set(charged), "a round was released without its charge"
+    if world.secure and done < ROUNDS:
+        assert len(after) == len(before) + 1, "fresh noise was not charged"
+    with world.open() as again:
+        assert again.state.round == min(done + 1, ROUNDS)
+    summary.accepted += 1
+    summary.strict += newest
+
+
+def due(world: World, run: str, held: dict[str, bytes] | None, done: int) -> list[bytes]:
+    """The lines that the ledger must hold: what the anchor knows of; everything where the run is over and has none."""
+    history = world.runs[0] if run == world.runs[0].run else world.runs[1]
+    if held is None or done == ROUNDS:
+        return split(history.files[-1][FILES[0]])
+    mark = json.loads(held["anchor.json"])
+    return split(history.files[-1][FILES[0]])[: mark["count"] + 1] if mark["hash"] else []
+
+
+def lines(folder: Path) -> list[bytes]:
+    return split(_bytes(folder / FILES[0]))
+
+
+def split(content: Content) -> list[bytes]:
+    return [line for line in (content or b"").splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def kind(message: str) -> str:
+    known = {
+        "ledger that is missing": "is missing, so nobody",
+        "older ledger under the checkpoint": "older copy",
+        "ledger from elsewhere": "from elsewhere",
+        "state that was taken back": "taken back",
+        "round never charged": "never charged",
+        "private folder missing": "of its private folder",
+        "private file damaged": "the private file",
+        "other data": "data are not those",
+        "controls missing": "control variates of round",
+        "checkpoint damaged": "is damaged",
+        "ledger or head damaged": "ledger.jsonl",
+        "settings differ": "of another run",
+    }
+    return next((name for name, words in known.items() if words in message), message)
+
+
+def _bytes(path: Path) -> Content:
+    return path.read_bytes() if path.exists() else None
+
+
+def swaps(cases: int, seed: int) -> Summary:
+    chance, summary = random.Random(seed), Summary()
+    with tempfile.TemporaryDirectory() as root:
+        plain, scaffold = (make(clip=0.3, noise_multiplier=1.0) for make in (cdp_fedexp, dp_scaffold))
+        worlds = [
+            World(Path(root) / "seeded", plain, secure=False),
+            World(Path(root) / "secure", plain, secure=True),
+            World(Path(root) / "scaffold", scaffold, secure=False),
+        ]
+        for number in range(cases):
+            world = worlds[number % len(worlds)]
+            os.environ["DPFEDEXP_PRIVATE"] = str(world.private)
+            check(world, chance, summary)
+    return summary
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    # What survives a power failure is not the question here, and many more combinations fit into the time.
+    os.fsync = lambda descriptor: None
+    warnings.simplefilter("ignore")
+    began = time.monotonic()
+    print(f"{swaps(given.cases, given.seed)} ({time.monotonic() - began:.0f} s)")
