@@ -1,4 +1,4 @@
-"""What follows a release: the step size, the server's move, the next clip and SCAFFOLD's control variate, against hand-written equations."""
+"""What follows a release, against hand-written equations: step size, move, next clip, and the control variate of SCAFFOLD."""
 
 from dataclasses import replace
 
@@ -20,7 +20,9 @@ def start(**fields):
 
 
 def test_a_round_moves_the_model_by_the_step_size_times_the_mean():
-    state, eta_g = advance(dp_fedavg(clip=1.0, noise_multiplier=2.0, server_rate=1.5), MECHANISM, release(MEANS[0]), start())
+    state, eta_g = advance(
+        dp_fedavg(clip=1.0, noise_multiplier=2.0, server_rate=1.5), MECHANISM, release(MEANS[0]), start()
+    )
     assert eta_g == 1.5
     assert state.round == 1
     torch.testing.assert_close(state.w, W + 1.5 * MEANS[0], rtol=1e-15, atol=0.0)

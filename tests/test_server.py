@@ -10,7 +10,10 @@ from dpfedexp.errors import InputError
 from dpfedexp.server import Adam, Extrapolate, Momentum
 
 W = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
-MEANS = [torch.tensor(row, dtype=torch.float64) for row in ([0.3, -0.2, 0.0], [-0.1, 0.4, 0.5], [0.7, 0.1, -0.6], [0.2, 0.2, 0.2])]
+MEANS = [
+    torch.tensor(row, dtype=torch.float64)
+    for row in ([0.3, -0.2, 0.0], [-0.1, 0.4, 0.5], [0.7, 0.1, -0.6], [0.2, 0.2, 0.2])
+]
 
 
 def follow(server, eta_g=1.0):
@@ -33,7 +36,9 @@ def test_fedadam_follows_its_equations_over_four_rounds():
             m = beta1 * m + (1.0 - beta1) * step
             v = beta2 * v + (1.0 - beta2) * step * step
             x = x + lr * m / (math.sqrt(v) + tau)
-            assert float(w[coordinate]) == pytest.approx(x, rel=1e-14, abs=1e-15)  # the same double-precision operations
+            assert float(w[coordinate]) == pytest.approx(
+                x, rel=1e-14, abs=1e-15
+            )  # the same double-precision operations
 
 
 def test_fedadam_has_the_defaults_of_its_paper():

@@ -1,4 +1,4 @@
-"""A charge is on disk before `charge` returns, in the order that a crash needs; and a ledger of another version is not guessed at."""
+"""A charge is on disk before `charge` returns, in the order that a crash needs; an unknown version is not guessed at."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_a_charge_is_written_then_synced_then_counted_by_the_head_before_it_retu
 @needs_proc
 def test_a_new_ledger_is_synced_before_it_appears_and_its_folder_after(tmp_path, calls, monkeypatch):
     link = os.link
-    monkeypatch.setattr(os, "link", lambda source, target: (calls.append(("link", os.path.basename(target))), link(source, target))[1])
+    monkeypatch.setattr(
+        os, "link", lambda source, target: (calls.append(("link", os.path.basename(target))), link(source, target))[1]
+    )
     Ledger.create(tmp_path / "ledger.jsonl").close()
     partial = f"ledger.jsonl.{os.getpid()}.tmp"
     head = [("sync", "ledger.jsonl.head.tmp"), ("replace", "ledger.jsonl.head"), ("sync", tmp_path.name)]

@@ -23,7 +23,8 @@ from py_compile import PycInvalidationMode
 from typing import Any
 
 PRELOADED = (
-    "torch numpy scipy.optimize scipy.special scipy.signal scipy.stats scipy.integrate safetensors.torch pydantic typer rich mpmath "
+    "torch numpy scipy.optimize scipy.special scipy.signal scipy.stats scipy.integrate safetensors.torch pydantic typer rich "
+    "mpmath "
     "dp_accounting dp_accounting.pld.privacy_loss_distribution dp_accounting.rdp cryptography.hazmat.primitives.ciphers.algorithms "
     "opendp.prelude hypothesis pytest flwr.app flwr.serverapp flwr.clientapp torch.func"
 )
@@ -80,13 +81,18 @@ def slots(package: Path, count: int) -> Iterator[list[Slot]]:
 
 @dataclass(frozen=True)
 class Job:
-    """`prepare` changes the slot before the run, `restore` after it; `plugin` is made in the forked copy."""
+    """One run of pytest, to its first failure with `stop`.
+
+    `prepare` changes the slot before it, `plugin` is made in the forked copy, and `finish` is told how it ended. After `limit`
+    seconds it is ended.
+    """
 
     tests: list[Path]
     plugin: Callable[[Slot], Any]
     prepare: Callable[[Slot], None]
     finish: Callable[[Slot, int, float], None]
     limit: float
+    stop: bool = True
 
 
 def run(jobs: Iterable[Job], places: list[Slot], root: Path, tick: Callable[[], None] = lambda: None) -> None:
@@ -168,7 +174,17 @@ def _in_the_copy(job: Job, slot: Slot, root: Path) -> int:
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     sys.path[:0] = [str(slot.source), str(root)]
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "--rootdir", str(root)]
+    options = [
+        "-q",
+        *(["-x"] if job.stop else []),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--hypothesis-seed=0",
+        "--rootdir",
+        str(root),
+    ]
     options += ["--basetemp", str(scratch / "pytest"), "-W", "ignore"]
     code = int(pytest.main([*options, *map(str, job.tests)], plugins=[job.plugin(slot)]))
     loaded = sys.modules.get(slot.package)

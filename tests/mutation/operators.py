@@ -13,8 +13,8 @@ Each operator stands for a mistake that a person makes, or for a step that is le
     drop        a statement that is one call (a charge, a check, an fsync), an augmented assignment or a raise is left out
     argument    a function returns its argument instead of what it makes of it
 
-What can't change a result is left alone: annotations, docstrings, messages, assertions (they are for the type checker), decorators, the
-tolerances and sizes named in `KNOBS`, and numbers below 1e-6 or above 1e6, which are tolerances and limits as well.
+What can't change a result is left alone: annotations, docstrings, messages, assertions (they are for the type checker), decorators,
+the tolerances and sizes named in `KNOBS`, and numbers below 1e-6 or above 1e6, which are tolerances and limits as well.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ def plan(project: Project, wanted: list[str], count: int | None, seed: int) -> P
 
 
 def measure(project: Project, made: Plan, places: list[forks.Slot], tick: Callable[[], None]) -> None:
-    """Runs every guarding test file once on the package as it is, and fills `made.reach`. The tests have to pass."""
+    """Runs every guarding test file once on the package as it is, and fills `made.reach`.
+
+    A test that fails then (tracing makes it slower than it allows itself to be) judges no mutant, which can only lower the score.
+    """
     folder = project.state / "reach"
     folder.mkdir(parents=True, exist_ok=True)
     common = _digest([*sorted(project.package.rglob("*.py")), *_helpers(project)])
@@ -99,14 +102,17 @@ def measure(project: Project, made: Plan, places: list[forks.Slot], tick: Callab
                 lambda slot: None,
                 lambda slot, code, seconds, path=path, kept=kept: ended(path, kept, slot, code),
                 limit=1200.0,
+                stop=False,
             )
 
     def ended(path: Path, kept: Path, slot: forks.Slot, code: int) -> None:
-        if code not in (0, 5):
+        if code not in (0, 1, 5):
             failures.append(f"{path.relative_to(project.root)}:\n{slot.log.read_text()[-2000:]}")
             return
         kept.write_text(slot.out.read_text() or "{}")
         add(path, kept)
+        if code == 1:
+            kept.unlink()
 
     def add(path: Path, kept: Path) -> None:
         for test, record in json.loads(kept.read_text()).items():
@@ -126,7 +132,10 @@ def judge(
     tick: Callable[[], None],
     tell: Callable[[Outcome], None],
 ) -> list[Outcome]:
-    """Every chosen mutant against the tests that reach it. Outcomes are kept, and used again where nothing that they rest on changed."""
+    """Every chosen mutant against the tests that reach it.
+
+    Outcomes are kept, and used again where nothing that they rest on has changed.
+    """
     outcomes: list[Outcome] = []
     memory = _Memory(project, made)
     sources = {file: (project.package / file).read_text() for file in made.guards}
@@ -178,7 +187,10 @@ def judge(
 
 
 class _Memory:
-    """Outcomes of earlier runs, one line each. A kill rests on the sources and on the test that did it; a survival on all its tests."""
+    """Outcomes of earlier runs, one line each.
+
+    A kill rests on the sources and on the test that did it; a survival on the sources and on all the tests.
+    """
 
     def __init__(self, project: Project, made: Plan) -> None:
         self._path = project.state / "outcomes.jsonl"

@@ -113,7 +113,9 @@ def test_as_many_charges_for_other_rounds_do_not_pay_for_the_last_one(secure, tm
         header, entries = dict(ledger.header), ledger.entries
     path.unlink()
     head_path(path).unlink()
-    rest = {name: value for name, value in header.items() if name not in ("format", "version", "config", "hash", "previous")}
+    rest = {
+        name: value for name, value in header.items() if name not in ("format", "version", "config", "hash", "previous")
+    }
     with Ledger.create(path, config_hash=header["config"], **rest) as forged:
         for entry in entries[:3]:
             forged.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
