@@ -86,6 +86,7 @@ class LocalSettings(Section):
     epochs: int | None = None
     batch_size: int | None = None
     proximal: float = 0.0
+    max_examples: int | None = None
 
 
 class ParticipationSettings(Section):

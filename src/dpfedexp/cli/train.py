@@ -50,6 +50,7 @@ lr = 0.003
 steps = 20                  # or epochs = 1
 # batch_size = 16           # full batch by default
 # proximal = 0.01           # FedProx
+# max_examples = 64         # a public bound: a client that holds more uses a sample of its own; secure runs are fast only with it
 
 # [participation]
 # kind = "poisson"          # full | poisson | fixed

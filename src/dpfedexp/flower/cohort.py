@@ -1,24 +1,23 @@
 """One node that hosts many simulated clients and trains them as one tensor program.
 
 For studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs the node is
-trusted with their reports: it is a simulation of those clients, not a protection of them.
+trusted with their reports: it is a simulation of those clients, not a protection of them. Against everybody else each of them has
+the promise of a client, so they are trained apart, as in a secure run.
 """
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedexp.algorithms import fedavg
 from dpfedexp.errors import require
 from dpfedexp.flower.arrays import to_flat
 from dpfedexp.flower.client import MODEL, hosted_clients
 from dpfedexp.flower.wire import HOSTED
-from dpfedexp.local import Sgd, schedule
+from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss
 from dpfedexp.simulation.train import prepare
 from dpfedexp.simulation.vectorise import Clients
@@ -34,20 +33,8 @@ def train_hosted(
         f"the server asks for hosted client {int(asked.max())}, but this node hosts {len(clients)}; clients_per_node is the "
         "same number on the server and in the node's configuration.",
     )
-    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, seed=secrets.randbits(62), loss=loss)
+    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
     w = to_flat(message.content.array_records[MODEL], simulation.task.layout).float().to(simulation.task.device)
-    rows = [_updates(simulation, w, chunk) for chunk in asked.split(simulation.chunk_size)]
+    state = simulation.begin()
+    rows = [simulation.updates(state, w, chunk, 1)[: len(chunk)].cpu() for chunk in asked.split(simulation.chunk_size)]
     return RecordDict({HOSTED: ArrayRecord({"rows": Array(np.ascontiguousarray(torch.cat(rows).numpy()))})})
-
-
-def _updates(simulation, w: Tensor, chunk: Tensor) -> Tensor:
-    """Updates of a chunk in the order asked; an empty client's is zero."""
-    updates = torch.zeros(len(chunk), len(w))
-    sizes = simulation.task.clients.sizes[chunk]
-    full = torch.nonzero(sizes > 0).flatten()
-    if len(full):
-        shuffles = simulation.streams.at("batches", 1)
-        holders = chunk[full]
-        plan = schedule(simulation.task.local, sizes[full], lambda row: shuffles.generator(int(holders[row])))
-        updates[full] = simulation.trainer(w, holders, plan, 1).cpu()
-    return updates

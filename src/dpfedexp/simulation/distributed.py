@@ -187,7 +187,7 @@ class Team:
         )
 
     def _mine(self, simulation: Simulation, cohort: Tensor) -> Tensor:
-        """Positions of this rank's clients in the cohort: by their sizes, so that work is even, or where those are private by turns."""
+        """Positions of this rank's clients in the cohort: dealt out by size for even work, or blindly where sizes are private."""
         sizes = simulation.task.clients.sizes
         isolated = simulation.unit is not None
         if not isolated and not simulation.algorithm.scaffold:

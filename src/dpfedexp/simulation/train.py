@@ -234,8 +234,13 @@ def prepare(
     memory: str | int | None = None,
     diagnostics: bool = False,
     secure: Secure = False,
+    isolated: bool | None = None,
 ) -> tuple[Simulation, str | None]:
-    """The bound simulation, and a note for the user if the module can't be vectorised."""
+    """The bound simulation, and a note for the user if it is slower than they might expect.
+
+    `isolated` keeps clients apart bit for bit (`isolation`); a secure run does.
+    """
+    isolated = bool(secure) if isolated is None else isolated
     require(isinstance(rounds, int) and rounds >= 1, f"rounds is {rounds}; it must be a positive whole number.")
     require(
         chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1),
@@ -264,11 +269,11 @@ def prepare(
     nobody = made_up(task, declared)
     task = replace(task, watch=watched(task, nobody))
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
-    streams = Streams(secrets.randbits(62) if secure else seed)
+    streams = Streams(secrets.randbits(62) if isolated else seed)
     limit = parse_memory(memory)
     cohort = everyone.expected(declared)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
-    trial = replace(task, clients=nobody, copies=[]) if secure else None
+    trial = replace(task, clients=nobody, copies=[]) if isolated else None
     chunk = chunk_size or automatic_chunk(trial or task, limit)
     unit = None
     if trial is not None:
