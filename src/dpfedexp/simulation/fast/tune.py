@@ -216,20 +216,22 @@ class Programs:
 
     @cached_property
     def plain(self) -> Program:
-        try:
-            program = compile_module(self.task.model, self.task.layout.names)
-            _check(self.task, program)
-        except Unsupported as reason:
-            raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
-        return program
+        return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
 
     @cached_property
     def fused(self) -> Program:
         found = without_patches(self.plain, self.task.layout, self.task.precision) if has_triton() else None
         if found is None:
             raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
-        _check(self.task, found)
-        return found
+        return self._checked(lambda: found)
+
+    def _checked(self, make: Callable[[], Program]) -> Program:
+        try:
+            program = make()
+            _check(self.task, program)
+        except Unsupported as reason:
+            raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
+        return program
 
 
 def _check(task: Task, program: Program) -> None:
