@@ -16,7 +16,7 @@ from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
 from dpfedexp.audit.bounds import Distinguisher, Floats, mu_score
 from dpfedexp.audit.mechanism import discriminant
 from dpfedexp.audit.observed import KIND, Observed, bounds, participation, repetition
-from dpfedexp.audit.power import expected_gaussian
+from dpfedexp.audit.power import power_of_shift
 from dpfedexp.audit.result import Result
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.data import Federation
@@ -27,7 +27,7 @@ from dpfedexp.simulation.train import Run, train
 
 CLIENTS = 256
 NOISE, SAMPLED_NOISE, LITTLE_NOISE = 2.0, 0.5, 0.2
-RATE = 0.5
+RATE = 0.7
 _FAR = 1e6
 """A target so far away that a client's clipped update is the same in every round."""
 
@@ -147,7 +147,7 @@ def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
     }
 
 
-def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600, clients: int = 12) -> list[Result]:
+def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 800, clients: int = 12) -> list[Result]:
     """Everything that a round publishes (model, η_g, clip), with a client at the clip and with one that has no update."""
     algorithm, shift = step_size_cases()[name]
     values = torch.ones(clients)
@@ -173,7 +173,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
             event.mu,
             confidence,
             f"{counts[0]} rounds with the client, {counts[1]} without",
-            expected=expected_gaussian(shift, counts, mu_score, confidence),
+            power=power_of_shift(shift, counts, mu_score, confidence),
         )
     ]
 

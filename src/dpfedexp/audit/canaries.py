@@ -18,6 +18,7 @@ from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.one_run import epsilon_of_guesses, mu_of_guesses
+from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
 from dpfedexp.data import Federation
 from dpfedexp.local import Sgd
@@ -46,7 +47,7 @@ def audit_training(
 ) -> list[Result]:
     """Trains the synthetic linear model with canaries whose updates point in directions of their own.
 
-    Both tests are one-sided: they reach a small part of what was spent, by their nature, and `expected` says how much.
+    Both tests are one-sided: they reach a small part of what was spent, by their nature, and their power says how much.
     """
     algorithm = algorithm or dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove", delta=DELTA)
     coins = np.random.default_rng(seed).random(canaries) < 0.5
@@ -77,7 +78,7 @@ def audit_training(
                 run.privacy.epsilon_total,
                 confidence,
                 f"{right} of {guessed} guesses right; {likely:.2f} at 95%",
-                expected=best_guess(reference, coins, test, failure)[0],
+                power=Power(best_guess(reference, coins, test, failure)[0], 0.0),
                 one_sided=True,
             )
         )

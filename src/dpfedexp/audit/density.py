@@ -18,6 +18,7 @@ from scipy.special import betainc, betaincc, gammaln
 from dpfedexp.accounting import PrivUnitEvent, Sampling
 from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import distance, distance_limit, rare
+from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
 from dpfedexp.clipping import Clipped
 from dpfedexp.mechanisms import PrivUnit
@@ -37,7 +38,7 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
     low, high = cap_rate(mechanism, height, failure)
     seen = f"rate {low:.4f} to {high:.4f}, p {p:.4f}"
     found = [
-        Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", expected=event.epsilon),
+        Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", power=Power(event.epsilon, 0.999 * event.epsilon)),
         Result(
             "density", name, "cap's rate off p", max(0.0, low - p, p - high), 0.0, 1.0 - failure, seen, sees=f"≥ {high - low:.3f}"
         ),

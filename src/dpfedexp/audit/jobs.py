@@ -48,7 +48,7 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
         for name in (NAMES if more else ("auto", "fast", "vectorised", "loop"))
     ]
     jobs += [
-        Job(name, 4, partial(audit_history, name, seed, confidence, rounds=2000 if more else 600))
+        Job(name, 4, partial(audit_history, name, seed, confidence, rounds=2000 if more else 800))
         for name in step_size_cases()
     ]
     jobs += [

@@ -16,7 +16,7 @@ from dpfedexp.accounting import GaussianEvent, Sampling, compose
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
 from dpfedexp.audit.cases import Case
 from dpfedexp.audit.histogram import learnt_ratio
-from dpfedexp.audit.power import expected_bound, expected_gaussian
+from dpfedexp.audit.power import power_of_shift, power_of_tests
 from dpfedexp.audit.releases import samples_of
 from dpfedexp.audit.result import Result
 from dpfedexp.mechanisms import PrivUnit
@@ -38,9 +38,9 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
 
     def result(unit: str, score: Score, claim: float, curve: tuple[tuple[float, float, float], ...] = ()) -> Result:
-        expected = expected_gaussian(event.mu, counts, score, confidence)
+        power = power_of_shift(event.mu, counts, score, confidence)
         lower = attack.bound(score).value
-        return Result("mechanism", case.name, unit, lower, claim, confidence, detail, curve, expected)
+        return Result("mechanism", case.name, unit, lower, claim, confidence, detail, curve, power)
 
     def claimed(delta: float) -> float:
         return compose([(event, 1)], delta).epsilon
@@ -69,7 +69,7 @@ def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confiden
     here, there = _views(case, samples, seed)
     counts, score = (len(here), len(there)), epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
-    expected = expected_bound(*_rates(mechanism), counts, score, confidence)
+    power = power_of_tests(*_rates(mechanism), counts, score, confidence)
     views = {
         "": (claimed_ratio(mechanism, here), claimed_ratio(mechanism, there)),
         ", learnt": learnt_ratio(here, there),
@@ -83,7 +83,7 @@ def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confiden
         bound = attack.bound(score).value
         unit = "ε at δ = 0"
         found.append(
-            Result("mechanism", case.name + name, unit, bound, claim, confidence, detail, curve, expected)
+            Result("mechanism", case.name + name, unit, bound, claim, confidence, detail, curve, power)
         )
     return found
 

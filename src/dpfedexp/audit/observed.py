@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from dpfedexp.accounting import Event, GaussianEvent, compose
 from dpfedexp.audit.bounds import Floats, Score, epsilon_score, lower_bound, mu_score, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import correlation_limit, largest_correlation, rare
-from dpfedexp.audit.power import expected_sampled
+from dpfedexp.audit.power import power_of_sampling
 from dpfedexp.audit.result import Result
 
 KIND = "black box"
@@ -45,10 +45,9 @@ class Observed:
 
 def bounds(seen: Observed, confidence: float) -> list[Result]:
     """What one round proves about a client, and what some rounds together do."""
-    found = [_bound(seen, rounds, f"ε at δ = {DELTA:g}", epsilon_score(DELTA), confidence) for rounds in (1, BLOCK)]
-    if seen.rate == 1.0:
-        found += [_bound(seen, rounds, "μ", mu_score, confidence) for rounds in (1, BLOCK)]
-    return found
+    # μ needs fewer samples, but sampling has none.
+    unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", epsilon_score(DELTA))
+    return [_bound(seen, rounds, unit, score, confidence) for rounds in (1, BLOCK)]
 
 
 def _bound(seen: Observed, rounds: int, unit: str, score: Score, confidence: float) -> Result:
@@ -67,7 +66,7 @@ def _bound(seen: Observed, rounds: int, unit: str, score: Score, confidence: flo
         claim,
         confidence,
         f"{len(here) + len(there)} samples from {len(seen.sums)} rounds",
-        expected=expected_sampled(2.0 / seen.noise, seen.rate, rounds, counts, score, confidence),
+        power=power_of_sampling(2.0 / seen.noise, seen.rate, rounds, counts, score, confidence),
     )
 
 

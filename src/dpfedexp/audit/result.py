@@ -6,11 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dpfedexp.audit.power import Power
+
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
-
-FLOOR = 0.5
-"""An attack that reaches less than this share of what it would prove against a tight claim has no power."""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -19,7 +17,7 @@ class Result:
     lower      what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there
     claim      what it must not exceed: the accountant's figure, or the limit of an effect that chance explains
     unit       what both are: "ε at δ = 0.01", "μ", "largest correlation"
-    expected   what the attack would have proven at this sample size, were the claim exactly tight
+    power      what the attack would have proven at this sample size, were the claim exactly tight, and the least of it
     sees       for an effect that ought not to be there: the smallest one that would have been noticed, in words
     one_sided  stated in advance: the attack is known to reach little, so reaching little says nothing
     skipped    why nothing was measured; empty where something was
@@ -35,7 +33,7 @@ class Result:
     confidence: float
     detail: str = ""
     curve: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
-    expected: float | None = None
+    power: Power | None = None
     sees: str = ""
     one_sided: bool = False
     skipped: str = ""
@@ -47,9 +45,9 @@ class Result:
             return "not audited"
         if not self.lower <= self.claim * (1.0 + 1e-9):
             return "BROKEN"
-        if self.expected is None:
+        if self.power is None:
             return "holds" if self.sees else "NO POWER"
-        return "holds" if self.one_sided or self.lower >= FLOOR * self.expected > 0 else "NO POWER"
+        return "holds" if self.one_sided or self.lower >= self.power.least > 0 else "NO POWER"
 
     @property
     def fails(self) -> bool:
@@ -66,17 +64,17 @@ class Result:
         return self.lower / self.claim if self.claim > 0 else math.nan
 
     @property
-    def power(self) -> str:
+    def could(self) -> str:
         """What the attack could have shown, in words."""
         if self.skipped:
             return ""
-        if self.expected is None:
+        if self.power is None:
             return self.sees
-        return f"{self.expected:.4f}" + (" (one-sided)" if self.one_sided else "")
+        return f"{self.power.expected:.4f}" + (" (one-sided)" if self.one_sided else f", ≥ {self.power.least:.4f}")
 
     def to_json(self) -> dict[str, Any]:
         """For programs: numbers that JSON has no word for are null."""
-        found = asdict(self) | {"outcome": self.outcome, "holds": self.holds, "power": self.power}
+        found = asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
 

@@ -31,8 +31,8 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
         title="Privacy measured from outside",
         text=[
             "A lower bound is what an attack has proven, at the stated confidence; a claim is what the accountant says no attack "
-            "can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than half of what it would reach "
-            "against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit of "
+            "can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than it would reach but for bad "
+            "luck against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit of "
             "chance, and beside it stands the smallest effect that would have been noticed."
         ],
         tables=tables,
@@ -90,8 +90,8 @@ def _row(result: Result) -> list[str]:
         result.unit,
         f"{result.lower:.4f}",
         f"{result.claim:.4f}",
-        f"{100 * result.share:.0f}%" if result.claim > 0 and result.expected is not None else "",
-        result.power,
+        f"{100 * result.share:.0f}%" if result.claim > 0 and result.power is not None else "",
+        result.could,
         _MARKS[result.outcome],
         "exact" if result.confidence == 1.0 else f"1 − {1 - result.confidence:.0e}",
         result.detail,
