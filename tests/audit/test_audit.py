@@ -78,7 +78,17 @@ def test_secure_noise_costs_less_than_twice_the_plain_one():
 
 def test_every_part_of_the_audit_is_among_the_jobs():
     names = " ".join(job.name for job in all_jobs(50_000, 0, CONFIDENCE))
-    for part in (*CASES, "Flower", "train", "isolation", "module state", "noise", "canaries", "density", "adaptive clip"):
+    for part in (
+        *CASES,
+        "Flower",
+        "train",
+        "isolation",
+        "module state",
+        "noise",
+        "canaries",
+        "density",
+        "adaptive clip",
+    ):
         assert part in names
 
 

@@ -82,7 +82,9 @@ def test_right_guesses_prove_more_and_failure_probabilities_less():
     assert proven == sorted(proven)
     assert proven[0] == 0.0
     assert proven[-1] > 0.5
-    assert mu_of_guesses(1000, 200, 200, 1e-9) < mu_of_guesses(1000, 200, 200, 1e-6) < mu_of_guesses(1000, 200, 200, 0.05)
+    assert (
+        mu_of_guesses(1000, 200, 200, 1e-9) < mu_of_guesses(1000, 200, 200, 1e-6) < mu_of_guesses(1000, 200, 200, 0.05)
+    )
     at = mu_of_guesses(1000, 200, 190, 1e-6)
     assert refutes_gdp(1000, 200, 190, at, 1e-6)
     assert not refutes_gdp(1000, 200, 190, at + 1e-4, 1e-6)
@@ -94,7 +96,7 @@ def test_few_guesses_prove_nothing(guesses, right):
 
 
 def test_the_test_for_f_dp_proves_more_than_the_one_for_epsilon_and_delta():
-    """At the usual δ the older test proves nothing at all with a thousand canaries; at 95% the newer one reaches a third of the truth."""
+    """At the usual δ the older test proves nothing with 1,000 canaries; at 95% the newer one reaches a third of the truth."""
     chance = np.random.default_rng(5)
     mu, delta = 3.0, 1e-5
     right = guesses_of_a_gaussian(mu, 1000, 500, chance)

@@ -160,7 +160,13 @@ def with_repeated_noise(kind):
 
 @pytest.mark.parametrize(
     "name",
-    ["central Gaussian", "central Gaussian, free rule", "central Gaussian, secure", "local Gaussian", "local Gaussian, secure"],
+    [
+        "central Gaussian",
+        "central Gaussian, free rule",
+        "central Gaussian, secure",
+        "local Gaussian",
+        "local Gaussian, secure",
+    ],
 )
 def test_planted_noise_repeated_every_four_coordinates_is_caught(name):
     assert caught(planted(name, with_repeated_noise(type(CASES[name].mechanism))), 1500)
@@ -304,7 +310,7 @@ def test_planted_shell_of_zero_density_is_caught_by_the_law_of_the_height(small_
 
 def test_planted_shell_of_zero_density_is_caught_by_the_ratio_that_is_learnt(small_cap):
     """The ratio that is claimed sees nothing: it only asks for the cap."""
-    found = audit_mechanism(CASES["PrivUnit, exact γ"], 100_000, 11, CONFIDENCE)
+    found = audit_mechanism(CASES["PrivUnit, exact γ"], 200_000, 11, CONFIDENCE)
     assert [r.name for r in found if r.outcome == "BROKEN"] == ["PrivUnit, exact γ, learnt"]
 
 

@@ -30,14 +30,14 @@ def who(rounds=12):
 
 
 def test_a_healthy_federation_passes():
-    seen = observe(PLAIN, SIGNS, 24)
+    seen = observe(dp_fedavg(clip=0.5, noise_multiplier=0.5), SIGNS, 24)
     assert {result.outcome for result in bounds(seen, CONFIDENCE)} == {"holds"}
     assert repetition([seen], "Flower", CONFIDENCE).holds
     assert {outcome for _, outcome in who()} == {"holds"}
 
 
 def test_planted_full_participation_is_caught(monkeypatch):
-    monkeypatch.setattr(server, "choose", lambda nodes, hosted, sampling: {node: (0,) for node in nodes})
+    monkeypatch.setattr(server, "choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
     assert ("rate off the one charged", "BROKEN") in who()
 
 
@@ -50,7 +50,9 @@ def test_planted_third_of_the_noise_is_caught(monkeypatch):
     """A third, because a few hundred samples of μ = 2 can't prove a factor of two."""
     honest = secure_gaussian.add_noise
     monkeypatch.setattr(
-        secure_gaussian, "add_noise", lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 3, noise, strict)
+        secure_gaussian,
+        "add_noise",
+        lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 3, noise, strict),
     )
     found = bounds(observe(PLAIN, SIGNS, 24), CONFIDENCE)
     assert found[0].outcome == "BROKEN"

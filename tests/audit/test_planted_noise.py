@@ -34,7 +34,9 @@ def test_planted_streams_that_forget_their_key_are_caught(monkeypatch, forgetful
 
 def test_planted_noise_shared_by_clients_is_caught(monkeypatch):
     honest = KeyedNoise.normal
-    monkeypatch.setattr(KeyedNoise, "normal", lambda self, clients, *given: honest(self, torch.zeros_like(clients), *given))
+    monkeypatch.setattr(
+        KeyedNoise, "normal", lambda self, clients, *given: honest(self, torch.zeros_like(clients), *given)
+    )
     assert ("seeded streams", CORRELATED) in broken()
 
 

@@ -44,9 +44,9 @@ def test_a_healthy_run_proves_what_it_should_and_no_more():
 
 
 def test_a_healthy_sampled_run_draws_its_clients_as_charged():
-    assert outcomes(participation(observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)) == {
-        "holds"
-    }
+    assert outcomes(
+        participation(observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
+    ) == {"holds"}
 
 
 def test_planted_same_noise_every_round_is_caught_in_a_seeded_run(monkeypatch):

@@ -1,4 +1,4 @@
-"""Power is what it says: measured bounds of tight claims are near the expected ones and above the least; outcomes follow from it."""
+"""Power is what it says: bounds of tight claims are near the expected ones and above the least, and outcomes follow from it."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,8 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
     chance = np.random.default_rng(0)
     power = power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
     found = [
-        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE).value for _ in range(10)
+        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE).value
+        for _ in range(10)
     ]
     assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
     assert min(found) > power.least > 0

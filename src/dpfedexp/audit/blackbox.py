@@ -41,10 +41,20 @@ def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int 
     secure = [observe(plain, signs, rounds, seed, secure=True) for _ in range(2)]
     seeded = [observe(plain, signs, rounds, seed + n) for n in range(2)]
     sampled = observe(
-        dp_fedavg(clip=0.5, noise_multiplier=SAMPLED_NOISE), signs, rounds, seed, secure=True, participation=Poisson(RATE)
+        dp_fedavg(clip=0.5, noise_multiplier=SAMPLED_NOISE),
+        signs,
+        rounds,
+        seed,
+        secure=True,
+        participation=Poisson(RATE),
     )
     who = observe(
-        dp_fedavg(clip=0.5, noise_multiplier=LITTLE_NOISE), signs, rounds, seed, secure=True, participation=Poisson(RATE)
+        dp_fedavg(clip=0.5, noise_multiplier=LITTLE_NOISE),
+        signs,
+        rounds,
+        seed,
+        secure=True,
+        participation=Poisson(RATE),
     )
     return [
         *bounds(secure[0], confidence),
@@ -157,7 +167,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 800,
     for world, own in enumerate((1.0, 0.0)):
         values[0] = own
         run, models = _run(algorithm, _canaries(values), rounds, seed + world, secure=True)
-        views.append(_published(run, models, clients))
+        views.append(_published(algorithm, run, models))
         event = run.ledger.charges()[0][0]
     assert isinstance(event, GaussianEvent)
     here, there = views
@@ -178,16 +188,15 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 800,
     ]
 
 
-def _published(run: Run, models: Floats, clients: int) -> Floats:
+def _published(algorithm: Algorithm, run: Run, models: Floats) -> Floats:
     """Per round: the canary's coordinate of c̄ in units of C/M, η_g‖c̄‖² in units of C²/M, and how far the clip moved."""
+    clients = models.shape[1]
     eta = np.array([line["eta_g"] for line in run.history])
     radius = np.array([line["clip"] for line in run.history])
     c_bar = np.diff(models, axis=0) / eta[:, None]
     numerator = eta * np.square(c_bar).sum(1) / radius**2 * clients
     moved = np.log(radius[1:] / radius[:-1])
     seen = [c_bar[:-1, 0] / radius[:-1] * clients]
-    seen += [numerator[:-1]] if eta.std() > 0 else []
-    seen += [moved] if moved.std() > 0 else []
+    seen += [numerator[:-1]] if algorithm.numerator is not None else []
+    seen += [moved] if isinstance(algorithm.clip, AdaptiveClip) else []
     return np.stack(seen, axis=1)
-
-

@@ -26,7 +26,7 @@ from dpfedexp.models import linear_regression
 from dpfedexp.simulation.train import Run, train
 
 DELTA = 1e-9
-"""Of the run's claim. The first test can't be surer than about 5δ for a thousand canaries, so a usual δ would leave nothing to prove."""
+"""Of the run's claim. The (ε, δ) test can't be surer than about 5δ for 1,000 canaries: a usual δ would leave nothing to prove."""
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Fractions of the canaries that the attacker guesses; every one costs its part of the confidence."""

@@ -70,16 +70,16 @@ def _central_cases(c: float, z: float) -> list[Case]:
         Case("central Gaussian, free rule", free, *_neighbours(*_lifted(ahead, back))),
         Case("central Gaussian, free rule's coordinate", free, *_neighbours(*_poles(c))),
         Case("central Gaussian, paper's rule", *_paper(c, z)),
-        Case(
-            "central Gaussian, adaptive clip", counted, *_neighbours(*_lifted(ahead, back)), within=(True, False)
-        ),
+        Case("central Gaussian, adaptive clip", counted, *_neighbours(*_lifted(ahead, back)), within=(True, False)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
     ]
 
 
 def _local_cases(c: float, z: float) -> list[Case]:
-    return [Case(f"local Gaussian{named}", LocalGaussian(c, z, rule), _row(c), _row(-c)) for rule, named in RULES.items()]
+    return [
+        Case(f"local Gaussian{named}", LocalGaussian(c, z, rule), _row(c), _row(-c)) for rule, named in RULES.items()
+    ]
 
 
 def _privunit_cases(c: float) -> list[Case]:

@@ -32,8 +32,9 @@ def largest_correlation(rows: Floats) -> float:
 def correlation_limit(rows: int, length: int, failure: float) -> float:
     """What independent normal rows exceed with probability at most `failure`.
 
-    One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a row
-    against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean that is taken out costs a dimension.
+    One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a
+    row against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean that is taken out costs a
+    dimension.
     """
     tests = rows * (rows + 1) / 2 * length
     return math.sqrt(-math.expm1(2.0 * math.log(failure / (2.0 * tests)) / (length - 3)))

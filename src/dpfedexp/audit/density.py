@@ -38,9 +38,25 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
     low, high = cap_rate(mechanism, height, failure)
     seen = f"rate {low:.4f} to {high:.4f}, p {p:.4f}"
     found = [
-        Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", power=Power(event.epsilon, 0.999 * event.epsilon)),
         Result(
-            "density", name, "cap's rate off p", max(0.0, low - p, p - high), 0.0, 1.0 - failure, seen, sees=f"≥ {high - low:.3f}"
+            "density",
+            name,
+            "ε at δ = 0",
+            exact,
+            event.epsilon,
+            1.0,
+            "largest ratio",
+            power=Power(event.epsilon, 0.999 * event.epsilon),
+        ),
+        Result(
+            "density",
+            name,
+            "cap's rate off p",
+            max(0.0, low - p, p - high),
+            0.0,
+            1.0 - failure,
+            seen,
+            sees=f"≥ {high - low:.3f}",
         ),
     ]
     inside = height >= mechanism.direction.gamma

@@ -95,7 +95,9 @@ def _grid(signs: Tensor) -> Any:
 
     @app.train(mods=[private_training])
     def train(message: Message, context: Context) -> Message:
-        state = {name: value.clone() for name, value in message.content["arrays"].to_torch_state_dict().items()}
+        state = {
+            name: value.clone() for name, value in message.content.array_records["arrays"].to_torch_state_dict().items()
+        }
         own = int(context.node_config["partition-id"])
         for value in state.values():
             value.view(-1)[own] += 10.0 * float(signs[own])

@@ -37,7 +37,9 @@ def audit_isolation(seed: int, *, trainers: tuple[str, ...] = NAMES, steps: int 
             for how, local in local_steps(steps).items()
         ]
         # A trainer that is not to be had at all is one line.
-        found += [result for result in results if not result.skipped] or [replace(results[0], name=f"trainer {trainer!r}")]
+        found += [result for result in results if not result.skipped] or [
+            replace(results[0], name=f"trainer {trainer!r}")
+        ]
     return found
 
 

@@ -26,6 +26,7 @@ DELTA = 0.01
 
 CURVE = (0.001, 0.003, 0.01, 0.03, 0.1)
 
+
 def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> list[Result]:
     """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
     if isinstance(case.mechanism, PrivUnit):
@@ -67,9 +68,8 @@ def discriminant(here: Floats, there: Floats) -> Floats:
 def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
     event = mechanism.event(Sampling())
     here, there = _views(case, samples, seed)
-    counts, score = (len(here), len(there)), epsilon_score(0.0)
+    score = epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
-    power = power_of_tests(*_rates(mechanism), counts, score, confidence)
     views = {
         "": (claimed_ratio(mechanism, here), claimed_ratio(mechanism, there)),
         ", learnt": learnt_ratio(here, there),
@@ -77,14 +77,13 @@ def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confiden
     found = []
     for name, pair in views.items():
         attack = Distinguisher(*pair, confidence)
+        power = power_of_tests(*_rates(mechanism), (len(pair[0]), len(pair[1])), score, confidence)
         curve = tuple(
             (d, attack.bound(epsilon_score(d)).value, compose([(event, 1)], d).epsilon) for d in CURVE if not name
         )
         bound = attack.bound(score).value
         unit = "ε at δ = 0"
-        found.append(
-            Result("mechanism", case.name + name, unit, bound, claim, confidence, detail, curve, power)
-        )
+        found.append(Result("mechanism", case.name + name, unit, bound, claim, confidence, detail, curve, power))
     return found
 
 
@@ -100,5 +99,3 @@ def _rates(mechanism: PrivUnit) -> tuple[Floats, Floats]:
     p, q, scalar = mechanism.direction.p, mechanism.direction.q, mechanism.scalar
     kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
     return np.array([p * kept]), np.array([(1 - p) * q / (1 - q) * (1 - kept) / scalar.k])
-
-

@@ -71,7 +71,11 @@ def _twice(values: Floats) -> int:
 
 
 def _bits(noise: Noise) -> np.uint64:
-    return noise.normal(torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"), torch.float64).numpy().view(np.uint64)[0, 0]
+    return (
+        noise.normal(torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"), torch.float64)
+        .numpy()
+        .view(np.uint64)[0, 0]
+    )
 
 
 def _instances(name: str, first: Callable[[int], int], instances: int) -> Result:
@@ -79,7 +83,9 @@ def _instances(name: str, first: Callable[[int], int], instances: int) -> Result
     again = instances - len({first(n) for n in range(instances)})
     bits = int(np.log2(instances**2 / 2 / 14))
     sees = f"keys of ≤ {bits} bits"
-    return Result("noise", name, "first words that come twice", float(again), 0.0, 1 - 1e-9, f"{instances} instances", sees=sees)
+    return Result(
+        "noise", name, "first words that come twice", float(again), 0.0, 1 - 1e-9, f"{instances} instances", sees=sees
+    )
 
 
 def _processes() -> Result:
@@ -103,5 +109,3 @@ def _processes() -> Result:
     ours = source.uniform(torch.arange(1), 64).numpy().ravel()
     common = float(np.isin(ours, theirs).sum()) if len(theirs) == 64 else 64.0
     return Result("noise", name, unit, common, 0.0, 1 - 1e-9, "64 words of each", sees="≥ 1 of them")
-
-

@@ -73,7 +73,7 @@ def _bound(seen: Observed, rounds: int, unit: str, score: Score, confidence: flo
 def repetition(runs: list[Observed], name: str, confidence: float) -> Result:
     """Whether noise comes again: in another coordinate, another round or another run. Everybody takes part in these runs."""
     rows = np.concatenate([run.sums - run.signs for run in runs])
-    limit = correlation_limit(*rows.shape, rare(confidence))
+    limit = correlation_limit(len(rows), rows.shape[1], rare(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
     unit = "largest correlation of noise"
     value = largest_correlation(rows)

@@ -1,8 +1,8 @@
 """What so many right guesses of so many coins refute: two tests for one run with many canaries.
 
-Every canary takes part or not, by a fair coin of its own; afterwards the attacker guesses some of the coins. The first test (Steinke,
-Nasr and Jagielski 2023, Theorem 5.2) holds for every (ε, δ)-DP run. The second (Mahloujifar, Melis and Chaudhuri 2025, their numerical
-procedure for c' guesses) takes the whole trade-off curve, here that of μ-GDP, and proves more.
+Every canary takes part or not, by a fair coin of its own; afterwards the attacker guesses some of the coins. The first test
+(Steinke, Nasr and Jagielski 2023, Theorem 5.2) holds for every (ε, δ)-DP run. The second (Mahloujifar, Melis and Chaudhuri 2025,
+their numerical procedure for c' guesses) takes the whole trade-off curve, here that of μ-GDP, and proves more.
 """
 
 from __future__ import annotations

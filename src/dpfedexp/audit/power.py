@@ -14,7 +14,6 @@ from scipy.stats import binom
 
 from dpfedexp.audit.bounds import Floats, Score, rate_at_least, rate_at_most
 
-
 _UNLUCKY = 1e-9
 """How often the counts of a test are worse than those that `Power.least` rests on."""
 

@@ -10,6 +10,7 @@ from dpfedexp.audit.power import Power
 
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 
+
 @dataclass(frozen=True)
 class Result:
     """A measured value beside the claim that it must not exceed, and the power that the measurement had.

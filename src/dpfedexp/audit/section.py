@@ -17,7 +17,17 @@ _KINDS = {
     "isolation": "Isolation: what else moves when one client's data do",
     "training": "Training audit: one run, the coins of many canaries guessed",
 }
-_COLUMNS = ["audited", "unit", "lower bound", "claim", "reached", "tight claim would give", "outcome", "confidence", "how"]
+_COLUMNS = [
+    "audited",
+    "unit",
+    "lower bound",
+    "claim",
+    "reached",
+    "tight claim would give",
+    "outcome",
+    "confidence",
+    "how",
+]
 
 
 def audit_section(results: Sequence[Result], command: str) -> Section:
@@ -32,8 +42,8 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
         text=[
             "A lower bound is what an attack has proven, at the stated confidence; a claim is what the accountant says no attack "
             "can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than it would reach but for bad "
-            "luck against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit of "
-            "chance, and beside it stands the smallest effect that would have been noticed."
+            "luck against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit "
+            "of chance, and beside it stands the smallest effect that would have been noticed."
         ],
         tables=tables,
         charts=[_chart(results)],
