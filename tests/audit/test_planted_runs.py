@@ -112,7 +112,7 @@ def always_half(self, clients, noise):
 )
 def test_planted_sampling_that_is_not_poisson_is_caught(monkeypatch, cohort, unit):
     monkeypatch.setattr(Poisson, "cohort", cohort)
-    found = participation(observe(LOUD, SIGNS, 16, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
+    found = participation(observe(LOUD, SIGNS, 32, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
     assert unit in {result.unit for result in found if result.outcome == "BROKEN"}
 
 
@@ -130,12 +130,12 @@ def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch
         monkeypatch,
         lambda release, sums, m: replace(release, within=0.5 + float(sums.within - 0.5 * sums.count) / m),
     )
-    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=600)) == {"BROKEN"}
+    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
 
 
 def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
     changed_release(monkeypatch, lambda release, sums, m: replace(release, statistic=float(sums.vector[-1]) / m))
-    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=600)) == {"BROKEN"}
+    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
 
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):

@@ -17,17 +17,7 @@ _KINDS = {
     "isolation": "Isolation: what else moves when one client's data do",
     "training": "Training audit: one run, the coins of many canaries guessed",
 }
-_COLUMNS = [
-    "audited",
-    "unit",
-    "lower bound",
-    "claim",
-    "reached",
-    "tight claim would give",
-    "outcome",
-    "confidence",
-    "how",
-]
+_COLUMNS = ["audited", "unit", "lower bound", "claim", "reached", "tight claim would give", "outcome", "how"]
 
 
 def audit_section(results: Sequence[Result], command: str) -> Section:
@@ -40,8 +30,8 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
         name="audit",
         title="Privacy measured from outside",
         text=[
-            "A lower bound is what an attack has proven, at the stated confidence; a claim is what the accountant says no attack "
-            "can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than it would reach but for bad "
+            "A lower bound is what an attack has proven, at a confidence that the JSON states for each; a claim is what the "
+            "accountant says no attack can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than it would reach but for bad "
             "luck against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit "
             "of chance, and beside it stands the smallest effect that would have been noticed."
         ],
@@ -94,7 +84,7 @@ _MARKS = {"holds": "✓ holds", "BROKEN": "✗ BROKEN", "NO POWER": "✗ NO POWE
 
 def _row(result: Result) -> list[str]:
     if result.skipped:
-        return [result.name, "", "", "", "", "", _MARKS[result.outcome], "", result.detail]
+        return [result.name, "", "", "", "", "", _MARKS[result.outcome], result.detail]
     return [
         result.name,
         result.unit,
@@ -103,7 +93,6 @@ def _row(result: Result) -> list[str]:
         f"{100 * result.share:.0f}%" if result.claim > 0 and result.power is not None else "",
         result.could,
         _MARKS[result.outcome],
-        "exact" if result.confidence == 1.0 else f"1 − {1 - result.confidence:.0e}",
         result.detail,
     ]
 
