@@ -31,9 +31,9 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
         title="Privacy measured from outside",
         text=[
             "A lower bound is what an attack has proven, at a confidence that the JSON states for each; a claim is what the "
-            "accountant says no attack can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than it would reach but for bad "
-            "luck against a tight claim, so that it says nothing. Where there ought to be nothing at all, the claim is the limit "
-            "of chance, and beside it stands the smallest effect that would have been noticed."
+            "accountant says no attack can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than "
+            "it would reach but for bad luck against a tight claim, so that it says nothing. Where there ought to be nothing at "
+            "all, the claim is the limit of chance, and beside it stands the smallest effect that would have been noticed."
         ],
         tables=tables,
         charts=[_chart(results)],
