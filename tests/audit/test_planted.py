@@ -121,6 +121,27 @@ def test_planted_seed_reused_between_vector_and_scalar_is_caught():
     assert caught(planted("central Gaussian, paper's rule", ReusesItsSeed))
 
 
+def test_planted_draws_reused_between_vector_and_scalar_are_caught_on_the_grid():
+    name = "central Gaussian, paper's rule, secure"
+
+    class Tape:
+        def __init__(self, noise):
+            self.noise, self.first = noise, None
+
+        def normal(self, clients, width, device, dtype):
+            if self.first is None:
+                self.first = self.noise.normal(clients, width, device, dtype)
+            return self.first[:, :width]
+
+    @dataclass(frozen=True)
+    class Reuses(type(CASES[name].mechanism)):
+        def release(self, sums, denominator, noise, scalar_noise):
+            tape = Tape(noise)
+            return super().release(sums, denominator, tape, tape)
+
+    assert caught(planted(name, Reuses), 1500)
+
+
 @dataclass(frozen=True)
 class OneNoiseForAllCoordinates(CentralGaussian):
     def release(self, sums, denominator, noise, scalar_noise):
