@@ -157,7 +157,7 @@ def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
     }
 
 
-def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 800, clients: int = 12) -> list[Result]:
+def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600, clients: int = 12) -> list[Result]:
     """Everything that a round publishes (model, η_g, clip), with a client at the clip and with one that has no update."""
     algorithm, shift = step_size_cases()[name]
     values = torch.ones(clients)

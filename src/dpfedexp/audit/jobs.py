@@ -44,11 +44,11 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
         Job("train", 15, partial(audit_train, seed, confidence, rounds=128 if more else 32)),
     ]
     jobs += [
-        Job(f"isolation, {name}", 5, partial(audit_isolation, seed, trainers=(name,), steps=60 if more else 30))
-        for name in (NAMES if more else ("auto", "fast", "vectorised", "loop"))
+        Job(f"isolation, {name}", 5, partial(audit_isolation, seed, trainers=(name,), steps=60 if more else 20))
+        for name in (NAMES if more else ("auto", "fast", "loop"))
     ]
     jobs += [
-        Job(name, 4, partial(audit_history, name, seed, confidence, rounds=2000 if more else 800))
+        Job(name, 4, partial(audit_history, name, seed, confidence, rounds=2000 if more else 600))
         for name in step_size_cases()
     ]
     jobs += [

@@ -17,7 +17,7 @@ from dpfedexp.sums import Sums
 CHECKED = 1000
 """Releases that must be the affine function of their draws that was read off, before the others are computed from it."""
 
-FEW_RELEASES = 8000
+FEW_RELEASES = 5000
 NEIGHBOURS = 2
 """Other clients of a local sample's chunk: the attacker knows their updates, and so sees their noise."""
 
