@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from dpfedexp.audit import audit_density, audit_mechanism, standard_cases
-from dpfedexp.audit.mechanism import Case
+from dpfedexp.audit import Case, audit_density, audit_mechanism, standard_cases
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import make_sums
@@ -22,8 +21,8 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def caught(case: Case) -> bool:
-    return any(not result.holds for result in audit_mechanism(case, SAMPLES, 11, CONFIDENCE))
+def caught(case: Case, samples: int = SAMPLES) -> bool:
+    return any(result.outcome == "BROKEN" for result in audit_mechanism(case, samples, 11, CONFIDENCE))
 
 
 def planted(name: str, kind: type) -> Case:
@@ -56,6 +55,17 @@ def test_planted_noise_too_small_by_half_is_caught(name):
 
 def test_planted_noise_of_clients_too_small_by_half_is_caught():
     assert caught(planted("local Gaussian", HalfNoiseOfClients))
+
+
+@dataclass(frozen=True)
+class NineTenthsOfTheNoise(CentralGaussian):
+    def release(self, sums, denominator, noise, scalar_noise):
+        return CentralGaussian(self.clip, 0.9 * self.noise_multiplier).release(sums, denominator, noise, scalar_noise)
+
+
+def test_planted_noise_too_small_by_a_tenth_is_caught():
+    """μ = 1.11 where 1 is claimed: 100,000 samples prove μ to about 0.05."""
+    assert caught(planted("central Gaussian", NineTenthsOfTheNoise), 100_000)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,27 @@ def test_planted_seed_reused_between_vector_and_scalar_is_caught():
     assert caught(planted("central Gaussian, paper's rule", ReusesItsSeed))
 
 
+def test_planted_draws_reused_between_vector_and_scalar_are_caught_on_the_grid():
+    name = "central Gaussian, paper's rule, secure"
+
+    class Tape:
+        def __init__(self, noise):
+            self.noise, self.first = noise, None
+
+        def normal(self, clients, width, device, dtype):
+            if self.first is None:
+                self.first = self.noise.normal(clients, width, device, dtype)
+            return self.first[:, :width]
+
+    @dataclass(frozen=True)
+    class Reuses(type(CASES[name].mechanism)):
+        def release(self, sums, denominator, noise, scalar_noise):
+            tape = Tape(noise)
+            return super().release(sums, denominator, tape, tape)
+
+    assert caught(planted(name, Reuses), 1500)
+
+
 @dataclass(frozen=True)
 class OneNoiseForAllCoordinates(CentralGaussian):
     def release(self, sums, denominator, noise, scalar_noise):
@@ -123,6 +154,102 @@ class OneNoiseForAllCoordinates(CentralGaussian):
 
 def test_planted_noise_shared_by_all_coordinates_is_caught():
     assert caught(planted("central Gaussian", OneNoiseForAllCoordinates))
+
+
+class EveryFourth:
+    """Noise of four coordinates, repeated."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def normal(self, clients, width, device, dtype):
+        four = self.noise.normal(clients, 4, device, dtype)
+        return four.repeat(1, -(-width // 4))[:, :width]
+
+
+def with_repeated_noise(kind):
+    @dataclass(frozen=True)
+    class Repeats(kind):
+        def release(self, sums, denominator, noise, scalar_noise):
+            return super().release(sums, denominator, EveryFourth(noise), scalar_noise)
+
+        def randomize(self, clipped, clients, noise):
+            return super().randomize(clipped, clients, EveryFourth(noise))
+
+    return Repeats
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "central Gaussian",
+        "central Gaussian, free rule",
+        "central Gaussian, secure",
+        "local Gaussian",
+        "local Gaussian, secure",
+    ],
+)
+def test_planted_noise_repeated_every_four_coordinates_is_caught(name):
+    assert caught(planted(name, with_repeated_noise(type(CASES[name].mechanism))), 1500)
+
+
+def with_shared_noise(kind):
+    @dataclass(frozen=True)
+    class Shares(kind):
+        """All clients of a chunk get the draws of its first one."""
+
+        def randomize(self, clipped, clients, noise):
+            class First:
+                def normal(self, clients, width, device, dtype):
+                    return noise.normal(clients[:1], width, device, dtype).expand(len(clients), width)
+
+            return super().randomize(clipped, clients, First())
+
+    return Shares
+
+
+@pytest.mark.parametrize("name", ["local Gaussian", "local Gaussian, free rule", "local Gaussian, secure"])
+def test_planted_noise_shared_by_the_clients_of_a_chunk_is_caught(name):
+    assert caught(planted(name, with_shared_noise(type(CASES[name].mechanism))))
+
+
+@dataclass(frozen=True)
+class SendsNothingButNoise(CentralGaussian):
+    """Loses the clients' signal. Nothing leaks, but nothing is measured either."""
+
+    def collect(self, report):
+        return super().collect(replace(report, vector=torch.zeros_like(report.vector)))
+
+
+def test_planted_loss_of_the_signal_is_no_tick():
+    found = audit_mechanism(planted("central Gaussian", SendsNothingButNoise), SAMPLES, 11, CONFIDENCE)
+    assert {result.outcome for result in found} == {"NO POWER"}
+
+
+def with_changed_count(change):
+    name = "central Gaussian, adaptive clip, add-remove, secure"
+
+    @dataclass(frozen=True)
+    class Changed(type(CASES[name].mechanism)):
+        def release(self, sums, denominator, noise, scalar_noise):
+            return change(super().release, sums, denominator, noise, scalar_noise)
+
+    return planted(name, Changed)
+
+
+def test_planted_secure_count_that_is_not_centred_is_caught():
+    def bare(release, sums, *given):
+        return release(replace(sums, within=sums.within + 0.5 * sums.count), *given)
+
+    assert caught(with_changed_count(bare))
+
+
+def test_planted_secure_count_without_noise_is_caught():
+    def exact(release, sums, denominator, *noises):
+        true = 0.5 + float(sums.within - 0.5 * sums.count) / denominator
+        return replace(release(sums, denominator, *noises), within=true)
+
+    assert caught(with_changed_count(exact), 1500)
 
 
 @dataclass(frozen=True)
@@ -164,7 +291,7 @@ class WithProbabilityGamma(PrivUnit):
 
 def test_planted_with_probability_gamma_is_caught():
     found = audit_density(WithProbabilityGamma(0.3, 50), SAMPLES, 11, CONFIDENCE)
-    assert any(not result.holds for result in found)
+    assert any(result.outcome == "BROKEN" for result in found)
 
 
 def test_planted_with_probability_gamma_does_not_point_along_the_update():
@@ -180,6 +307,32 @@ def test_planted_with_probability_gamma_does_not_point_along_the_update():
         means[kind] = float(report.vector[:, 3].mean()) / mechanism.direction.m
     assert abs(means[PrivUnit] - 1) < 0.15
     assert means[WithProbabilityGamma] < 0.5
+
+
+@pytest.fixture
+def small_cap(monkeypatch):
+    """Draws inside the cap from 0.8·q instead of q: no report of a client falls into the shell between, so ε is infinite."""
+    from dpfedexp.mechanisms import privunit
+
+    honest = privunit.sample_height
+
+    def from_less(constants, uniform):
+        inside = uniform[:, :1] < constants.p
+        shrunk = torch.cat([uniform[:, :1], torch.where(inside, 0.8 * uniform[:, 1:2], uniform[:, 1:2])], dim=1)
+        return honest(constants, shrunk)
+
+    monkeypatch.setattr(privunit, "sample_height", from_less)
+
+
+def test_planted_shell_of_zero_density_is_caught_by_the_law_of_the_height(small_cap):
+    broken = [r.unit for r in audit_density(PrivUnit(0.3, 50), SAMPLES, 11, CONFIDENCE) if r.outcome == "BROKEN"]
+    assert broken == ["law of the height inside the cap"]
+
+
+def test_planted_shell_of_zero_density_is_caught_by_the_ratio_that_is_learnt(small_cap):
+    """The ratio that is claimed sees nothing: it only asks for the cap."""
+    found = audit_mechanism(CASES["PrivUnit, exact γ"], 200_000, 11, CONFIDENCE)
+    assert [r.name for r in found if r.outcome == "BROKEN"] == ["PrivUnit, exact γ, learnt"]
 
 
 @dataclass(frozen=True)

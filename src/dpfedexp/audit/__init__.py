@@ -1,12 +1,17 @@
-"""Lower bounds on ε, measured from outside: what an attacker can do, beside what is claimed that none can."""
+"""Lower bounds on ε, measured from outside: what an attacker can do, beside what is claimed that none can.
+
+Every result says what its attack would have proven had the claim been tight. An attack without power is a failure, not a tick.
+"""
 
 from dpfedexp.audit.bounds import LowerBound, lower_bound
 from dpfedexp.audit.canaries import audit_training
+from dpfedexp.audit.cases import Case, standard_cases
 from dpfedexp.audit.density import audit_density
-from dpfedexp.audit.mechanism import audit_mechanism, standard_cases
+from dpfedexp.audit.mechanism import audit_mechanism
 from dpfedexp.audit.result import Result
 
 __all__ = [
+    "Case",
     "LowerBound",
     "Result",
     "audit_density",

@@ -11,9 +11,13 @@ from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 _KINDS = {
     "mechanism": "Mechanism audit: two worst-case neighbours, told apart by the best test",
-    "density": "Density-ratio check of PrivUnit",
-    "training": "Training audit: one run with many canaries",
+    "density": "PrivUnit's densities, and its sampler",
+    "noise": "Noise sources",
+    "black box": "Black-box audit: whole runs, every client a canary in a coordinate of its own",
+    "isolation": "Isolation: what else moves when one client's data do",
+    "training": "Training audit: one run, the coins of many canaries guessed",
 }
+_COLUMNS = ["audited", "unit", "lower bound", "claim", "reached", "tight claim would give", "outcome", "how"]
 
 
 def audit_section(results: Sequence[Result], command: str) -> Section:
@@ -21,30 +25,37 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
     for kind, title in _KINDS.items():
         rows = [_row(result) for result in results if result.kind == kind]
         if rows:
-            tables.append(
-                Table(title, ["audited", "unit", "lower bound", "claim", "reached", "confidence", "how"], rows)
-            )
-    broken = [result for result in results if not result.holds]
-    claims = [
-        Claim(
-            "No measured lower bound exceeds its claim",
-            f"{len(results) - len(broken)} of {len(results)}" + "".join(f"; {r.name} ({r.unit})" for r in broken),
-            not broken,
-        )
-    ]
+            tables.append(Table(title, _COLUMNS, rows))
     return Section(
         name="audit",
         title="Privacy measured from outside",
         text=[
-            "A lower bound is what an attack has proven, at the stated confidence; a claim is what the accountant says no attack "
-            "can exceed. A bound above its claim would mean a bug; a bound far below it means an attack without power."
+            "A lower bound is what an attack has proven, at a confidence that the JSON states for each; a claim is what the "
+            "accountant says no attack can exceed. BROKEN: the bound is above the claim. NO POWER: the attack reached less than "
+            "it would reach but for bad luck against a tight claim, so that it says nothing. Where there ought to be nothing at "
+            "all, the claim is the limit of chance, and beside it stands the smallest effect that would have been noticed."
         ],
         tables=tables,
         charts=[_chart(results)],
-        claims=claims,
+        claims=_claims(results),
         command=command,
-        data={"results": [asdict(r) | {"holds": r.holds} for r in results]},
+        data={"results": [result.to_json() for result in results]},
     )
+
+
+def _claims(results: Sequence[Result]) -> list[Claim]:
+    audited = [result for result in results if not result.skipped]
+
+    def claim(text: str, wrong: str) -> Claim:
+        bad = [f"{r.name} ({r.unit})" for r in audited if r.outcome == wrong]
+        return Claim(text, "; ".join([f"{len(audited) - len(bad)} of {len(audited)}", *bad]), not bad)
+
+    found = [
+        claim("No measured lower bound exceeds its claim", "BROKEN"),
+        claim("Every attack has power, or is one-sided by its nature", "NO POWER"),
+    ]
+    left_out = [f"{r.name} ({r.skipped.rstrip('.')})" for r in results if r.skipped]
+    return [*found, *([Claim("Not audited here", "; ".join(left_out), True)] if left_out else [])]
 
 
 def cost_section(costs: Sequence[Cost], command: str) -> Section:
@@ -68,18 +79,21 @@ def cost_section(costs: Sequence[Cost], command: str) -> Section:
     )
 
 
+_MARKS = {"holds": "✓ holds", "BROKEN": "✗ BROKEN", "NO POWER": "✗ NO POWER", "not audited": "– not audited"}
+
+
 def _row(result: Result) -> list[str]:
-    mark = "✓" if result.holds else "✗ EXCEEDED"
-    reached = f"{100 * result.share:.0f}%" if result.claim > 0 else mark
-    confidence = "exact" if result.confidence == 1.0 else f"{result.confidence:.6g}"
+    if result.skipped:
+        return [result.name, "", "", "", "", "", _MARKS[result.outcome], result.detail]
     return [
         result.name,
         result.unit,
         f"{result.lower:.4f}",
         f"{result.claim:.4f}",
-        reached,
-        confidence,
-        f"{mark} {result.detail}",
+        f"{100 * result.share:.0f}%" if result.claim > 0 and result.power is not None else "",
+        result.could,
+        _MARKS[result.outcome],
+        result.detail,
     ]
 
 

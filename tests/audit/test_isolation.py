@@ -1,0 +1,24 @@
+"""No secure run couples its clients: by trainer, and by module."""
+
+import pytest
+import torch
+
+from dpfedexp.audit.isolation import audit_isolation
+from dpfedexp.audit.state import audit_state
+from dpfedexp.simulation.fast.tune import NAMES
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("trainer", NAMES)
+def test_no_trainer_of_a_secure_run_lets_a_client_move_the_others(trainer):
+    for result in audit_isolation(0, trainers=(trainer,), steps=8):
+        assert result.outcome in ("holds", "not audited"), result
+
+
+def test_no_module_of_a_secure_run_carries_data_between_clients_or_into_a_metric():
+    for result in audit_state(0):
+        assert result.holds, result

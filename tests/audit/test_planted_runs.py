@@ -1,0 +1,194 @@
+"""Bugs planted in whole runs: `train` and Flower, seen only through what they publish."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpfedexp import dp_fedavg
+from dpfedexp.audit import blackbox, isolation, state
+from dpfedexp.audit.blackbox import audit_history, balanced_signs, observe
+from dpfedexp.audit.observed import bounds, participation, repetition
+from dpfedexp.secure import gaussian as secure_gaussian
+from dpfedexp.secure.chacha import SystemStreams
+from dpfedexp.simulation.engine import Simulation
+from dpfedexp.simulation.random import KeyedNoise, Streams
+from dpfedexp.simulation.sampling import Poisson
+
+CONFIDENCE = 1 - 1e-6
+SIGNS = balanced_signs(128, 0)
+PLAIN, LOUD = dp_fedavg(clip=0.5, noise_multiplier=2.0), dp_fedavg(clip=0.5, noise_multiplier=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def outcomes(results):
+    return {result.outcome for result in results}
+
+
+def runs(secure=True, rounds=16):
+    return [observe(PLAIN, SIGNS, rounds, seed, secure=secure) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_healthy_run_has_no_noise_twice(secure):
+    assert repetition(runs(secure), "train", CONFIDENCE).holds
+
+
+def test_a_healthy_run_proves_what_it_should_and_no_more():
+    seen = observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True)
+    assert outcomes(bounds(seen, CONFIDENCE)) == {"holds"}
+
+
+def test_a_healthy_sampled_run_draws_its_clients_as_charged():
+    assert outcomes(
+        participation(observe(LOUD, SIGNS, 12, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
+    ) == {"holds"}
+
+
+def test_planted_same_noise_every_round_is_caught_in_a_seeded_run(monkeypatch):
+    monkeypatch.setattr(Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1))
+    assert repetition(runs(secure=False), "train", CONFIDENCE).outcome == "BROKEN"
+
+
+def test_planted_same_noise_every_round_is_caught_in_a_secure_run(monkeypatch):
+    monkeypatch.setattr(SystemStreams, "at", lambda self, purpose, round: KeyedNoise(id(self), purpose, 1))
+    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
+
+
+def test_planted_same_noise_in_two_secure_runs_is_caught(monkeypatch):
+    monkeypatch.setattr(SystemStreams, "at", lambda self, purpose, round: KeyedNoise(7, purpose, round))
+    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
+
+
+def test_planted_noise_repeated_every_four_coordinates_is_caught_in_a_run(monkeypatch):
+    honest = secure_gaussian.add_noise
+
+    def repeated(values, step, deviation, noise, strict=False):
+        drawn = honest(torch.zeros_like(values[:, :4]), step, deviation, noise, strict)
+        return values + drawn.repeat(1, -(-values.shape[1] // 4))[:, : values.shape[1]]
+
+    monkeypatch.setattr(secure_gaussian, "add_noise", repeated)
+    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
+
+
+@pytest.fixture
+def half_noise(monkeypatch):
+    honest = secure_gaussian.add_noise
+    monkeypatch.setattr(
+        secure_gaussian,
+        "add_noise",
+        lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 2, noise, strict),
+    )
+
+
+def test_planted_half_of_the_noise_is_caught_in_a_run(half_noise):
+    found = bounds(observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True), CONFIDENCE)
+    assert outcomes(found) == {"BROKEN"}, "one round, and four rounds together"
+
+
+def everybody(self, clients, noise):
+    return torch.arange(clients)
+
+
+def all_or_nobody(self, clients, noise):
+    return torch.arange(clients) if noise.generator(0).random(1)[0] < self.rate else torch.arange(0)
+
+
+def always_half(self, clients, noise):
+    return torch.from_numpy(noise.generator(0).choice(clients, clients // 2, replace=False)).sort().values
+
+
+@pytest.mark.parametrize(
+    ("cohort", "unit"),
+    [
+        (everybody, "rate off the one charged"),
+        (all_or_nobody, "|log| of the counts' dispersion"),
+        (always_half, "|log| of the counts' dispersion"),
+    ],
+)
+def test_planted_sampling_that_is_not_poisson_is_caught(monkeypatch, cohort, unit):
+    monkeypatch.setattr(Poisson, "cohort", cohort)
+    found = participation(observe(LOUD, SIGNS, 32, 3, secure=True, participation=Poisson(0.5)), CONFIDENCE)
+    assert unit in {result.unit for result in found if result.outcome == "BROKEN"}
+
+
+def changed_release(monkeypatch, change):
+    honest = secure_gaussian.SecureCentralGaussian.release
+    monkeypatch.setattr(
+        secure_gaussian.SecureCentralGaussian,
+        "release",
+        lambda self, sums, denominator, *noises: change(honest(self, sums, denominator, *noises), sums, denominator),
+    )
+
+
+def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
+    changed_release(
+        monkeypatch,
+        lambda release, sums, m: replace(release, within=0.5 + float(sums.within - 0.5 * sums.count) / m),
+    )
+    assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
+
+
+def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
+    changed_release(monkeypatch, lambda release, sums, m: replace(release, statistic=float(sums.vector[-1]) / m))
+    assert outcomes(audit_history("η_g of the free rule", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
+
+
+def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
+    """The smallest step of the grid for every example of the largest client."""
+    honest = Simulation.collect
+
+    def coupled(self, given, mechanism, cohort, number):
+        sums, *rest = honest(self, given, mechanism, cohort, number)
+        largest = int(self.task.clients.sizes[cohort].max())
+        return (replace(sums, vector=sums.vector + largest * 2.0**-20), *rest)
+
+    (before,) = isolation.audit_isolation(0, trainers=("loop",), steps=3)[-1:]
+    assert before.holds
+    monkeypatch.setattr(Simulation, "collect", coupled)
+    assert outcomes(isolation.audit_isolation(0, trainers=("loop",), steps=3)) == {"BROKEN"}
+
+
+def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
+    """As if the evaluated module had kept something of the clients' data."""
+    honest = blackbox.train
+
+    def remembering(model, federation, *given, **options):
+        run = honest(model, federation, *given, **options)
+        run.history[-1]["shown"] += 1e-9 * float(federation.inputs.sum())
+        return run
+
+    name = "a module without state"
+    assert outcomes(state._audit(name, state.modules()[name], 0)) == {"holds"}
+    monkeypatch.setattr(state, "train", remembering)
+    assert [r.outcome for r in state._audit(name, state.modules()[name], 0)] == ["holds", "BROKEN"]
+
+
+def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
+    """As if the module had kept something of the first client when the second one trained."""
+    honest = Simulation.collect
+
+    def travelling(self, given, mechanism, cohort, number):
+        sums, *rest = honest(self, given, mechanism, cohort, number)
+        first, _ = self.task.clients.gather(cohort[:1], torch.zeros((1, 1), dtype=torch.int64))
+        kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
+        return (replace(sums, vector=sums.vector + kept), *rest)
+
+    monkeypatch.setattr(Simulation, "collect", travelling)
+    name = "a module without state"
+    assert [r.outcome for r in state._audit(name, state.modules()[name], 0)] == ["BROKEN", "holds"]
+
+
+def test_a_refusal_of_everything_does_not_pass_for_isolation(monkeypatch):
+    from dpfedexp.errors import InputError
+
+    def refuse(*_, **__):
+        raise InputError("no.")
+
+    monkeypatch.setattr(state, "train", refuse)
+    name = "a module without state"
+    assert outcomes(state._audit(name, state.modules()[name], 0)) == {"BROKEN"}
