@@ -69,7 +69,9 @@ def test_the_adaptive_clip_of_a_round_is_the_radius_that_its_mechanism_keeps_and
     )
     clips = [record["clip"] for record in done.history]
     assert len(set(clips)) == 4
-    assert [c for c, *_ in collected] == [c for c, *_ in noise] == clips
+    assert [c for c, *_ in noise] == clips
+    # A secure run collects client by client.
+    assert list(dict.fromkeys(c for c, *_ in collected)) == clips
     for clip, longest, total in collected:
         assert longest <= clip * (1 + 1e-6)
         assert total <= 6 * clip

@@ -49,7 +49,9 @@ def row_norms(x: Tensor) -> Tensor:
     """Norms of the rows in double precision; a row's does not depend on its place among the others."""
     if x.device.type != "cpu":
         # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
-        even = x if x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0 else pad(x, (0, -x.shape[1] % 4))
+        even = (
+            x if x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0 else pad(x, (0, -x.shape[1] % 4))
+        )
         return torch.linalg.vector_norm(even, dim=1, dtype=torch.float64)
     if x.shape[1] <= BLOCK:
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)

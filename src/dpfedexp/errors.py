@@ -14,7 +14,7 @@ class InputError(ValueError):
     >>> from dpfedexp import cdp_fedexp
     >>> cdp_fedexp(clip=-1.0, noise_multiplier=5.0)
     Traceback (most recent call last):
-    dpfedexp.errors.InputError: clip is -1.0; it must be a positive number.
+    dpfedexp.errors.InputError: clip is -1.0; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).
     """
 
 

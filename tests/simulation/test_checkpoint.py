@@ -116,7 +116,7 @@ def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_we
     remembered = state.client_controls.clone()
     assert float(remembered.abs().max()) > 0
     with monkeypatch.context() as patch:
-        crash_in(patch, Simulation, "_updates", 3, before=True)
+        crash_in(patch, Simulation, "updates", 3, before=True)
         with pytest.raises(Crash):
             simulation.step(state, book)
     assert torch.equal(state.client_controls, remembered)

@@ -203,8 +203,8 @@ def test_tiles_and_threads_change_nothing_but_rounding(tile, threads):
     simulation = bound(NETWORKS["paper"], clients)
     task = simulation.task
     expected = updates(simulation, Vectorised(task))
-    makers = [lambda: simulation.trainer._trainer(), lambda: Vectorised(tune._apart(task), record=False),
-              lambda: Loop(tune._apart(task), simulation.streams)]  # fmt: skip
+    makers = [lambda: simulation.trainer._trainer(), lambda: Vectorised(task.apart(), record=False),
+              lambda: Loop(task.apart(), simulation.streams)]  # fmt: skip
     for make in makers:
         found = updates(simulation, Parallel("tiles", make, tile, threads))
         assert torch.allclose(found, expected, atol=1e-6)
