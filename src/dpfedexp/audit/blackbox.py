@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -115,9 +113,6 @@ def _run(
         models.append(_parameters(model))
         return {}
 
-    more: dict[str, Any] = {}
-    if algorithm.adjacency == "add-remove" and "population" in inspect.signature(train).parameters:
-        more["population"] = len(clients)
     run = train(
         start,
         Federation.from_clients(clients),
@@ -130,7 +125,7 @@ def _run(
         evaluate=look,
         secure=secure,
         progress=False,
-        **more,
+        population=len(clients) if algorithm.adjacency == "add-remove" else None,
     )
     return run, np.stack(models)
 

@@ -6,10 +6,8 @@ were right proves a lower bound on the ε of the run, by the two tests of `one_r
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,9 +92,6 @@ def _run(algorithm: Algorithm, coins: Coins, others: int, rounds: int, seed: int
     chance = np.random.default_rng([seed, 1])
     x = torch.from_numpy(chance.normal(size=(others, canaries)) / math.sqrt(canaries)).float()
     clients += [(x[i : i + 1], x[i : i + 1].sum(1)) for i in range(others)]
-    more: dict[str, Any] = {}
-    if algorithm.adjacency == "add-remove" and "population" in inspect.signature(train).parameters:
-        more["population"] = len(clients)
     return train(
         linear_regression(canaries),
         Federation.from_clients(clients),
@@ -106,7 +101,7 @@ def _run(algorithm: Algorithm, coins: Coins, others: int, rounds: int, seed: int
         seed=seed,
         device="cpu",
         progress=False,
-        **more,
+        population=len(clients) if algorithm.adjacency == "add-remove" else None,
     )
 
 

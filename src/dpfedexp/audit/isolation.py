@@ -7,7 +7,7 @@ large. What moves is in units of the clip; a claim of 2C for the client itself l
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.local import Sgd
 from dpfedexp.simulation.fast.tune import NAMES
+from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.train import prepare
 
 KIND = "isolation"
@@ -45,10 +46,11 @@ def audit_isolation(seed: int, *, trainers: tuple[str, ...] = NAMES, steps: int 
 
 def local_steps(steps: int) -> dict[str, Sgd]:
     """Local work whose shapes follow from public numbers, by a batch size or by a bound on the examples."""
-    found = {"batches": Sgd(lr=3.0, steps=steps, batch_size=8)}
-    whole = {"max_examples": 2 * LARGEST} if any(f.name == "max_examples" for f in fields(Sgd)) else {}
-    found["whole data sets"] = Sgd(lr=3.0, steps=steps, **whole)
-    return found
+    return {
+        "batches": Sgd(lr=3.0, steps=steps, batch_size=8),
+        "whole data sets": Sgd(lr=3.0, steps=steps, max_examples=2 * LARGEST),
+        "one by one": Sgd(lr=3.0, steps=steps),
+    }
 
 
 def _federation(seed: int, own: int) -> Federation:
@@ -91,6 +93,8 @@ def others_and_own(
     simulation, _ = prepare(
         model, federation, algorithm, local=local, rounds=1, seed=seed, device=None, trainer=trainer, secure=True
     )
+    # A secure run draws its shuffles anew; two runs can be compared only with the same ones.
+    simulation = replace(simulation, streams=Streams(seed))
     state = simulation.begin()
 
     def total(cohort: Tensor) -> Tensor:
