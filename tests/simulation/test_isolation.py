@@ -68,17 +68,34 @@ LOCALS = {
 }
 
 
+CASES = [
+    (trainer, how)
+    for trainer in TRAINERS
+    for how in LOCALS
+    if trainer not in ("loop", "tiled-loop") or how != "proximal"
+]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_replacing_one_client_moves_no_other_row(trainer, local, device):
+@pytest.mark.parametrize(("trainer", "how"), CASES)
+def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
-    sums = [others(federation(*how), algorithm, local, trainer, device) for how in ((4, 1), (333, 2), (0, 3))]
+    replacements = ((4, 1), (333, 2), (0, 3)) if how == "full batch" else ((4, 1), (333, 2))
+    refusal, sums = "", []
+    try:
+        sums = [others(federation(*other), algorithm, LOCALS[how], trainer, device) for other in replacements]
+    except InputError as reason:
+        refusal = str(reason)
+    if refusal:
+        # What a device can't keep apart is refused; one client at a time always can be.
+        assert "depends on the others" in refusal
+        assert "loop" not in trainer
+        return
     assert float(sums[0].abs().max()) > 0
-    assert torch.equal(sums[0], sums[1])
-    assert torch.equal(sums[0], sums[2])
+    for other in sums[1:]:
+        assert torch.equal(sums[0], other)
 
 
 def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():

@@ -14,6 +14,7 @@ What holds for made-up clients of a shape holds for real ones: kernels are chose
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,8 @@ from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.simulation.module_state import Watch
 from dpfedexp.simulation.vectorise import Task, Trainer
+
+log = logging.getLogger("dpfedexp")
 
 _POOL = 1024
 _STEPS = 3
@@ -138,6 +141,10 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
         for client, row, other in zip(order.tolist(), rows, lifted, strict=True):
             before = seen.setdefault(client, (row, other))
             if not (torch.equal(before[0], row) and torch.equal(before[1], other)):
+                off = float((before[0] - row).abs().max())
+                log.info(
+                    "%s: a made-up client's row differs by up to %g between two chunks of %d", trainer.name, off, width
+                )
                 return False
     return True
 

@@ -40,3 +40,5 @@ def _alone() -> None:
     # The first question makes torch set a thread up with the number of the whole process; one set before it would be lost.
     torch.get_num_threads()
     torch.set_num_threads(1)
+    # A thread's own setting: all of them must treat the smallest numbers alike.
+    torch.set_flush_denormal(False)
