@@ -29,7 +29,8 @@ from dpfedexp.simulation.vectorise import Task, Trainer
 
 log = logging.getLogger("dpfedexp")
 
-_POOL = 1024
+_MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
+"""Of the rows that made-up clients share: enough for all of them to differ, and not many where one is large."""
 _STEPS = 3
 """Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
 
@@ -40,15 +41,16 @@ class MadeUp:
     def __init__(self, like: tuple[Tensor, Tensor], sizes: Tensor, seed: int = 0, tokens: int = 2) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.sizes = sizes
-        self.inputs = _rows(like[0], generator, tokens, torch.randn)
+        self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, like[0].numel())))
+        self.inputs = _rows(self.rows, like[0], generator, tokens, torch.randn)
         # Targets between 0 and 1 suit every loss for floating-point targets, probabilities included.
-        self.targets = _rows(like[1], generator, tokens, torch.rand)
+        self.targets = _rows(self.rows, like[1], generator, tokens, torch.rand)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        at = (clients.cpu()[:, None] * 7919 + positions.cpu()) % _POOL
+        at = (clients.cpu()[:, None] * 7919 + positions.cpu()) % self.rows
         return self.inputs[at].to(device), self.targets[at].to(device)
 
     def batches(self, rows: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -57,8 +59,8 @@ class MadeUp:
         return tuple(zip(x, y, strict=True))
 
 
-def _rows(row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
-    shape = (_POOL, *row.shape)
+def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
+    shape = (count, *row.shape)
     if row.is_floating_point():
         return draw(shape, generator=generator).to(row.dtype)
     return torch.randint(0, tokens, shape, generator=generator).to(row.dtype)
