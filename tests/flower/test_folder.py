@@ -244,7 +244,7 @@ def test_a_missing_anchor_is_refused_and_an_earlier_ledger_gets_one(tmp_path, mo
     run(place, rounds=1)
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "elsewhere"))
     with pytest.raises(
-        LedgerError, match="the anchor .* is missing, so an older copy .* copy it from where the run was begun"
+        LedgerError, match=r"the anchor .* is missing, so an older copy .* copy it from where the run was begun"
     ):
         run(place, rounds=2, resume=True)
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(private_root))

@@ -5,8 +5,8 @@ checkpoint.json      the last completed round, with round-<n>.safetensors
 model.safetensors    the reported model
 privacy.json/txt     the statement
 
-Outside it, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see `dpfedexp.private`) remembers how far the ledger had come. Every charge moves
-it, on disk, before the round that it pays for is released.
+Outside it, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see `dpfedexp.private`) remembers how far the ledger had come. Every charge
+moves it, on disk, before the round that it pays for is released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
 checkpoint holds, or one that the anchor has seen: the whole folder put back to an earlier moment is refused. A ledger may be ahead
@@ -105,9 +105,9 @@ def _anchored(ledger: Ledger, path: Path) -> Ledger:
             )
         if known is not None and not ledger.holds(known):
             raise LedgerError(
-                f"{path} holds {len(ledger)} charges, and its anchor {str(anchor.path)!r} has seen {known.count}: the folder was put "
-                "back to an earlier moment, or the ledger was replaced; restore the newest copy of the folder, or begin another "
-                "run in a new one."
+                f"{path} holds {len(ledger)} charges, and its anchor {str(anchor.path)!r} has seen {known.count}: the folder was "
+                "put back to an earlier moment, or the ledger was replaced; restore the newest copy of the folder, or begin "
+                "another run in a new one."
             )
         witness(ledger.mark())
     except BaseException:
