@@ -243,6 +243,37 @@ def test_an_older_ledger_with_its_own_head_is_refused(guard, tmp_path):
     guard.admit(request(round=3))
 
 
+def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgotten_knowingly(
+    guard, tmp_path, monkeypatch
+):
+    """The attack, or a back-up of the whole folder: the three agree with each other, and what was spent since is forgotten."""
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+    guard.admit(request())
+    old = keep(tmp_path, *LEDGER, "guard.anchor.json")
+    guard.admit(request(round=2))
+    restore(tmp_path, old)
+    with pytest.raises(Refused, match=r"was put back together with its anchor: it holds 1 charges, and .* has seen 2"):
+        guard.admit(request(round=3))
+    for path in (tmp_path / "state" / "ledgers").iterdir():
+        path.unlink()
+    guard.admit(request(round=3))
+    assert len(book(tmp_path)) == 2
+
+
+def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypatch):
+    def nowhere(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(guard_ledger.SharedAnchor, "remember", full)
+    guard.admit(request(round=1))
+    monkeypatch.setattr("dpfedexp.private.root", nowhere)
+    guard.admit(request(round=2))
+    assert len(book(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("charges", [0, 1, 3])
 def test_the_ledger_of_another_node_is_refused(charges, guard, tmp_path):
     other = tmp_path / "other"
