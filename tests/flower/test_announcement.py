@@ -11,6 +11,7 @@ from dpfedexp.algorithms import fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, strategy_from
 from dpfedexp.flower.announcement import Announcement
+from dpfedexp.flower.price import client_event, total
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
@@ -106,6 +107,17 @@ def test_no_more_hosted_clients_are_answered_for_than_were_announced(config):
     assert "for 4 hosted clients, and this run announced 3" in reason(
         GOOD, run_config=config, state=state, clients=(0, 1, 2, 3), hosted=4, rounds=9
     )
+
+
+@pytest.mark.parametrize("split", [(5.99, 0.005, 0.005), (0.005, 0.005, 5.99), (2.9, 0.1, 3.0)])
+def test_an_equal_pure_epsilon_that_composes_to_more_is_refused(split):
+    """Fifty reports of (2, 2, 2) cost ε = 289.7 at δ = 1e-5, of (2.9, 0.1, 3) 299.8, and a single one of each 6."""
+    announced, other = PrivUnit(0.5, 4, 2.0, 2.0, 2.0), PrivUnit(0.5, 4, *split)
+    assert total([(client_event(other), 50)], 1e-5) > total([(client_event(announced), 50)], 1e-5)
+    state = RecordDict()
+    assert not ask(announced, state=state, rounds=50).has_error()
+    assert "the parts of PrivUnit's epsilon are not those" in reason(other, state=state, rounds=50)
+    assert not ask(PrivUnit(0.5, 4, 1.9, 2.0, 1.5), state=state, rounds=50).has_error(), "less is fine"
 
 
 def test_an_adaptive_clip_may_move_but_its_cost_may_not():

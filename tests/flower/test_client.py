@@ -50,6 +50,8 @@ def test_a_mechanism_survives_the_wire(mechanism):
         (lambda t: t.replace('"clip":0.3,', ""), "it must have"),
         (lambda t: "{", "not valid JSON"),
         (lambda t: "[]", "not a JSON object"),
+        (lambda t: t.replace('"local-gaussian"', "[]"), r"kind is \[\], which does not exist"),
+        (lambda t: t.replace('"local-gaussian"', "{}"), r"kind is \{\}, which does not exist"),
     ],
 )
 def test_a_mechanism_that_makes_no_sense_is_a_sentence(change, message):
@@ -233,7 +235,8 @@ def test_a_guard_that_is_missing_or_damaged_refuses_everything(tmp_path):
         path = tmp_path / "guard.toml"
         if text is not None:
             path.write_text(text)
-        assert ask(LocalGaussian(0.3, 9.0), {"dpfedexp-guard": str(path)}).has_error()
+        reason = ask(LocalGaussian(0.3, 9.0), {"dpfedexp-guard": str(path)}).error.reason
+        assert reason == "dpfedexp: this node's guard file can't be used; the node's own log says why."
 
 
 def test_a_guard_whose_ledger_was_changed_refuses(tmp_path):

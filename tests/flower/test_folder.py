@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,12 @@ def snapshot(place) -> dict[str, bytes]:
 def restore(place, files: dict[str, bytes], *names: str) -> None:
     for name in names:
         (place / name).write_bytes(files[name])
+
+
+@pytest.fixture
+def unanchored(monkeypatch):
+    """What the folder itself can tell, without the anchor outside it."""
+    monkeypatch.setattr(folder, "_anchored", lambda ledger, path: ledger)
 
 
 def epsilon(place) -> float:
@@ -112,7 +119,7 @@ def test_the_ledger_of_another_run_is_refused(tmp_path):
         run(tmp_path / "ours", rounds=4, resume=True)
 
 
-def test_a_ledger_that_took_another_way_from_the_same_start_is_refused(tmp_path):
+def test_a_ledger_that_took_another_way_from_the_same_start_is_refused(tmp_path, unanchored):
     """Both ledgers begin with the same round and have the same length, but the checkpoint's later rounds are in one only."""
     run(tmp_path, rounds=1)
     fork = snapshot(tmp_path)
@@ -170,7 +177,7 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_under_its_own_name_and
     assert [e.round for e in Ledger.open(tmp_path / LEDGER, read_only=True).entries] == [1, 1, 2, 3]
 
 
-def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(tmp_path, monkeypatch):
+def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(tmp_path, monkeypatch, unanchored):
     """Every combination of the files after each of five rounds, of this run and another: 10³ of them.
 
     What is accepted holds a charge for every round of the checkpoint, and no ledger behind its own head is.
@@ -207,6 +214,115 @@ def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(tm
         mixed.rmdir()
     # Per run: ledgers of 1 … 5 charges, as many checkpoints that they cover, with two heads each but for the first.
     assert accepted == 2 * sum(n * (2 if n > 1 else 1) for n in range(1, 6))
+
+
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tmp_path):
+    """The attack: ledger, head and checkpoint of round 1 agree with each other, so the later rounds would be forgotten."""
+    place = tmp_path / "run"
+    states = []
+    run(place, algorithm, watch=lambda number, arrays: states.append(snapshot(place)))
+    newest = snapshot(place)
+    for number, old in enumerate(states[:-1], start=1):
+        for left in place.iterdir():
+            left.unlink()
+        restore(place, old, *old)
+        for also in ((), (CHECKPOINT,)):
+            for name in also:
+                (place / name).unlink()
+            with pytest.raises(
+                LedgerError, match=f"holds {number} charges, and its anchor .* has seen 3: the folder was put back"
+            ):
+                run(place, algorithm, rounds=4, resume=True)
+    restore(place, newest, *newest)
+    run(place, algorithm, rounds=4, resume=True)
+    assert len(Ledger.open(place / LEDGER, read_only=True)) == 4
+
+
+def test_a_missing_anchor_is_refused_and_an_earlier_ledger_gets_one(tmp_path, monkeypatch, private_root):
+    place = tmp_path / "run"
+    run(place, rounds=1)
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "elsewhere"))
+    with pytest.raises(
+        LedgerError, match=r"the anchor .* is missing, so an older copy .* copy it from where the run was begun"
+    ):
+        run(place, rounds=2, resume=True)
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(private_root))
+    run(place, rounds=2, resume=True)
+    monkeypatch.setattr(folder, "_ANCHORED", "another name")
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "elsewhere"))
+    old = snapshot(place)
+    run(place, rounds=3, resume=True)
+    restore(place, old, *old)
+    with pytest.raises(LedgerError, match="has seen 3"):
+        run(place, rounds=3, resume=True)
+
+
+def test_an_anchor_inside_the_run_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "run" / "private"))
+    with pytest.raises(InputError, match="lies in the run's own folder"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run" / LEDGER).exists()
+
+
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_nothing_is_released_when_the_anchor_cannot_be_moved(algorithm, tmp_path, monkeypatch):
+    """Neither a model nor, in local privacy, a request; what was charged stays charged."""
+    place = tmp_path / "run"
+    seen = []
+
+    def watch(number, arrays):
+        seen.append(number)
+        monkeypatch.setattr(folder.SharedAnchor, "remember", full)
+
+    def full(self, mark):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(LedgerError, match="can't be written: No space left on device"):
+        run(place, algorithm, watch=watch)
+    assert seen == [1]
+    assert json.loads((place / CHECKPOINT).read_text())["round"] == 1
+    assert len(Ledger.open(place / LEDGER, read_only=True)) == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+    run(place, algorithm, resume=True)
+    assert len(Ledger.open(place / LEDGER, read_only=True)) == 4
+
+
+class Crash(BaseException): ...
+
+
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_a_crash_at_any_write_leaves_no_release_uncharged_and_locks_nobody_out(algorithm, tmp_path, monkeypatch):
+    """Every write to disk of a run of two rounds in turn is the last one that happens."""
+    original, left, shown = os.replace, [0], [0]
+
+    def crash(source, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash
+        original(source, target)
+
+    def watch(number, arrays):
+        shown[0] = max(shown[0], number)
+
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+    for write in itertools.count(1):
+        place = tmp_path / str(write)
+        monkeypatch.setattr("os.replace", crash)
+        left[0], shown[0] = write, 0
+        try:
+            run(place, algorithm, rounds=2, watch=watch)
+            break
+        except Crash:
+            pass
+        monkeypatch.setattr("os.replace", original)
+        charged = len(Ledger.open(place / LEDGER, read_only=True)) if (place / LEDGER).exists() else 0
+        assert charged >= shown[0]
+        resumed = run(place, algorithm, rounds=2, resume=True)
+        assert resumed.state.round == 2
+        assert len(resumed.ledger.entries) >= 2
+    assert write > 12, "every charge has a head and an anchor, every round two files"
 
 
 def test_the_checkpoints_hash_is_checked_without_assertions_too(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -241,6 +243,37 @@ def test_an_older_ledger_with_its_own_head_is_refused(guard, tmp_path):
     guard.admit(request(round=3))
 
 
+def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgotten_knowingly(
+    guard, tmp_path, monkeypatch
+):
+    """The attack, or a back-up of the whole folder: the three agree with each other, and what was spent since is forgotten."""
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+    guard.admit(request())
+    old = keep(tmp_path, *LEDGER, "guard.anchor.json")
+    guard.admit(request(round=2))
+    restore(tmp_path, old)
+    with pytest.raises(Refused, match=r"was put back together with its anchor: it holds 1 charges, and .* has seen 2"):
+        guard.admit(request(round=3))
+    for path in (tmp_path / "state" / "ledgers").iterdir():
+        path.unlink()
+    guard.admit(request(round=3))
+    assert len(book(tmp_path)) == 2
+
+
+def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypatch):
+    def nowhere(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(guard_ledger.SharedAnchor, "remember", full)
+    guard.admit(request(round=1))
+    monkeypatch.setattr("dpfedexp.private.root", nowhere)
+    guard.admit(request(round=2))
+    assert len(book(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("charges", [0, 1, 3])
 def test_the_ledger_of_another_node_is_refused(charges, guard, tmp_path):
     other = tmp_path / "other"
@@ -355,3 +388,90 @@ def test_events_in_a_guards_ledger_read_back_as_written(guard, tmp_path):
     entry = book(tmp_path).entries[0]
     assert isinstance(entry.event, GaussianEvent)
     assert entry.event.mu == pytest.approx(3 * client_event(CentralGaussian(0.3, 5.0, "replace-one", "paper", 1.0)).mu)
+
+
+def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
+    """What was shown: the ledger of a node that hosts ten said ε 4.5 under add-remove, the price of one of them."""
+    mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, count_noise=4.0)
+    one, (ten, count) = client_event(mechanism), node_charge(mechanism, 10)
+    assert count == 1
+    for adjacency in ("replace-one", "add-remove"):
+        assert ten.under(adjacency).mu == pytest.approx(10 * one.under(adjacency).mu)
+        for small, large in zip(one.under(adjacency).queries, ten.under(adjacency).queries, strict=True):
+            assert large.sensitivity == pytest.approx(10 * small.sensitivity)
+
+
+def test_the_server_learns_neither_what_was_spent_in_other_runs_nor_where_files_are(tmp_path, caplog):
+    """How often a node was drawn in another server's run is secret there; its own operator reads it in the log."""
+    node = {"dpfedexp-guard": str(guard_file(tmp_path, max_epsilon_total=4.0))}
+    asked = {"mechanism": LocalGaussian(0.3, 3.0), "node_config": node}
+    replies = []
+    for rounds_elsewhere in range(1, 9):
+        reply = ask(**asked, round=rounds_elsewhere, run=1)
+        if reply.has_error():
+            break
+        replies.append(reply)
+    assert replies, "some are within the total"
+    shown = ask(**asked, run=2).error.reason
+    assert shown == "dpfedexp: the round would take this node above its max_epsilon_total of 4."
+    assert "would take this node's total to epsilon" in caplog.text
+    (tmp_path / LEDGER[0]).unlink()
+    shown = ask(**asked, run=2).error.reason
+    assert shown == "dpfedexp: this node's own ledger can't be used; the node's own log says why."
+    assert "guard.ledger.jsonl is missing beside" in caplog.text
+
+
+def test_a_mechanism_whose_constants_do_not_exist_is_a_sentence_and_costs_nothing(tmp_path):
+    node = {"dpfedexp-guard": str(guard_file(tmp_path, mechanisms=["privunit"], **WIDE))}
+    for given in ((400.0, 400.0, 400.0), (1e-30, 1e-30, 1e-30)):
+        for rule in ("exact", "paper", "optimal"):
+            reply = ask(PrivUnit(0.3, 4, *given, rule), node)
+            assert reply.has_error()
+            assert reply.error.reason.startswith("dpfedexp: ")
+            assert "app's train function" not in reply.error.reason
+    assert not (tmp_path / LEDGER[0]).exists() or len(book(tmp_path)) == 0
+
+
+def test_the_control_variate_of_another_model_is_not_used():
+    """Flower hands the state of one run to the next; a first run with a small model must not shut a node out of the second."""
+    state = RecordDict({"dpfedexp.own-control": ArrayRecord({"c_i": Array(np.ones(3, dtype=np.float32))})})
+    reply = scaffold(0.1, 0.5, state)
+    assert not reply.has_error(), reply.error.reason
+    assert len(state.array_records["dpfedexp.own-control"]["c_i"].numpy()) == 4
+
+
+class Crash(BaseException): ...
+
+
+@pytest.mark.parametrize("mechanism", [LocalGaussian(0.3, 9.0), PrivUnit(0.3, 4)], ids=["gaussian", "privunit"])
+def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanism, tmp_path, monkeypatch):
+    """Each write of two answers for two hosted clients in turn is the last one that happens."""
+    original, left = os.replace, [0]
+
+    def crash(source, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash
+        original(source, target)
+
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+    for write in itertools.count(1):
+        folder = tmp_path / str(write)
+        folder.mkdir()
+        guard = Guard.load(guard_file(folder, mechanisms=["local-gaussian", "privunit"], **WIDE))
+        monkeypatch.setattr("os.replace", crash)
+        left[0], admitted = write, 0
+        try:
+            for number in (1, 2):
+                guard.admit(request(mechanism, round=number, clients=(0, 1), hosted=2))
+                admitted += 1
+        except Crash:
+            pass
+        monkeypatch.setattr("os.replace", original)
+        _, each = node_charge(mechanism, 2)
+        assert len(book(folder)) >= each * admitted
+        guard.admit(request(mechanism, round=3, clients=(0, 1), hosted=2))
+        assert len(book(folder)) >= each * (admitted + 1)
+        if left[0] > 0:
+            break
+    assert write > 5, "a head and an anchor for the ledger and for every answer"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
+from dpfedexp.accounting.verify import recompute, verify_run
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, client
@@ -151,3 +152,35 @@ def test_places_are_kept_in_the_order_in_which_they_were_taken():
     assert seated([1], (9, 8), 2) == (9, 8)
     assert seated([4, 1], (9,), 2) == (9, 1)
     assert seated([4, 1], (9, 8, 7), 2) == (9, 8, 7)
+
+
+def test_a_statement_with_places_has_no_add_remove_figure(tmp_path):
+    """The node with the lowest id leaves and another takes its place: the sum moves by more than C, and the counts show it."""
+    four = {n: n - 1 for n in (1, 2, 3, 4)}
+    whole = start(tmp_path / "four", Nodes(four))
+    without = start(tmp_path / "three", Nodes({n: c for n, c in four.items() if n != 1}))
+    alone = start(tmp_path / "two", Nodes({n: c for n, c in four.items() if n in (2, 3)}))
+    assert (moved_sum(without) - moved_sum(alone)).norm() > 0, "node 4 took the place"
+    assert (moved_sum(whole) - moved_sum(without)).norm() > 0
+    for strategy in (whole, without):
+        assert strategy.statement.other_adjacency is None
+        assert "There is no add-remove figure: a run has a fixed number of places" in strategy.statement.text
+    place = tmp_path / "four"
+    assert all(check.passed for check in verify_run(place)), [c for c in verify_run(place) if not c.passed]
+    (place / "privacy.json").unlink()
+    assert recompute(place).other_adjacency is None
+    everybody = start(tmp_path / "all", Nodes(four), ADD)
+    assert everybody.statement.other_adjacency is not None
+    assert all(check.passed for check in verify_run(tmp_path / "all"))
+
+
+def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(tmp_path):
+    """The attack: two of six report while the floor is low, then the run is resumed with a floor of one."""
+    local = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
+    few = {n: n - 1 for n in (1, 2)}
+    early = start(tmp_path, Nodes(few), local, clients=6, rounds=1)
+    assert early.statement.reporting == 2
+    late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, resume=True, floor=1.0)
+    assert late.statement.reporting == 2
+    assert late.statement.models_only is not None
+    assert late.statement.models_only.epsilon_total > early.statement.models_only.epsilon_total

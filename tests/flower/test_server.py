@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp, client
 from dpfedexp.flower.nodes import choose
-from dpfedexp.flower.wire import REPORT, REQUEST
+from dpfedexp.flower.noise import deployed
+from dpfedexp.flower.wire import REPORT, REQUEST, Request, read_sums
 from dpfedexp.local import Sgd
+from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.simulation.sampling import FixedSize, Poisson
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -304,3 +307,22 @@ def test_integer_arrays_in_the_model_are_refused(tmp_path):
     strategy = DpFedExp(fedavg(), clients=3, rounds=1, folder=tmp_path)
     with pytest.raises(InputError, match="'steps' has type int64"):
         strategy.begin(ArrayRecord({"steps": Array(np.zeros(1, dtype=np.int64))}))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"squares": -0.1}, {"squares": 1.0}, {"squares": math.nan}, {"within": -1.0}, {"within": 3.0}, {"count": 1}]
+)
+def test_no_statistic_of_hosted_clients_leaves_the_range_that_is_charged(lie):
+    """Two clients' squared norms are in [0, 2C²] and their bits in {0, 1, 2}; a negative one moved the sum by twice its bound."""
+    mechanism = deployed(CentralGaussian(0.5, 5.0, "replace-one", "paper", 7.5, 12.0))
+    asked = Request(1, "n" * 32, mechanism, Sampling(), clients=(0, 1), hosted=2)
+    said = {"round": 1, "nonce": "n" * 32, "count": 2, "squares": 0.25, "within": 1.0}
+    vector = Array(np.zeros(4))
+
+    def reply(**changes) -> Message:
+        content = {REPORT: ArrayRecord({"vector": vector}), REQUEST: ConfigRecord({**said, **changes})}
+        return Message(RecordDict(content), 7, "train")
+
+    assert read_sums(reply(), asked, 4).count == 2
+    with pytest.raises(InputError, match=r"out of range|does not count"):
+        read_sums(reply(**lie), asked, 4)

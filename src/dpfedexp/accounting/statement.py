@@ -38,6 +38,7 @@ class PrivacyStatement(Promise):
         planned: Charges | None = None,
         not_covered: Sequence[str] = (),
         reporting: int | None = None,
+        no_other_adjacency: str = "",
     ) -> PrivacyStatement:
         """The statement for what was charged.
 
@@ -51,6 +52,7 @@ class PrivacyStatement(Promise):
             not_covered: what the guarantee leaves out beside the usual list.
             reporting: in a local run, how many clients at least report in every round, each from its own data and the released
                 models alone; 0 where that is not known. All of them unless told otherwise.
+            no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
         """
         charges = [(event, n) for event, n in charges if n]
         total = compose(charges, delta)
@@ -59,6 +61,8 @@ class PrivacyStatement(Promise):
         local = total.setting == "local"
         reporting = (clients if reporting is None else reporting) if local else None
         turned, no_turned = other_adjacency(charges, delta)
+        if turned is not None and no_other_adjacency:
+            turned, no_turned = None, no_other_adjacency
         readers, no_readers = models_only(charges, delta, reporting or 0, clients)
         return PrivacyStatement(
             algorithm=algorithm,

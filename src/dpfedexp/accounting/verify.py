@@ -59,6 +59,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             clients=int(header.get("clients", 0)),
             simulated=bool(header.get("simulated", True)),
             reporting=_reporting(header),
+            no_other_adjacency=str(header.get("no_other_adjacency", "")),
         )
     statement = PrivacyStatement.from_charges(
         ledger.charges(),
@@ -67,6 +68,8 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         clients=claim.clients,
         simulated=claim.simulated,
         reporting=0 if claim.reporting is None else claim.reporting,
+        # Who claims no figure for a reason of their own claims less.
+        no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
     )
     return replace(
         statement,

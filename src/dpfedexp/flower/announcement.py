@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context
 
 from dpfedexp.errors import InputError
 from dpfedexp.flower.noise import bind, deployed
-from dpfedexp.flower.price import Refused, client_event, node_charge, strength, total
+from dpfedexp.flower.price import Refused, client_event, is_split_as, node_charge, strength, total
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.spec import decode, encode, kind_of
 from dpfedexp.flower.wire import Request
@@ -39,6 +39,8 @@ _DELTA = 1e-5
 """At which ε is shown; costs are compared by μ, or by the pure ε of a PrivUnit report."""
 _ROUNDING = 1 + 1e-6
 """Two machines that calibrate the same noise may differ by rounding."""
+_SEARCH = 1 + 1e-4
+"""The best split of PrivUnit's ε is searched for, and found to about 1e-6 of it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Announcement:
             raise Refused(
                 f"the round costs epsilon {cost:.4g} at delta {_DELTA:g}, above the {limit:.4g} that this run announced."
             )
+        if not is_split_as(event, announced, _SEARCH):
+            raise Refused("the parts of PrivUnit's epsilon are not those that this run announced, and compose to more.")
         clip, most = request.mechanism.clip, self.mechanism.clip
         adaptive = isinstance(self.mechanism, CentralGaussian) and self.mechanism.count_noise is not None
         if not (adaptive or clip <= most * _ROUNDING):

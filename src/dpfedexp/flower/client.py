@@ -80,13 +80,19 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
             )
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
-        guard = Guard.of_node(context.node_config)
+        guard = _guard(context)
         if guard is not None:
             guard.admit(request, run=str(context.run_id))
         else:
             admit_announced(request, context, len(w))
-    except (InputError, Refused) as reason:
+    except InputError as reason:
         return _refuse(message, str(reason))
+    except Refused as reason:
+        if reason.shown != str(reason):
+            _log.warning("this node refused a request: %s", reason)
+        return _refuse(message, reason.shown)
+    except (ValueError, ArithmeticError):  # of no data: the app has not been called
+        return _refuse(message, "the mechanism can't be computed with these numbers.")
     try:
         if control is not None:
             correction = to_arrays(control - _own_control(context, len(w)), layout)
@@ -101,6 +107,14 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return _refuse(message, "the app's train function failed; the node's own log says why.")
+
+
+def _guard(context: Context) -> Guard | None:
+    """The operator's guard. What is wrong with the file is the operator's to know: the server learns no path."""
+    try:
+        return Guard.of_node(context.node_config)
+    except InputError as reason:
+        raise Refused(str(reason), shown="this node's guard file can't be used; the node's own log says why.") from None
 
 
 def _refuse(message: Message, reason: str) -> Message:
@@ -137,7 +151,9 @@ def _control(message: Message, request: Request, layout: Layout) -> Tensor | Non
 
 def _own_control(context: Context, dimension: int) -> Tensor:
     record = context.state.array_records.get(_OWN_CONTROL)
-    return torch.zeros(dimension) if record is None else torch.from_numpy(record["c_i"].numpy())
+    own = torch.zeros(0) if record is None else torch.from_numpy(record["c_i"].numpy())
+    # Flower hands the state of one run to the next of the same series, whose model may be another one.
+    return own if len(own) == dimension else torch.zeros(dimension)
 
 
 def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, travel: float) -> None:

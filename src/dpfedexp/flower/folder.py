@@ -5,8 +5,12 @@ checkpoint.json      the last completed round, with round-<n>.safetensors
 model.safetensors    the reported model
 privacy.json/txt     the statement
 
+Outside it, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see `dpfedexp.private`) remembers how far the ledger had come. Every charge
+moves it, on disk, before the round that it pays for is released.
+
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
-checkpoint holds. A ledger may be ahead of its checkpoint, as a crash between the two leaves it; then the round is charged again.
+checkpoint holds, or one that the anchor has seen: the whole folder put back to an earlier moment is refused. A ledger may be ahead
+of its checkpoint and its anchor, as a crash between them leaves it; then the round is charged again.
 """
 
 from __future__ import annotations
@@ -21,9 +25,14 @@ from safetensors.torch import save
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.flower.checkpoint import Checkpoint, load_checkpoint, write_atomically
 from dpfedexp.local import Params
+from dpfedexp.private import VARIABLE, SharedAnchor, root
+
+_ANCHORED = "anchored"
+"""In the header of ledgers whose every charge moves an anchor. Earlier ones get theirs when they are resumed."""
 
 
 def open_folder(
@@ -40,12 +49,19 @@ def open_folder(
     settings = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     if not (resume and path.exists()):
         run = secrets.token_hex(16)
-        return Ledger.create(path, config_hash=settings, run=run, **header), run, None
+        _check_outside(folder)
+        return (
+            _anchored(Ledger.create(path, config_hash=settings, run=run, **{_ANCHORED: True}, **header), path),
+            run,
+            None,
+        )
+    _check_outside(folder)
     ledger = Ledger.open(path, repair=True)
     try:
         last = load_checkpoint(folder)
         if last is None:
-            return ledger, _run_without_checkpoint(ledger, path, settings), None
+            run = _run_without_checkpoint(ledger, path, settings)
+            return _anchored(ledger, path), run, None
         for name, value in config.items():
             before = last.config.get(name)
             require(
@@ -56,7 +72,49 @@ def open_folder(
     except BaseException:
         ledger.close()
         raise
-    return ledger, last.run, last
+    return _anchored(ledger, path), last.run, last
+
+
+def _check_outside(folder: Path) -> None:
+    require(
+        not root().resolve().is_relative_to(folder.resolve()),
+        f"the private folder {str(root())!r} lies in the run's own folder {str(folder)!r}, with which it would be put back; set "
+        f"{VARIABLE} to one outside.",
+    )
+
+
+def _anchored(ledger: Ledger, path: Path) -> Ledger:
+    """The ledger, once its anchor has seen no more than it holds; from here on every charge moves the anchor."""
+
+    def witness(mark: Mark) -> None:
+        try:
+            anchor.remember(mark)
+        except OSError as error:
+            raise LedgerError(
+                f"the anchor {str(anchor.path)!r} of {path} can't be written: {error.strerror}; set {VARIABLE} to a folder outside "
+                "the run's own where it can, and move the anchor there."
+            ) from None
+
+    try:
+        anchor = SharedAnchor.of(ledger.first_hash)
+        known = anchor.mark()
+        if known is None and len(ledger) and ledger.header.get(_ANCHORED):
+            raise LedgerError(
+                f"the anchor {str(anchor.path)!r} of {path} is missing, so an older copy of the folder would go unnoticed; copy it "
+                f"from where the run was begun, or set {VARIABLE} to the folder that holds it."
+            )
+        if known is not None and not ledger.holds(known):
+            raise LedgerError(
+                f"{path} holds {len(ledger)} charges, and its anchor {str(anchor.path)!r} has seen {known.count}: the folder was "
+                "put back to an earlier moment, or the ledger was replaced; restore the newest copy of the folder, or begin "
+                "another run in a new one."
+            )
+        witness(ledger.mark())
+    except BaseException:
+        ledger.close()
+        raise
+    ledger.witness = witness
+    return ledger
 
 
 def _check_untouched(folder: Path, path: Path) -> None:

@@ -54,6 +54,7 @@ class Guard:
 
     @staticmethod
     def load(path: Path | str) -> Guard:
+        """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
         path = Path(path)
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -74,7 +75,7 @@ class Guard:
         require(values["delta"] < 1, f"guard: delta is {values['delta']}; it must be below 1.")
         require(isinstance(values["mechanisms"], list), "guard: mechanisms must be a list of names.")
         for name in values["mechanisms"]:
-            if name not in KINDS:
+            if not isinstance(name, str) or name not in KINDS:
                 raise InputError(f"guard: mechanism {name!r} does not exist.{nearest(str(name), KINDS)}")
         return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"])})
 
@@ -104,7 +105,10 @@ class Guard:
                 for _ in range(count):
                     ledger.charge(request.round, event, run=run)
         except (LedgerError, OSError) as error:
-            raise Refused(f"this node's own ledger can't be used: {error}") from None
+            raise Refused(
+                f"this node's own ledger can't be used: {error}",
+                shown="this node's own ledger can't be used; the node's own log says why.",
+            ) from None
 
     def _check_round(self, epsilon: float) -> None:
         if not epsilon <= self.max_epsilon_per_round:
@@ -117,5 +121,6 @@ class Guard:
         if not epsilon <= self.max_epsilon_total:
             raise Refused(
                 f"the round would take this node's total to epsilon {epsilon:.4g} at delta {self.delta:g}, above its "
-                f"max_epsilon_total of {self.max_epsilon_total:g}."
+                f"max_epsilon_total of {self.max_epsilon_total:g}.",
+                shown=f"the round would take this node above its max_epsilon_total of {self.max_epsilon_total:g}.",
             )

@@ -7,6 +7,9 @@
 The anchor is written, durably, after the charge and before the answer exists. A crash in between leaves the ledger ahead of its
 anchor, which is fine: the charge is kept. A ledger that is behind its anchor, missing beside it, or another one was deleted,
 restored from an old copy or exchanged, and the node refuses to answer with it.
+
+All three may be put back together, by a restored back-up of the whole folder. Where the node's user has a state folder
+(`dpfedexp.private`), a second anchor lies there and notices; where there is none, nothing can.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from pathlib import Path
 from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
-from dpfedexp.errors import LedgerError
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower.checkpoint import write_atomically
+from dpfedexp.private import SharedAnchor
 
 _BEFORE_ANCHORS = 1
 """The version of ledgers that were written before there were anchors."""
@@ -49,7 +53,7 @@ def guard_ledger(guard: Path, path: Path) -> Iterator[Ledger]:
             before = ledger.mark()
             yield ledger
             if ledger.mark() != before:
-                _write(anchor, ledger.mark())
+                _write(anchor, ledger)
     finally:
         os.close(lock)
 
@@ -64,7 +68,7 @@ def _open(path: Path, anchor: Path) -> Ledger:
                 "to be forgotten knowingly, delete those too."
             )
         ledger = Ledger.create(path, holder=secrets.token_hex(8))
-        _write(anchor, ledger.mark())
+        _write(anchor, ledger)
         return ledger
     ledger = Ledger.open(path, repair=True)
     try:
@@ -75,23 +79,45 @@ def _open(path: Path, anchor: Path) -> Ledger:
                     f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
                     f"{anchor.name}."
                 )
-            _write(anchor, ledger.mark())
+            _check_outside(path, ledger)
+            _write(anchor, ledger)
         elif not ledger.holds(mark):
             age = "an older copy" if len(ledger) < mark.count else "another ledger"
             raise LedgerError(
                 f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
                 f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
             )
-        elif ledger.mark() != mark:
-            _write(anchor, ledger.mark())
+        else:
+            _check_outside(path, ledger)
+            if ledger.mark() != mark:
+                _write(anchor, ledger)
     except BaseException:
         ledger.close()
         raise
     return ledger
 
 
-def _write(anchor: Path, mark: Mark) -> None:
+def _check_outside(path: Path, ledger: Ledger) -> None:
+    try:
+        outside = SharedAnchor.of(ledger.first_hash)
+        known = outside.mark()
+    except InputError as error:
+        raise LedgerError(str(error)) from None
+    except RuntimeError:  # a user without a home has no state folder
+        return
+    if known is not None and not ledger.holds(known):
+        raise LedgerError(
+            f"{path.name} was put back together with its anchor: it holds {len(ledger)} charges, and {str(outside.path)!r} has "
+            f"seen {known.count}; restore the newest ledger with its head and anchor, or, if what was spent since is to be "
+            "forgotten knowingly, delete that file."
+        )
+
+
+def _write(anchor: Path, ledger: Ledger) -> None:
+    mark = ledger.mark()
     write_atomically(anchor, json.dumps({"count": mark.count, "hash": mark.hash}).encode() + b"\n")
+    with contextlib.suppress(OSError, RuntimeError):  # an older one outside is still a witness
+        SharedAnchor.of(ledger.first_hash).remember(mark)
 
 
 def _read(anchor: Path) -> Mark | None:

@@ -17,7 +17,15 @@ from dpfedexp.mechanisms import CentralGaussian, Mechanism
 
 
 class Refused(RuntimeError):
-    """The node does not take part; the message says why and holds nothing about its data."""
+    """The node does not take part; the message says why and holds nothing about its data.
+
+    `shown` is what the server is told, where the message itself would tell it of other runs or of the node's files. How much a
+    node has spent elsewhere says how often it was drawn there, which is secret under sampling.
+    """
+
+    def __init__(self, reason: str, shown: str | None = None) -> None:
+        super().__init__(reason)
+        self.shown = reason if shown is None else shown
 
 
 def client_event(mechanism: Mechanism, sampling: Sampling = Sampling()) -> Event:
@@ -58,8 +66,21 @@ def scaled(event: GaussianEvent, factor: float) -> GaussianEvent:
     """The same queries with contributions `factor` times as large."""
     if factor == 1:
         return event
-    queries = tuple(replace(q, bound=q.bound * factor, sensitivity=q.sensitivity * factor) for q in event.queries)
-    return replace(event, queries=queries, joint_mu=None if event.joint_mu is None else event.joint_mu * factor)
+    queries = tuple(
+        replace(
+            q,
+            bound=q.bound * factor,
+            sensitivity=q.sensitivity * factor,
+            diameter=None if q.diameter is None else q.diameter * factor,
+        )
+        for q in event.queries
+    )
+    return replace(
+        event,
+        queries=queries,
+        joint_mu=None if event.joint_mu is None else event.joint_mu * factor,
+        other_mu=None if event.other_mu is None else event.other_mu * factor,
+    )
 
 
 def strength(event: Event) -> float:
@@ -71,6 +92,20 @@ def strength(event: Event) -> float:
             return event.epsilon
         case NonPrivateEvent():
             return math.inf
+
+
+def is_split_as(event: Event, announced: Event, rounding: float) -> bool:
+    """Whether no number of reports of `event` tells more than as many of `announced`, which an equal pure ε alone does not say:
+    one part that holds all of it composes worse than several. Every part of a report's loss must be as small and as rare."""
+    if not isinstance(event, PrivUnitEvent) or not isinstance(announced, PrivUnitEvent):
+        return True
+    parts = (
+        (event.direction_epsilon, announced.direction_epsilon),
+        (event.p, announced.p),
+        (event.epsilon2, announced.epsilon2),
+        (1.0 / (1.0 + event.k * math.exp(-event.epsilon2)), 1.0 / (1.0 + announced.k * math.exp(-announced.epsilon2))),
+    )
+    return event.cap <= 0.5 and all(part <= most * rounding for part, most in parts)
 
 
 def total(charges: Charges, delta: float) -> float:

@@ -39,6 +39,7 @@ _log = logging.getLogger("flwr")
 
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
+PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -137,6 +138,8 @@ class DpFedExp(Strategy):
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
+        if self.algorithm.adjacency != "add-remove":
+            header["no_other_adjacency"] = PLACES
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
         if last is not None:
             self.state, self.history, self.bound = last.state, last.history, last.nodes
@@ -300,8 +303,17 @@ class DpFedExp(Strategy):
             simulated=False,
             planned=planned if self.state.round < self.rounds else None,
             not_covered=left_out,
-            reporting=math.ceil(self.floor * self.clients),
+            reporting=self._reporting,
+            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
         )
+
+    @property
+    def _reporting(self) -> int:
+        """How many clients reported in every round at least: by the floor, and by what came where a round had another floor.
+
+        A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+        """
+        return min([math.ceil(self.floor * self.clients), *(line["valid"] for line in self.history if "valid" in line)])
 
     def _nodes_of_round(self, grid: Grid) -> list[int]:
         """Who can be asked: under add-remove adjacency all that are connected, because a node that came must change nothing but its

@@ -58,7 +58,7 @@ def decode(text: str) -> Mechanism:
         raise InputError("the mechanism is not valid JSON.") from None
     require(isinstance(values, dict), "the mechanism is not a JSON object.")
     kind = values.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"the mechanism's kind is {kind!r}, which does not exist.{nearest(str(kind), KINDS)}")
     names = {field.name for field in fields(KINDS[kind])}
     require(set(values) == names, f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(names)}.")

@@ -167,8 +167,10 @@ def _read_hosted(array: Array, said: ConfigRecord, request: Request, width: int)
     n, bound = len(request.clients), norm_bound(request.mechanism, width)
     slack = 1 + 1e-6
     require(float(row_norms(vector[None])[0]) <= n * bound * slack, "its sum is longer than so many reports can be")
-    for value, most in ((squares, n * bound**2 * slack), (within, float(n))):
-        require(isinstance(value, float) and abs(value) <= most, "one of its statistics is out of range")
+    # A squared norm and a bit are never negative, but PrivUnit's unbiased estimate of a square can be.
+    least = -n * bound**2 * slack if isinstance(request.mechanism, PrivUnit) else 0.0
+    for value, low, high in ((squares, least, n * bound**2 * slack), (within, 0.0, float(n))):
+        require(isinstance(value, float) and low <= value <= high, "one of its statistics is out of range")
     scalar = torch.tensor([squares, within], dtype=torch.float64)
     return on_grid(Sums(vector, scalar[0], scalar[1], n), request.mechanism)
 
