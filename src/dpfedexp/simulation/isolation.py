@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.clipping import clip, row_norms
+from dpfedexp.errors import InputError
 from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
-from dpfedexp.simulation.module_state import Watch
-from dpfedexp.simulation.vectorise import Task, Trainer
+from dpfedexp.simulation.module_state import Watch, drawing_alike
+from dpfedexp.simulation.vectorise import Clients, Task, Trainer
 
 _POOL = 1024
+_TRIED = 24
 _STEPS = 3
 """Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
 
@@ -92,6 +94,39 @@ def watched(task: Task, clients: MadeUp) -> Watch:
         return task.loss(module(x), y)
 
     return Watch.over(task.model, losses, clients.batches(2, task.device))
+
+
+def check_rows_apart(clients: Clients) -> None:
+    """Raises `InputError` where the federation's transform lets one row change another; seen on made-up rows.
+
+    Rows of many clients are transformed together, so a mean over the batch would be a mean over clients.
+    """
+    if getattr(clients, "transform", None) is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    raw, targets = clients.inputs, clients.targets[:1]  # type: ignore[attr-defined]
+    if raw.is_floating_point():
+        rows = torch.randn(_TRIED, *raw.shape[1:], generator=generator).to(raw.dtype)
+    else:
+        rows = torch.randint(0, 256 if raw.dtype == torch.uint8 else 2, (_TRIED, *raw.shape[1:]), generator=generator)
+        rows = rows.to(raw.dtype)
+    half, labels = _TRIED // 3, torch.zeros_like(targets).expand(2 * _TRIED // 3, *targets.shape[1:])
+    one, two, three = rows.split(half)
+
+    def seen(*parts: Tensor) -> Tensor:
+        with drawing_alike(torch.device("cpu")):
+            return clients.prepare(torch.cat(parts), labels)[0]  # type: ignore[attr-defined]
+
+    before = seen(one, two)
+    if not (
+        torch.equal(before[:half], seen(one, three)[:half])
+        and torch.equal(before[half:], seen(three, two)[half:])
+        and torch.equal(before, seen(one, two))
+    ):
+        raise InputError(
+            "the federation's transform lets the rows of a batch change each other, or remembers what it has seen; rows of several "
+            "clients are transformed together, so a secure run needs one that takes every row on its own."
+        )
 
 
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
@@ -162,3 +197,34 @@ def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
     real = torch.zeros(room, dtype=torch.bool)
     real[holders] = True
     return filled, real
+
+
+def learnt_apart(
+    learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool
+) -> Tensor:
+    """Rows of clients, where one on whose data the model or the loss fails has learnt nothing and stops nobody.
+
+    That a run ends, and with which sentence, would tell what a client holds. After a failure every client is trained in a shape
+    that it fills alone, in which its row is the same bit for bit.
+
+    Args:
+        learn: the rows of some clients, a multiple of `unit` of them.
+        like: the parameters, a vector of a row's length on its device.
+        public: whether shapes are, so that running out of memory tells nothing.
+    """
+    try:
+        return learn(clients)
+    except Exception as error:
+        _about_the_run(error, public)
+    rows = torch.zeros(len(clients), len(like), device=like.device)
+    for row, client in zip(rows, clients, strict=True):
+        try:
+            row.copy_(learn(client.repeat(unit))[0])
+        except Exception as error:
+            _about_the_run(error, public)
+    return rows
+
+
+def _about_the_run(error: Exception, public: bool) -> None:
+    if public and isinstance(error, MemoryError | torch.OutOfMemoryError):
+        raise error
