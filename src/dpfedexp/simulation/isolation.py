@@ -101,10 +101,11 @@ def check_rows_apart(clients: Clients) -> None:
 
     Rows of many clients are transformed together, so a mean over the batch would be a mean over clients.
     """
-    if getattr(clients, "transform", None) is None:
+    raw = getattr(clients, "inputs", None)
+    if raw is None or getattr(clients, "transform", None) is None:
         return
     generator = torch.Generator().manual_seed(0)
-    raw, targets = clients.inputs, clients.targets[:1]  # type: ignore[attr-defined]
+    targets = clients.targets[:1]  # type: ignore[attr-defined]
     if raw.is_floating_point():
         rows = torch.randn(_TRIED, *raw.shape[1:], generator=generator).to(raw.dtype)
     else:
