@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, train
+from dpfedexp.accounting import Ledger
 from dpfedexp.local import schedule
 from dpfedexp.simulation.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.simulation.train import prepare
@@ -293,3 +294,19 @@ def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
     with pytest.raises(torch.OutOfMemoryError):
         learnt_apart(learn, clients, 2, like=like, public=True)
     assert torch.equal(learnt_apart(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
+
+
+def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.double())
+
+    ledger = Ledger.in_memory()
+    options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
+    with pytest.raises(InputError, match="can't be trained on a batch of made-up rows"):
+        train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+    assert len(ledger) == 0

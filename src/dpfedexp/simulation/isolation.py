@@ -25,7 +25,8 @@ from dpfedexp.errors import InputError
 from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.simulation.module_state import Watch, drawing_alike
-from dpfedexp.simulation.vectorise import Clients, Task, Trainer
+from dpfedexp.simulation.random import Streams
+from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, first_line
 
 _POOL = 1024
 _TRIED = 24
@@ -128,6 +129,19 @@ def check_rows_apart(clients: Clients) -> None:
             "the federation's transform lets the rows of a batch change each other, or remembers what it has seen; rows of several "
             "clients are transformed together, so a secure run needs one that takes every row on its own."
         )
+
+
+def check_training(trial: Task, streams: Streams) -> None:
+    """Raises `InputError` where a made-up client can't be trained: what fails on real ones is about them, and is not shown."""
+    one = torch.zeros(1, dtype=torch.int64)
+    w = trial.layout.read(trial.model).float().to(trial.device)
+    plan = schedule(trial.local, trial.clients.sizes[one], lambda row: np.random.default_rng(0))
+    try:
+        Loop(trial, streams)(
+            w, one, Schedule(plan.positions[:, :1], plan.weights[:, :1], torch.ones_like(plan.steps)), 1
+        )
+    except Exception as error:
+        raise InputError(f"the model can't be trained on a batch of made-up rows: {first_line(error)}") from error
 
 
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from dpfedexp.simulation.fast.tune import kept as kept_trainer
 from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
-from dpfedexp.simulation.isolation import check_rows_apart, made_up, watched, widths
+from dpfedexp.simulation.isolation import check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.simulation.keeping import Keeping, find
 from dpfedexp.simulation.outlets import recorded
 from dpfedexp.simulation.parallel import Parallel
@@ -277,6 +277,8 @@ def prepare(
     cohort = everyone.expected(declared)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
     trial = replace(task, clients=nobody, copies=[]) if isolated else None
+    if trial is not None:
+        check_training(trial, streams)
     chunk = chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
     unit = None
     if trial is not None:
