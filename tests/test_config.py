@@ -143,3 +143,18 @@ def test_the_seed_of_a_run_decides_data_model_and_noise():
     a, b = (problem.build(settings.with_seed(s)).federation.inputs for s in (0, 1))
     assert not torch.equal(a, b)
     assert settings.with_seed(3).run.seed == 3
+
+
+def test_how_many_clients_an_array_has_does_not_depend_on_whether_the_last_one_holds_rows(tmp_path):
+    rows = {"inputs": np.zeros((6, 4), dtype=np.float32), "targets": np.zeros(6, dtype=np.int64)}
+    given = {"data": {"kind": "npz", "path": str(tmp_path / "a.npz")}, "participation": {"population": 3}}
+    given |= {"model": {"name": "mlp", "options": {"inputs": 4, "hidden": 2, "classes": 2}}}
+    given |= {"algorithm": {"name": "dp_fedavg", "clip": 1.0, "noise_multiplier": 1.0}, "run": {"secure": True}}
+    given |= {"local": {"lr": 0.1, "steps": 1}}
+    sizes = []
+    for client in ([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, -1, -1]):
+        np.savez(tmp_path / "a.npz", client=np.array(client), **rows)
+        sizes.append(problem.build(parse(given)).federation.sizes.tolist())
+    assert sizes == [[2, 2, 2], [2, 2, 0]]
+    with pytest.raises(InputError, match=r"participation\.population is missing"):
+        problem.build(parse({key: value for key, value in given.items() if key != "participation"}))

@@ -13,7 +13,7 @@ from torch import nn
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
 from dpfedexp.data import Federation, Standardise, load_mnist, synthetic_regression
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.simulation.evaluate import Evaluate
 
 
@@ -69,7 +69,15 @@ def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
             raise InputError(f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")
     x, y = arrays["inputs"], arrays["targets"]
     if "client" in arrays:
-        federation = Federation.from_arrays(x, y, arrays["client"], transform=transform)
+        population = settings.participation.population
+        # Everybody counts, with rows or without: counted from the rows, a last client who holds none would change every mean.
+        require(
+            not settings.run.secure or population is not None,
+            "participation.population is missing: in a secure run the number of clients is declared, not counted from the array "
+            "'client'; write population = 1000, say, under [participation].",
+        )
+        everybody = None if settings.algorithm.adjacency == "add-remove" else population
+        federation = Federation.from_arrays(x, y, arrays["client"], clients=everybody, transform=transform)
     else:
         federation = _partition(settings.data, x, y, seed, transform)
     test = (arrays["test_inputs"], arrays["test_targets"]) if {"test_inputs", "test_targets"} <= set(arrays) else None

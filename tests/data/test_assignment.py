@@ -58,3 +58,10 @@ def test_a_ready_assignment_passes_through() -> None:
 def test_what_names_no_rows_is_refused(assignment: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         as_assignment(assignment, 10)
+
+
+def test_clients_without_rows_count_where_their_number_is_given():
+    split = as_assignment(np.array([0, 1, 0]), 3, clients=4)
+    assert np.diff(split.offsets).tolist() == [2, 1, 0, 0]
+    with pytest.raises(InputError, match="clients is 1"):
+        as_assignment(np.array([0, 1, 0]), 3, clients=1)

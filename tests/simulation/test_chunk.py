@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, InputError, Sgd, dp_scaffold, fedavg, train
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp.simulation import chunk, engine, rows
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.train import prepare
@@ -118,3 +118,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         for m in (1_000, 100_000)
     ]
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_the_chunk_of_a_secure_run_does_not_follow_what_memory_the_data_left_free(monkeypatch):
+    model, options = nn.Sequential(nn.Linear(5, 3)), {"local": Sgd(lr=0.1, steps=1, max_examples=4), "rounds": 1}
+    monkeypatch.setattr(chunk, "CPU_BUDGET", 1)
+    sizes = {}
+    for secure in (False, True):
+        for free in (2**40, 4 * 1000):
+            monkeypatch.setattr(chunk, "available_memory", lambda free=free: free)
+            sizes[secure, free] = prepare(
+                model, federation(), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=secure, device="cpu", **options
+            )[0].chunk_size
+    assert sizes[False, 2**40] > sizes[False, 4 * 1000]
+    assert sizes[True, 2**40] == sizes[True, 4 * 1000]

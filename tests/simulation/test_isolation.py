@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, train
+from dpfedexp.accounting import Ledger
 from dpfedexp.local import schedule
-from dpfedexp.simulation.isolation import is_isolated, made_up, padded, widths
+from dpfedexp.simulation.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.simulation.train import prepare
 from dpfedexp.simulation.vectorise import Vectorised
 
@@ -257,3 +258,72 @@ def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
     assert chunk % shape == 0
     if fixed and unit is None:
         assert math.ceil(cohort / chunk) * chunk - cohort < chunk / 2
+
+
+def standardised(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(0)) / (1 + x.std(0))
+
+
+def test_a_transform_that_mixes_rows_is_refused_in_a_secure_run():
+    clients = federation(4, 1)
+    clients.transform = standardised
+    options = {"local": LOCALS["full batch"], "rounds": 1}
+    with pytest.raises(InputError, match="transform lets the rows"):
+        prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+    prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), **options)
+
+
+@pytest.mark.parametrize("transform", [lambda x: 2 * x - 1, lambda x: x + torch.randn_like(x)], ids=["scales", "draws"])
+def test_a_transform_that_takes_rows_one_by_one_is_not(transform):
+    clients = federation(4, 1)
+    clients.transform = transform
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    prepare(net(), clients, algorithm, local=LOCALS["full batch"], rounds=1, secure=True)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    sums = []
+    for impossible in (False, True):
+        clients = federation(4, 1)
+        if impossible:
+            # The network has three classes: every loss raises an error.
+            clients.targets[int(clients.offsets[REPLACED])] = 99
+        sums.append(others(clients, algorithm, LOCALS["full batch"], trainer))
+    assert torch.equal(*sums)
+
+
+def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
+    rows = [(torch.randn(3, 6), torch.full((3,), 99)), *((torch.randn(3, 6), torch.zeros(3).long()) for _ in range(5))]
+    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False}
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    assert len(train(net(), Federation.from_clients(rows), algorithm, secure=True, **options).history) == 1
+    with pytest.raises(InputError, match="99"):
+        train(net(), Federation.from_clients(rows), algorithm, **options)
+
+
+def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
+    def learn(clients):
+        raise torch.OutOfMemoryError
+
+    like, clients = torch.zeros(3), torch.arange(4)
+    with pytest.raises(torch.OutOfMemoryError):
+        learnt_apart(learn, clients, 2, like=like, public=True)
+    assert torch.equal(learnt_apart(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
+
+
+def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.double())
+
+    ledger = Ledger.in_memory()
+    options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
+    with pytest.raises(InputError, match="can't be trained on a batch of made-up rows"):
+        train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+    assert len(ledger) == 0

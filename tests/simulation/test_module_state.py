@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dpfedexp import Federation, InputError, Sgd, dp_fedavg, train
+from dpfedexp.accounting import Ledger
 from dpfedexp.simulation.train import prepare
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
@@ -192,3 +197,102 @@ def test_metrics_come_from_the_released_parameters_in_a_fresh_copy():
     train(model, clients(), PRIVATE, local=LOCAL, rounds=2, evaluate=evaluate, progress=False)
     assert len({id(module) for module in seen}) == 2
     assert not any(module.training for module in seen)
+
+
+class KeepsAnArray(nn.Module):
+    """A mean that no tensor holds; `how` says what does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.how = how
+        self.array = np.zeros(4, dtype=np.float32)
+        self.queue = deque([torch.zeros(4)], maxlen=1)
+        self.thing = SimpleNamespace(mean=torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        if self.how == "array":
+            before, self.array = torch.from_numpy(self.array), mean.numpy().copy()
+        elif self.how == "queue":
+            before = self.queue[0]
+            self.queue.append(mean)
+        else:
+            before, self.thing.mean = self.thing.mean, mean
+        return self.layer(x - before)
+
+
+@pytest.mark.parametrize("how", ["array", "queue", "thing"])
+def test_state_is_found_in_whatever_holds_it(how):
+    with pytest.raises(InputError, match=f"keeps '{how}"):
+        prepare(KeepsAnArray(how), clients(), PRIVATE, local=LOCAL, rounds=1, secure=True, trainer="loop")
+
+
+class Anneals(nn.Module):
+    """A loss that remembers how large it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0.0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        before, self.seen = self.seen, float(losses.detach().mean())
+        return losses * (1 + before)
+
+
+_somewhere: dict[str, float] = {}
+
+
+def remembers_globally(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    before, _somewhere["seen"] = _somewhere.get("seen", 0.0), float(losses.detach().mean())
+    return losses * (1 + before)
+
+
+@pytest.mark.parametrize("loss", [Anneals(), remembers_globally], ids=["attribute", "global"])
+def test_a_loss_that_remembers_is_refused(loss):
+    with pytest.raises(InputError, match="the loss function has seen before"):
+        prepare(nn.Linear(4, 2), clients(), PRIVATE, local=LOCAL, rounds=1, secure=True, loss=loss)
+
+
+def test_a_loss_that_begins_to_remember_later_is_refused_before_its_round_is_charged():
+    calls = [0]
+    seen = [0.0]
+
+    def late(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        calls[0] += 1
+        before = seen[0]
+        # More calls than the preparation needs, fewer than two rounds.
+        seen[0] = float(losses.detach().mean()) if calls[0] > 30 else 0.0
+        return losses * (1 + before)
+
+    ledger = Ledger.in_memory()
+    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "trainer": "loop", "progress": False}
+    with pytest.raises(InputError, match="the loss function has seen before"):
+        train(nn.Linear(4, 2), clients(), PRIVATE, secure=True, loss=late, ledger=ledger, **options)
+    assert calls[0] > 30
+    assert len(ledger) <= 1
+
+
+def test_drawing_is_not_remembering():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    prepare(model, clients(), PRIVATE, local=LOCAL, rounds=1, secure=True)
+
+
+class Picky(nn.Module):
+    """Takes only the rows that its clients hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > 1.0).any()):
+            raise ValueError("numbers between -1 and 1, please")
+        return x
+
+
+def test_a_model_that_takes_no_made_up_rows_is_simulated_on_real_ones_and_refused_in_a_secure_run():
+    data = Federation.from_clients([(torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)) for _ in range(4)])
+    run = train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, trainer="loop", progress=False)
+    assert len(run.history) == 1
+    with pytest.raises(InputError, match="made-up rows: numbers between"):
+        train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, secure=True, progress=False)

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import time
 import tomllib
 
 import pytest
@@ -164,3 +165,22 @@ def test_a_field_without_a_right_can_not_be_written():
     record = {"round": 1, "accuracy": 0.5, "seconds": 0.1, "nonprivate_x": 3.0}
     assert recorded("metrics.jsonl", record, secure=False) == record
     assert recorded("metrics.jsonl", record, secure=True) == {"round": 1, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_dates_of_a_secure_runs_files_do_not_tell_how_long_it_took(secure, tmp_path):
+    run_folder = RunFolder(tmp_path / "run")
+    given = {"data": {"kind": "synthetic"}, "algorithm": {"name": "fedavg"}, "local": {"lr": 1.0}}
+    run_folder.write_config(parse(given | {"run": {"secure": secure}}))
+
+    def slowly(line):
+        run_folder.record(line)
+        time.sleep(0.05)
+
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "progress": False, "checkpoint": run_folder.path}
+    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
+    run = train(linear_regression(D), federation(), algorithm, secure=secure, on_round=slowly, **options)
+    kept = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.name.startswith(("ledger", "checkp"))}
+    run_folder.finish(run)
+    every = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.is_file()}
+    assert (len(kept) == 1) == (len(every) == 1) == secure

@@ -13,8 +13,24 @@ from dpfedexp.data.partition import Assignment
 from dpfedexp.errors import InputError, require
 
 
-def as_assignment(assignment: Any, examples: int) -> Assignment:
-    """From row indices per client, or from a client number per row where -1 means nobody."""
+def as_assignment(assignment: Any, examples: int, clients: int | None = None) -> Assignment:
+    """From row indices per client, or from a client number per row where -1 means nobody.
+
+    With `clients` there are that many, those without a row included: otherwise the last one that holds any is the last one.
+    """
+    split = _as_assignment(assignment, examples)
+    if clients is None:
+        return split
+    held = len(split.offsets) - 1
+    require(
+        isinstance(clients, int) and clients >= held,
+        f"clients is {clients!r}, but the assignment numbers {held}; it must be a whole number of at least that.",
+    )
+    rest = np.full(clients - held, split.offsets[-1], dtype=np.int64)
+    return Assignment(split.rows, np.concatenate([split.offsets, rest]))
+
+
+def _as_assignment(assignment: Any, examples: int) -> Assignment:
     if isinstance(assignment, Assignment):
         _check_rows(assignment.rows, examples)
         offsets = np.asarray(assignment.offsets)

@@ -76,9 +76,16 @@ class Federation:
         )
 
     @classmethod
-    def from_arrays(cls, inputs: Any, targets: Any, assignment: Any, **options: Any) -> Federation:
-        """From one data set and row indices per client, or a client number per row (-1: nobody holds it)."""
-        return cls(inputs, targets, assignment, **options)
+    def from_arrays(
+        cls, inputs: Any, targets: Any, assignment: Any, *, clients: int | None = None, **options: Any
+    ) -> Federation:
+        """From one data set and row indices per client, or a client number per row (-1: nobody holds it).
+
+        `clients` says how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
+        all, and a mean over clients would tell.
+        """
+        split = as_assignment(assignment, len(as_tensor("inputs", inputs)), clients)
+        return cls(inputs, targets, split, **options)
 
     @classmethod
     def from_dataset(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
-from dpfedexp.simulation.rows import available_memory
+from dpfedexp.simulation.rows import available_memory, total_memory
 from dpfedexp.simulation.vectorise import Task
 
 CPU_BUDGET = 512 * 2**20
@@ -68,19 +68,24 @@ class Footprint:
         return max(1, budget // (4 * 3 * self.dimension + self.batch_bytes))
 
 
-def automatic_chunk(task: Task, budget: int | None = None, in_flight: int | None = None) -> int:
+def automatic_chunk(
+    task: Task, budget: int | None = None, in_flight: int | None = None, *, isolated: bool = False
+) -> int:
     """A chunk whose parameters, gradients and activations fit the budget: half a GiB or more on a CPU, half of what a GPU has free.
 
     `in_flight` is how many clients train at a time where the chunk is trained in tiles: only they have activations. An isolated
-    run asks for made-up clients of the public size, so that its chunks do not tell what a client holds.
+    run asks for made-up clients of the public size, so that its chunks do not tell what a client holds; it goes by what the machine
+    has and not by what is free, because the clients' data take of that.
     """
     size = footprint(task)
     automatic = budget is None
     if budget is None and task.device.type == "cuda":
-        budget = torch.cuda.mem_get_info(task.device)[0] // 2
+        free, everything = torch.cuda.mem_get_info(task.device)
+        budget = everything // 4 if isolated else free // 2
     elif budget is None:
         # Large models get room for two clients per core, if the machine has it.
-        budget = max(CPU_BUDGET, min(2 * torch.get_num_threads() * size.bytes, available_memory() // 4))
+        room = total_memory() // 8 if isolated else available_memory() // 4
+        budget = max(CPU_BUDGET, min(2 * torch.get_num_threads() * size.bytes, room))
     if in_flight is None:
         fit = budget // size.bytes
     else:

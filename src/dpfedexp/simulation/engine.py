@@ -24,7 +24,7 @@ from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
 from dpfedexp.round import State, advance, at_radius
 from dpfedexp.secure import SystemStreams
-from dpfedexp.simulation.isolation import padded
+from dpfedexp.simulation.isolation import learnt_apart, padded
 from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.rows import zero_rows
 from dpfedexp.simulation.sampling import Participation
@@ -225,13 +225,15 @@ class Simulation:
             trained, real = clients, None
         shuffles = self.streams.at("batches", number)
         public = self.unit is not None and self.task.local.shape_is_public
-        plan = schedule(
-            self.task.local, sizes[trained], lambda row: shuffles.generator(int(trained[row])), public=public
-        )
-        correction = None
-        if state.control is not None and state.client_controls is not None:
-            correction = state.control.float() - state.client_controls[trained].to(w.device)
-        rows = self.trainer(w, trained, plan, number, correction)
+
+        def learn(who: Tensor) -> Tensor:
+            plan = schedule(self.task.local, sizes[who], lambda row: shuffles.generator(int(who[row])), public=public)
+            correction = None
+            if state.control is not None and state.client_controls is not None:
+                correction = state.control.float() - state.client_controls[who].to(w.device)
+            return self.trainer(w, who, plan, number, correction)
+
+        rows = learn(trained) if self.unit is None else learnt_apart(learn, trained, self.unit, like=w, public=public)
         if real is None or bool(real.all()):
             return rows
         return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))

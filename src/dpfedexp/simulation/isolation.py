@@ -22,15 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.clipping import clip, row_norms
+from dpfedexp.errors import InputError
 from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
-from dpfedexp.simulation.module_state import Watch
-from dpfedexp.simulation.vectorise import Task, Trainer
+from dpfedexp.simulation.module_state import Watch, drawing_alike
+from dpfedexp.simulation.random import Streams
+from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, first_line
 
 log = logging.getLogger("dpfedexp")
 
 _MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
 """Of the rows that made-up clients share: enough for all of them to differ, and not many where one is large."""
+_TRIED = 24
 _STEPS = 3
 """Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
 
@@ -90,13 +93,79 @@ def _fits(task: Task, clients: MadeUp) -> bool:
     return True
 
 
-def watched(task: Task, clients: MadeUp) -> Watch:
+def watched(task: Task, clients: MadeUp, *, isolated: bool) -> Watch:
     """What the module's state may be, seen on made-up batches; raises `InputError` where training leaves anything behind."""
 
     def losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return task.loss(module(x), y)
 
-    return Watch.over(task.model, losses, clients.batches(2, task.device))
+    try:
+        return Watch.over(task.model, losses, clients.batches(2, task.device))
+    except InputError:
+        raise
+    except Exception as error:
+        if isolated:
+            raise InputError(
+                f"the model can't be trained on a batch of made-up rows: {first_line(error)} A secure run tries everything on such "
+                "rows first, so that no client's own rows decide; the model must take any numbers, and tokens and labels 0 and 1."
+            ) from error
+    return Watch.over(task.model, losses, _real_batches(task))
+
+
+def _real_batches(task: Task) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Three batches of clients that hold data, for models that take no made-up ones; a simulation may look at its clients."""
+    holders = torch.nonzero(task.clients.sizes > 0).flatten()
+    some = holders[torch.arange(3) % len(holders)]
+    last = (task.clients.sizes[some] - 1)[:, None]
+    x, y = task.clients.gather(some, torch.cat([torch.zeros_like(last), last], dim=1), task.device)
+    return tuple(zip(x, y, strict=True))
+
+
+def check_rows_apart(clients: Clients) -> None:
+    """Raises `InputError` where the federation's transform lets one row change another; seen on made-up rows.
+
+    Rows of many clients are transformed together, so a mean over the batch would be a mean over clients.
+    """
+    raw = getattr(clients, "inputs", None)
+    if raw is None or getattr(clients, "transform", None) is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    targets = clients.targets[:1]  # type: ignore[attr-defined]
+    if raw.is_floating_point():
+        rows = torch.randn(_TRIED, *raw.shape[1:], generator=generator).to(raw.dtype)
+    else:
+        rows = torch.randint(0, 256 if raw.dtype == torch.uint8 else 2, (_TRIED, *raw.shape[1:]), generator=generator)
+        rows = rows.to(raw.dtype)
+    half, labels = _TRIED // 3, torch.zeros_like(targets).expand(2 * _TRIED // 3, *targets.shape[1:])
+    one, two, three = rows.split(half)
+
+    def seen(*parts: Tensor) -> Tensor:
+        with drawing_alike(torch.device("cpu")):
+            return clients.prepare(torch.cat(parts), labels)[0]  # type: ignore[attr-defined]
+
+    before = seen(one, two)
+    if not (
+        torch.equal(before[:half], seen(one, three)[:half])
+        and torch.equal(before[half:], seen(three, two)[half:])
+        and torch.equal(before, seen(one, two))
+    ):
+        raise InputError(
+            "the federation's transform lets the rows of a batch change each other, or remembers what it has seen; rows of several "
+            "clients are transformed together, so a secure run needs one that takes every row on its own."
+        )
+
+
+def check_training(trial: Task, streams: Streams) -> None:
+    """Raises `InputError` where a made-up client can't be trained: what fails on real ones is about them, and is not shown."""
+    one = torch.zeros(1, dtype=torch.int64)
+    w = trial.layout.read(trial.model).float().to(trial.device)
+    plan = schedule(trial.local, trial.clients.sizes[one], lambda row: np.random.default_rng(0))
+    try:
+        Loop(trial, streams)(
+            w, one, Schedule(plan.positions[:, :1], plan.weights[:, :1], torch.ones_like(plan.steps)), 1
+        )
+    except Exception as error:
+        raise InputError(f"the model can't be trained on a batch of made-up rows: {first_line(error)}") from error
 
 
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
@@ -171,3 +240,34 @@ def padded(clients: Tensor, sizes: Tensor, unit: int) -> tuple[Tensor, Tensor]:
     real = torch.zeros(room, dtype=torch.bool)
     real[holders] = True
     return filled, real
+
+
+def learnt_apart(
+    learn: Callable[[Tensor], Tensor], clients: Tensor, unit: int, *, like: Tensor, public: bool
+) -> Tensor:
+    """Rows of clients, where one on whose data the model or the loss fails has learnt nothing and stops nobody.
+
+    That a run ends, and with which sentence, would tell what a client holds. After a failure every client is trained in a shape
+    that it fills alone, in which its row is the same bit for bit.
+
+    Args:
+        learn: the rows of some clients, a multiple of `unit` of them.
+        like: the parameters, a vector of a row's length on its device.
+        public: whether shapes are, so that running out of memory tells nothing.
+    """
+    try:
+        return learn(clients)
+    except Exception as error:
+        _about_the_run(error, public)
+    rows = torch.zeros(len(clients), len(like), device=like.device)
+    for row, client in zip(rows, clients, strict=True):
+        try:
+            row.copy_(learn(client.repeat(unit))[0])
+        except Exception as error:
+            _about_the_run(error, public)
+    return rows
+
+
+def _about_the_run(error: Exception, public: bool) -> None:
+    if public and isinstance(error, MemoryError | torch.OutOfMemoryError):
+        raise error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dpfedexp.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_ru
 from dpfedexp.round import State
 from dpfedexp.simulation import checkpoint, outlets
 from dpfedexp.simulation.checkpoint import Checkpoint, Progress
+from dpfedexp.simulation.durable import undate
 from dpfedexp.simulation.engine import Simulation
 from dpfedexp.simulation.identity import Settings, data_tag, settings_hash
 from dpfedexp.simulation.sources import LEDGER, Source
@@ -50,6 +52,7 @@ class Keeping:
     history: list[dict[str, Any]]
     owned: bool
     witness_before: Callable[[Mark], None] | None = None
+    began: float = field(default_factory=time.time)
 
     @staticmethod
     def open(
@@ -144,6 +147,9 @@ class Keeping:
             self.book.witness = self.witness_before
         if self.owned:
             self.book.close()
+        if self.folder is not None and self.simulation.system is not None:
+            # How long a round took depends on what the clients hold.
+            undate(self.folder, outlets.OUTLETS, self.began)
 
 
 def _begin(simulation: Simulation, settings: Settings, source: Source, folder: Path | None) -> Keeping:

@@ -4,27 +4,37 @@ A running mean, a power iteration or a remembered batch is a way round the noise
 the next, or into a metric. Two copies of the module see different made-up batches. Whatever then differs between the copies holds
 data; whatever changes again with a second batch holds how many there were. Both are refused. What both copies changed alike, once,
 is a cache of something public, and stays. After every round the modules that trained are looked at again.
+
+State may also hide where nobody can look: in the loss function, in a closure, in a global. It shows in what it does: the losses of
+one made-up batch must come out the same before and after others were seen, and again after every round.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
 
 Batch = tuple[Tensor, Tensor]
+Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
 State = dict[str, Any]
 _MACHINERY = frozenset(
     {"training", "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_flat_weights"}
 )
 _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bool, type(None))
 _DEPTH = 4
+_LIKE = 1e-5
+"""How far losses of one batch may differ by rounding: a GPU may add in another order."""
 
 
 def state_of(module: nn.Module) -> State:
@@ -53,13 +63,18 @@ def _collect(name: str, value: Any, found: State, depth: int) -> None:
         return
     if isinstance(value, (Tensor, *_PLAIN)):
         found[name] = value
+    elif isinstance(value, np.ndarray | np.generic):
+        found[name] = (str(value.dtype), np.shape(value), np.asarray(value).tobytes())
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _collect(f"{name}[{key!r}]", item, found, depth - 1)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         found[f"len({name})"] = len(value)
         for number, item in enumerate(value):
             _collect(f"{name}[{number}]", item, found, depth - 1)
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        for key, item in vars(value).items():
+            _collect(f"{name}.{key}", item, found, depth - 1)
 
 
 def differing(one: State, other: State) -> set[str]:
@@ -82,17 +97,18 @@ class Watch:
     """What a module's state may be: as it was given, or as its caches were after one batch.
 
     `derived` are attributes that a layer computes from its parameters at every pass, such as the weight of a weight norm: they
-    follow the parameters, and were seen not to follow the data.
+    follow the parameters, and were seen not to follow the data. `probe` is a made-up batch and `answer` its losses at the start.
     """
 
     before: State
     cached: State
     derived: frozenset[str]
+    losses: Losses
+    probe: Batch
+    answer: Tensor
 
     @staticmethod
-    def over(
-        model: nn.Module, losses: Callable[[nn.Module, Tensor, Tensor], Tensor], batches: tuple[Batch, ...]
-    ) -> Watch:
+    def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Watch:
         """Looks at training-mode passes over three made-up batches; raises `InputError` where they leave anything behind.
 
         Args:
@@ -113,7 +129,12 @@ class Watch:
         if changed:
             raise _refusal(model, changed[0])
         derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
-        return Watch(before, cached, frozenset(derived))
+        # The first pass fills caches; what the second one says must not change when the module has seen another batch.
+        _answer(other, losses, batches[0])
+        watch = Watch(before, cached, frozenset(derived), losses, batches[0], _answer(other, losses, batches[0]))
+        _answer(other, losses, batches[2])
+        watch._check_answer(other)
+        return watch
 
     def check(self, model: nn.Module) -> None:
         """Raises `InputError` if the module, which has trained, holds anything else."""
@@ -121,6 +142,38 @@ class Watch:
         changed = (differing(now, self.before) & differing(now, self.cached)) - self.derived
         if changed:
             raise _refusal(model, sorted(changed)[0])
+        self._check_answer(model)
+
+    def _check_answer(self, model: nn.Module) -> None:
+        now = _answer(model, self.losses, self.probe)
+        if now.shape != self.answer.shape or not torch.allclose(
+            now, self.answer, rtol=_LIKE, atol=_LIKE, equal_nan=True
+        ):
+            raise InputError(
+                "the losses of one and the same batch change with what the model or the loss function has seen before: something "
+                "outside the parameters would carry one client's data to others without noise. Compute both from the batch alone."
+            )
+
+
+def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
+    """The losses of a batch, whatever a module draws being drawn alike."""
+    with torch.no_grad(), drawing_alike(batch[0].device):
+        return losses(model, *batch).detach().double().cpu()
+
+
+@contextmanager
+def drawing_alike(device: torch.device) -> Iterator[None]:
+    """The generators that a module may draw from, at a fixed place, and back where they were afterwards."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
 
 
 def _refusal(model: nn.Module, name: str) -> InputError:

@@ -8,7 +8,7 @@ nonprivate    depends on the clients' data without noise: durations, sizes that 
 
 A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
 refuses it, and a test compares the files of whole runs with it. A run's private folder (`private.py`) is not an outlet; it stays
-with whoever holds the data.
+with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
 """
 
 from __future__ import annotations

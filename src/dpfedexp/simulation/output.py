@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,8 +16,9 @@ from safetensors.torch import save_file
 from dpfedexp.config import Settings, load
 from dpfedexp.errors import InputError
 from dpfedexp.simulation import checkpoint
-from dpfedexp.simulation.durable import replace_file, replace_text
+from dpfedexp.simulation.durable import replace_file, replace_text, undate
 from dpfedexp.simulation.identity import differences, flatten
+from dpfedexp.simulation.outlets import OUTLETS
 from dpfedexp.simulation.train import Run
 
 
@@ -51,6 +53,7 @@ class RunFolder:
                     f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with --out."
                 )
         self._metrics: TextIO | None = None
+        self._began, self._secure = time.time(), False
 
     @property
     def ledger(self) -> Path:
@@ -58,6 +61,7 @@ class RunFolder:
 
     def write_config(self, settings: Settings) -> None:
         """Keeps the settings; refuses other ones than those that the folder holds already."""
+        self._secure = bool(settings.run.secure)
         path = self.path / "config.toml"
         if path.exists():
             changed = differences(_comparable(settings), _comparable(load(path)))
@@ -87,6 +91,8 @@ class RunFolder:
             replace_file(self.path / "model.safetensors", lambda temporary: save_file(tensors, temporary))
             replace_text(self.path / "privacy.json", run.privacy.to_json() + "\n")
             replace_text(self.path / "privacy.txt", run.privacy.text + "\n")
+            if self._secure:
+                undate(self.path, OUTLETS, self._began)
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         replace_text(self.path / "metrics.jsonl", "".join(map(_line, history)))

@@ -26,6 +26,14 @@ def available_memory() -> int:
         return 4 * 2**30
 
 
+def total_memory() -> int:
+    """Bytes that the machine has, whoever uses them; without an answer, 4 GiB."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 4 * 2**30
+
+
 def zero_rows(count: int, width: int, most: int | None = None) -> Tensor:
     """Zeros [count, width]. Above `most` bytes they are pages of a nameless file in the temporary folder, which TMPDIR moves."""
     size = 4 * count * width

@@ -28,7 +28,7 @@ from dpfedexp.simulation.fast.tune import kept as kept_trainer
 from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
-from dpfedexp.simulation.isolation import made_up, watched, widths
+from dpfedexp.simulation.isolation import check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.simulation.keeping import Keeping, find
 from dpfedexp.simulation.outlets import recorded
 from dpfedexp.simulation.parallel import Parallel
@@ -265,22 +265,27 @@ def prepare(
     _, targets = federation.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
     task = Task(module, layout, resolve(loss, targets), local, federation, where, precision)
     check_scaffold(algorithm, task)
-    check_task(task)
+    if isolated:
+        check_rows_apart(federation)
     nobody = made_up(task, declared)
-    task = replace(task, watch=watched(task, nobody))
+    # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
+    check_task(replace(task, clients=nobody) if isolated else task)
+    task = replace(task, watch=watched(task, nobody, isolated=isolated))
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     limit = parse_memory(memory)
     cohort = everyone.expected(declared)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
     trial = replace(task, clients=nobody, copies=[]) if isolated else None
-    chunk = chunk_size or automatic_chunk(trial or task, limit)
+    if trial is not None:
+        check_training(trial, streams)
+    chunk = chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
     unit = None
     if trial is not None:
         chunk, _ = widths(cohort, chunk, None, fixed=sampling.kind != "poisson")
     chosen, note = select(task, streams, trainer, chunk=chunk, updates=rounds * cohort, budget=limit, trial=trial)
     if isinstance(chosen, Parallel) and chunk_size is None:
-        chunk = automatic_chunk(trial or task, limit, chosen.in_flight)
+        chunk = automatic_chunk(trial or task, limit, chosen.in_flight, isolated=isolated)
     if trial is not None:
         chunk, unit = widths(cohort, chunk, chosen.unit, fixed=sampling.kind != "poisson")
     mechanism = algorithm.bind(layout.dimension, declared, cohort, sampling, rounds, secure)

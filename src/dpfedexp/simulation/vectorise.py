@@ -256,14 +256,14 @@ def check_task(task: Task) -> None:
             outputs = copy.deepcopy(task.model).eval()(x[0])
         except Exception as error:
             raise InputError(
-                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {_first_line(error)}"
+                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {first_line(error)}"
             ) from error
         try:
             losses = task.loss(outputs, y[0])
         except Exception as error:
             raise InputError(
                 f"the loss can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(y[0].shape)} ({y.dtype}): {_first_line(error)}"
+                f"{tuple(y[0].shape)} ({y.dtype}): {first_line(error)}"
             ) from error
         check_per_example(losses, len(x[0]))
 
@@ -280,10 +280,10 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
             trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)
             return trainer, None
         except Exception as error:
-            reason = _first_line(error)
+            reason = first_line(error)
     return Loop(task, streams), reason
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
