@@ -20,7 +20,7 @@ from dpfedexp.simulation.sampling import FixedSize, Full, Participation, Poisson
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DataSettings(Section):
@@ -210,7 +210,7 @@ def parse(tree: dict[str, Any]) -> Settings:
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        raise InputError(_sentence(error.errors()[0])) from None
+        raise InputError(_sentence(error.errors())) from None
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -229,9 +229,20 @@ def _override(tree: dict[str, Any], text: str) -> None:
     tree[last] = parsed
 
 
-def _sentence(error: Any) -> str:
-    """One validation error as a sentence that names the field, the value and what would be right."""
-    place = [str(part) for part in error["loc"] if not str(part).startswith(("literal", "float", "int", "str"))]
+def _place(error: Any) -> list[str]:
+    """Where a setting is, without the kinds that a union of kinds tried there."""
+    return [str(part) for part in error["loc"] if not str(part).startswith(("literal", "float", "int", "str", "bool"))]
+
+
+def _clause(message: str) -> str:
+    """What a setting must be, of pydantic's message, without what pydantic tried."""
+    return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+
+
+def _sentence(errors: list[Any]) -> str:
+    """The first wrong setting as a sentence that names the field, the value and what would be right."""
+    error = errors[0]
+    place = _place(error)
     field = ".".join(place)
     if error["type"] == "extra_forbidden":
         section: Any = Settings
@@ -239,7 +250,9 @@ def _sentence(error: Any) -> str:
             annotation = section.model_fields[part].annotation
             section = next((a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_section(a)), Section)
         return f"{field} is not a setting.{nearest(place[-1], section.model_fields)}"
-    message = error["msg"].removeprefix("Input should be ").partition(", unable")[0]
+    # A setting that may be of several kinds has an error for each of them.
+    kinds = [other["msg"] for other in errors if _place(other) == place]
+    message = " or ".join(_clause(text) for text in kinds)
     if error["type"] == "missing":
         return f"{field} is missing."
     return f"{field} is {error['input']!r}; it must be {message}."

@@ -44,6 +44,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
 
 
+def is_count(value: object) -> bool:
+    """Whether a value is a positive whole number. True is not one: it is an int in Python, and a slip in a setting."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_number(value: object) -> bool:
+    """Whether a value can be compared with numbers; text can't."""
+    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise InputError(message)

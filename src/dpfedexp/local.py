@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_count, is_number, require
 
 Params = dict[str, Tensor]
 
@@ -38,7 +38,9 @@ class Sgd:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < float("inf"), f"local lr is {self.lr}; it must be a positive number.")
+        require(
+            is_number(self.lr) and 0 < self.lr < float("inf"), f"local lr is {self.lr!r}; it must be a positive number."
+        )
         require(
             (self.steps is None) != (self.epochs is None),
             f"local steps is {self.steps} and epochs is {self.epochs}; give exactly one of them.",
@@ -46,10 +48,13 @@ class Sgd:
         for name in ("steps", "epochs", "batch_size", "max_examples"):
             value = getattr(self, name)
             require(
-                value is None or (isinstance(value, int) and value > 0),
-                f"local {name} is {value}; it must be a positive whole number.",
+                value is None or is_count(value),
+                f"local {name} is {value!r}; it must be a positive whole number.",
             )
-        require(self.proximal >= 0, f"local proximal is {self.proximal}; it must not be negative.")
+        require(
+            is_number(self.proximal) and self.proximal >= 0,
+            f"local proximal is {self.proximal!r}; it must be a number that is not negative.",
+        )
 
     def used(self, sizes: Tensor) -> Tensor:
         """How many examples clients of these sizes train on in a round."""

@@ -301,6 +301,12 @@ def test_a_target_epsilon_is_met_and_not_exceeded():
     assert per_round.epsilon_round == pytest.approx(4.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("secure", ["Strict", "yes", 1, None])
+def test_a_misspelt_strict_is_refused_and_not_run_with_weaker_noise(secure):
+    with pytest.raises(InputError, match=r"secure is .*; it must be True, False or 'strict'"):
+        run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), secure=secure)
+
+
 def test_a_budget_stops_before_the_round_that_would_exceed_it():
     result = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=50, budget=5.0)
     assert 0 < len(result.history) < 50
@@ -328,13 +334,26 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it():
         (lambda: ldp_fedexp(clip=1.0, noise_multiplier=1.0, adjacency="add-remove"), "replace-one"),
         (lambda: ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "free already"),
         (lambda: Sgd(lr=0.0, steps=1), "lr is 0"),
+        (lambda: Sgd(lr="fast", steps=1), "lr is 'fast'"),
         (lambda: Sgd(lr=0.1), "exactly one"),
         (lambda: Sgd(lr=0.1, steps=0), "steps is 0"),
+        (lambda: Sgd(lr=0.1, steps=1, max_examples=True), "max_examples is True"),
+        (lambda: Sgd(lr=0.1, steps=1, max_examples="64"), "max_examples is '64'"),
         (lambda: Sgd(lr=0.1, steps=1, proximal=-1.0), "proximal"),
+        (lambda: Sgd(lr=0.1, steps=1, proximal="a"), "proximal is 'a'"),
         (lambda: Poisson(0.0), "rate is 0"),
+        (lambda: Poisson("half"), "rate is 'half'"),
         (lambda: FixedSize(0), "cohort is 0"),
         (lambda: run(fedavg(), rounds=0), "rounds is 0"),
+        (lambda: run(fedavg(), rounds=True), "rounds is True"),
         (lambda: run(fedavg(), chunk_size=0), "chunk_size is 0"),
+        (lambda: run(fedavg(), chunk_size=True), "chunk_size is True"),
+        (lambda: run(fedavg(), budget="8"), "budget is '8'"),
+        (lambda: run(fedavg(), evaluate_every="2"), "evaluate_every is '2'"),
+        (lambda: run(fedavg(), test=torch.zeros(3, 4)), "test is a Tensor; it must be a pair"),
+        (lambda: run(fedavg(), local={"lr": 0.1}), r"local is a dict; it must be what a client does, such as Sgd\("),
+        (lambda: run(fedavg(), participation=0.5), r"participation is a float; it must be Full\(\)"),
+        (lambda: run("fedavg"), "algorithm is a str"),
         (lambda: run(fedavg(), device="gpu"), "device is 'gpu'"),
         (lambda: run(fedavg(), seed=-1), "seed is -1"),
         (lambda: run(dp_scaffold(clip=1.0, noise_multiplier=1.0), local=Sgd(lr=0.1, epochs=1, batch_size=2)), "steps"),

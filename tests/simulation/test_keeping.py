@@ -91,6 +91,9 @@ def test_a_budget_stops_the_runs_of_one_ledger_together():
     assert (first.stopped, len(second.history), len(book)) == (None, 1, 4)
     assert "budget" in second.stopped
     assert second.privacy.epsilon_total == alone
+    # The plan is on top of what the other run spent: 3 and 3 rounds, not the 3 of this one.
+    assert second.privacy.planned_rounds == 6
+    assert second.privacy.planned_epsilon_total == pytest.approx(run(rounds=6).privacy.epsilon_total, rel=1e-9)
 
 
 def test_a_projects_ledger_is_a_file_that_runs_with_other_settings_add_to(tmp_path):

@@ -214,8 +214,9 @@ class Ledger:
         if after > budget.epsilon:
             spent = self.guarantee(budget.delta).epsilon
             which = "the next round" if round is None else f"round {round}"
+            counted = "1 round has" if len(self) == 1 else f"{len(self)} rounds have"
             raise BudgetExceeded(
-                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {len(self)} rounds have spent "
+                f"the budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}; {counted} spent "
                 f"{spent:.4f}, and {which} would make it {after:.4f}. It was not started."
             )
 

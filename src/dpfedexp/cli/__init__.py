@@ -19,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    suggest_commands=False,  # click itself suggests the command that was meant
 )
 
 

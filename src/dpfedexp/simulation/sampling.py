@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, Sampling
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_count, is_number, require
 
 
 class Draws(Protocol):
@@ -107,7 +107,10 @@ class Poisson:
     rate: float
 
     def __post_init__(self) -> None:
-        require(0 < self.rate <= 1, f"participation rate is {self.rate}; it must be above 0 and at most 1.")
+        require(
+            is_number(self.rate) and 0 < self.rate <= 1,
+            f"participation rate is {self.rate!r}; it must be above 0 and at most 1.",
+        )
 
     def sampling(self, clients: int) -> Sampling:
         return Sampling("poisson", self.rate) if self.rate < 1 else Sampling()
@@ -136,8 +139,8 @@ class FixedSize:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.count, int) and self.count > 0,
-            f"cohort is {self.count}; it must be a positive whole number.",
+            is_count(self.count),
+            f"cohort is {self.count!r}; it must be a positive whole number.",
         )
 
     def sampling(self, clients: int) -> Sampling:

@@ -16,7 +16,7 @@ from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.errors import BudgetExceeded, InputError, require
+from dpfedexp.errors import BudgetExceeded, InputError, is_count, is_number, require
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.secure import Secure, SystemStreams
@@ -61,7 +61,8 @@ class Run:
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) for k, v in last.items() if isinstance(v, float)}
-        return f"Run({len(self.history)} rounds, {shown})"
+        ended = "" if self.stopped is None else f", stopped: {self.stopped}"
+        return f"Run({len(self.history)} rounds, {shown}{ended})"
 
 
 def train(
@@ -159,8 +160,15 @@ def train(
         simulation = replace(simulation, team=team)
         if note:
             warnings.warn(note, stacklevel=2)
-        require(evaluate_every >= 1, f"evaluate_every is {evaluate_every}; it must be a positive whole number.")
-        require(budget is None or budget > 0, f"budget is {budget}; it must be a positive epsilon.")
+        require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
+        require(
+            budget is None or (is_number(budget) and budget > 0),
+            f"budget is {budget!r}; it must be a positive epsilon.",
+        )
+        require(
+            test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
+            f"test is a {type(test).__name__}; it must be a pair (inputs, targets).",
+        )
         if evaluate is None and test is not None:
             inputs, targets = federation.prepare(test[0], test[1], simulation.task.device)  # type: ignore[attr-defined]
             evaluate = on_test_set(inputs, targets, simulation.task.loss)
@@ -198,7 +206,8 @@ def train(
             algorithm=algorithm.name,
             clients=simulation.population,
             simulated=simulation.system is None,
-            planned=[(simulation.event, rounds)] if stopped else None,
+            # The rounds that are missing, on top of everything in the ledger: other runs may share it.
+            planned=[*book.charges(), (simulation.event, rounds - kept.state.round)] if stopped else None,
             not_covered=[DIAGNOSTICS] if diagnostics and algorithm.private else [],
             # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
             reporting=0 if algorithm.scaffold == "report" else None,
@@ -240,11 +249,12 @@ def prepare(
 
     `isolated` keeps clients apart bit for bit (`isolation`); a secure run does.
     """
+    _check_kinds(model, federation, algorithm, local, participation, secure)
     isolated = bool(secure) if isolated is None else isolated
-    require(isinstance(rounds, int) and rounds >= 1, f"rounds is {rounds}; it must be a positive whole number.")
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
     require(
-        chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1),
-        f"chunk_size is {chunk_size}; it must be a positive whole number.",
+        chunk_size is None or is_count(chunk_size),
+        f"chunk_size is {chunk_size!r}; it must be a positive whole number.",
     )
     require(len(federation) > 0, "the federation has no clients; it needs at least one.")
     require(
@@ -294,6 +304,27 @@ def prepare(
         task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, unit, declared=declared
     )
     return bound, note
+
+
+def _check_kinds(model: Any, federation: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
+    """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
+    require(
+        isinstance(secure, bool) or secure == "strict",
+        f"secure is {secure!r}; it must be True, False or 'strict'.",
+    )
+    for name, value, right, remedy in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+        ("federation", federation, hasattr(federation, "gather"), "a Federation, such as Federation.from_clients(…)"),
+        ("algorithm", algorithm, isinstance(algorithm, Algorithm), "an algorithm such as cdp_fedexp(…)"),
+        ("local", local, isinstance(local, Sgd), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        (
+            "participation",
+            participation,
+            participation is None or hasattr(participation, "cohort"),
+            "Full(), Poisson(rate) or FixedSize(count)",
+        ),
+    ):
+        require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
 
 
 def _in_training(model: nn.Module) -> nn.Module:

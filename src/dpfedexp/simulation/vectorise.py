@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,11 @@ from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.module_state import Watch
 from dpfedexp.simulation.precision import Precision, arithmetic, low
 from dpfedexp.simulation.random import Streams
+
+# torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching rule"
+)
 
 
 class Clients(Protocol):
