@@ -45,7 +45,12 @@ def root() -> Path:
     if given := os.environ.get(VARIABLE):
         return Path(given).expanduser()
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "dpfedexp"
+    try:
+        return Path(state).expanduser() / "dpfedexp"
+    except RuntimeError:
+        raise InputError(
+            f"this user has no home folder; set {VARIABLE} to a folder for what a run must keep private."
+        ) from None
 
 
 def is_run_id(text: Any) -> bool:

@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.clipping import Clipped, clip
+from dpfedexp.errors import InputError
 from dpfedexp.flower import Guard, guard_ledger, private_training
 from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.price import Refused, client_event, node_charge, total
@@ -475,3 +476,10 @@ def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanis
         if left[0] > 0:
             break
     assert write > 5, "a head and an anchor for the ledger and for every answer"
+
+
+@pytest.mark.parametrize(("config", "environment"), [({"dpfedexp-guard": ""}, {}), ({}, {"DPFEDEXP_GUARD": " "})])
+def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environment):
+    with pytest.raises(InputError, match="is empty; it must name the guard file"):
+        Guard.of_node(config, environment)
+    assert Guard.of_node({}, {}) is None

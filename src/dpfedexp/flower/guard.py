@@ -49,8 +49,13 @@ class Guard:
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
         """The guard that the operator has set for this node, None if there is none."""
         # The environment first: a node's configuration reaches the app in an object that the app can write to.
-        path = environment.get(VARIABLE) or node_config.get(NODE_KEY)
-        return None if not path else Guard.load(Path(str(path)).expanduser())
+        path = environment.get(VARIABLE, node_config.get(NODE_KEY))
+        if path is None:
+            return None
+        require(
+            bool(str(path).strip()), f"{VARIABLE} or {NODE_KEY} is empty; it must name the guard file, or not be set."
+        )
+        return Guard.load(Path(str(path)).expanduser())
 
     @staticmethod
     def load(path: Path | str) -> Guard:

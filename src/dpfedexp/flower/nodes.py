@@ -69,7 +69,7 @@ def _too_few(here: int, connected: int, wanted: int, needed: int, seconds: float
     who = "too few" if secret else f"{here} of {wanted}"
     text = (
         f"{who} nodes were connected after waiting {seconds:g} seconds, and the round needs at least {needed}. Start more "
-        "SuperNodes, or lower the number of clients or the floor; then resume."
+        "SuperNodes, or lower the floor; then resume."
     )
     if connected > here:
         text += (
