@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfedexp import problem
+from dpfedexp.accounting.wording import wrap
 from dpfedexp.config import Resolved, Settings, load
 from dpfedexp.errors import InputError
 from dpfedexp.simulation import distributed
@@ -151,7 +152,7 @@ def _print(console: Console, run: Run, folder: RunFolder) -> None:
         console.print(table)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
-    console.print(run.privacy.text, highlight=False)
+    console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl"
     )
