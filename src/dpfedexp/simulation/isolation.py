@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,13 +28,17 @@ from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.simulation.module_state import Watch, drawing_alike
 from dpfedexp.simulation.random import Streams
-from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, first_line
+from dpfedexp.simulation.vectorise import Clients, Loop, Task, Trainer, check_task, first_line
 
 log = logging.getLogger("dpfedexp")
 
 _MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
 """Of the rows that made-up clients share: enough for all of them to differ, and not many where one is large."""
 _TRIED = 24
+WHY = (
+    "(A secure run tries everything on made-up rows first, so that no client's own rows decide: the model must take any numbers, "
+    "and tokens and labels 0 and 1.)"
+)
 _STEPS = 3
 """Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
 
@@ -93,6 +98,14 @@ def _fits(task: Task, clients: MadeUp) -> bool:
     return True
 
 
+def check_on(clients: MadeUp, task: Task) -> None:
+    """Model, data and loss fit each other, as seen on made-up clients."""
+    try:
+        check_task(replace(task, clients=clients))
+    except InputError as error:
+        raise InputError(f"{error} {WHY}") from None
+
+
 def watched(task: Task, clients: MadeUp, *, isolated: bool) -> Watch:
     """What the module's state may be, seen on made-up batches; raises `InputError` where training leaves anything behind."""
 
@@ -106,8 +119,7 @@ def watched(task: Task, clients: MadeUp, *, isolated: bool) -> Watch:
     except Exception as error:
         if isolated:
             raise InputError(
-                f"the model can't be trained on a batch of made-up rows: {first_line(error)} A secure run tries everything on such "
-                "rows first, so that no client's own rows decide; the model must take any numbers, and tokens and labels 0 and 1."
+                f"the model can't be trained on a batch of made-up rows: {first_line(error)} {WHY}"
             ) from error
     return Watch.over(task.model, losses, _real_batches(task))
 

@@ -28,7 +28,7 @@ from dpfedexp.simulation.fast.tune import kept as kept_trainer
 from dpfedexp.simulation.fast.tune import select
 from dpfedexp.simulation.flat import Layout
 from dpfedexp.simulation.identity import settings_of
-from dpfedexp.simulation.isolation import check_rows_apart, check_training, made_up, watched, widths
+from dpfedexp.simulation.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.simulation.keeping import Keeping, find
 from dpfedexp.simulation.outlets import recorded
 from dpfedexp.simulation.parallel import Parallel
@@ -279,7 +279,10 @@ def prepare(
         check_rows_apart(federation)
     nobody = made_up(task, declared)
     # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
-    check_task(replace(task, clients=nobody) if isolated else task)
+    if isolated:
+        check_on(nobody, task)
+    else:
+        check_task(task)
     task = replace(task, watch=watched(task, nobody, isolated=isolated))
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
     streams = Streams(secrets.randbits(62) if isolated else seed)
