@@ -5,8 +5,11 @@ import math
 import pytest
 
 from dpfedexp.accounting.calibrate import calibrate_privunit
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events import PrivUnitEvent, Sampling
+from dpfedexp.accounting.privunit import PURE, epsilon, exact_event
 from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.mechanisms.scalardp import ScalarDP
 
 
 def test_the_nominal_epsilon_is_the_sum_of_the_three():
@@ -14,6 +17,26 @@ def test_the_nominal_epsilon_is_the_sum_of_the_three():
     assert event.nominal == 7.0
     assert event.direction_epsilon == pytest.approx(3.0, rel=1e-12)
     assert event.k == math.ceil(math.exp(4.0 / 3.0))
+
+
+@pytest.mark.parametrize("levels", range(2, 60))
+def test_an_epsilon2_that_asks_for_a_whole_number_of_levels_gets_it_here_and_in_the_mechanism(levels):
+    """e^{ε₂/3} is then that number up to rounding, which must not add a level to one of the two."""
+    epsilon2 = 3.0 * math.log(levels)
+    assert exact_event(1.0, 1.0, epsilon2).k == ScalarDP(epsilon2, 1.0).k == levels
+
+
+def test_the_event_of_the_exact_gamma_is_the_mechanisms_own():
+    assert exact_event(1.0, 2.0, 4.0) == PrivUnit(0.3, 50, 1.0, 2.0, 4.0).event(Sampling())
+    assert exact_event(1.0, 2.0, 4.0).exact
+
+
+def test_reports_that_say_nothing_cost_nothing():
+    silent = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=0.0, k=1, nominal=0.0)
+    assert epsilon([(silent, 5)], 1e-5) == (0.0, PURE)
+    assert epsilon([(silent, 5), (exact_event(0.4, 0.3, 0.3), 1)], 0.1)[0] < 1.0 - 1e-3, (
+        "δ buys something at a sum of 1"
+    )
 
 
 @pytest.mark.parametrize("place", range(3))

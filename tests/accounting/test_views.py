@@ -248,6 +248,7 @@ def test_readers_of_the_models_never_learn_more_than_the_server(n, z):
 
 def test_central_and_non_private_rounds_have_no_second_reader():
     assert views.models_only([(central(5.0), 50)], DELTA, 1000, 1000) == (None, "")
+    assert views.models_only([(local(0.7), 49), (central(5.0), 1)], DELTA, 1000, 1000) == (None, "")
     assert views.models_only([], DELTA, 1000, 1000) == (None, "")
     assert views.other_adjacency([(NonPrivateEvent(), 50)], DELTA) == (None, "")
     assert views.other_adjacency([], DELTA) == (None, "")
