@@ -121,7 +121,7 @@ def test_on_an_accelerator_every_row_begins_at_a_multiple_of_16_bytes_and_keeps_
         assert seen[-1].shape[1] % 4 == 0
         assert seen[-1].is_contiguous()
         assert seen[-1].data_ptr() % 16 == 0
-        assert (seen[-1].data_ptr() == one.data_ptr()) is (given is rows and width % 4 == 0), "a copy only where needed"
+        assert (seen[-1].data_ptr() == one.data_ptr()) is (one is rows and width % 4 == 0), "a copy only where needed"
 
 
 def test_only_with_reuse_are_the_rows_overwritten():

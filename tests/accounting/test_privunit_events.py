@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpfedexp.accounting import compose
 from dpfedexp.accounting.calibrate import calibrate_privunit
 from dpfedexp.accounting.events import PrivUnitEvent, Sampling
 from dpfedexp.accounting.privunit import PURE, epsilon, exact_event
@@ -46,6 +47,22 @@ def test_each_epsilon_may_be_500_and_neither_0_nor_more(place):
     for wrong in (0.0, 500.5):
         with pytest.raises(InputError, match=f"epsilon{place}"):
             exact_event(*given[:place], wrong, *given[place + 1 :])
+
+
+def test_a_target_above_every_report_is_refused():
+    with pytest.raises(InputError, match="sets no limit"):
+        calibrate_privunit(lambda one: exact_event(0.1, 0.1, 0.1), target_epsilon=5.0)
+
+
+@pytest.mark.parametrize(("p", "cap"), [(1.0, 0.3), (0.9, 0.0)])
+def test_a_direction_that_is_never_or_always_in_its_cap_is_not_private(p, cap):
+    assert PrivUnitEvent(p, cap, epsilon2=1.0, k=2, nominal=3.0).epsilon == math.inf
+
+
+def test_the_pure_sum_is_exact_and_so_is_nothing_at_all():
+    assert compose([(exact_event(1.0, 1.0, 1.0), 5)], 0.0).exact
+    assert not compose([(exact_event(1.0, 1.0, 1.0), 10**6)], 1e-5).exact, "a bound by RDP"
+    assert compose([], 1e-5).exact
 
 
 def test_a_target_below_every_report_is_refused():

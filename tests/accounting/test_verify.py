@@ -47,6 +47,14 @@ def test_a_claim_that_the_ledger_does_not_support_fails(run, field, value):
     assert field in failed(run)
 
 
+def test_a_line_that_is_too_long_hides_no_round_behind_it(run):
+    """A torn line ends the file, so what is taken for one must not be followed by more."""
+    for length in (2**20 - 1, 2**20, 2**20 + 1):
+        (run / "metrics.jsonl").write_text(" " * length + '\n{"round": 99}\n')
+        with pytest.raises(InputError, match="line 1: not a record"):
+            verify_run(run)
+
+
 def test_a_released_round_that_was_never_charged_fails(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 10}\n')
