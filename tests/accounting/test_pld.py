@@ -237,3 +237,9 @@ def test_epsilon_after_every_round_of_a_run_is_cheap():
     start = time.perf_counter()
     assert [compose([(event, t)], 1e-5).epsilon for t in range(1, 21)] == curve
     assert time.perf_counter() - start < 0.05
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed"])
+def test_a_rate_of_one_is_full_participation(kind):
+    event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0, 2.0),), Sampling(kind, 1.0))
+    assert pld.Round.of(event) == pld.Round.of(central(5.0))
