@@ -270,3 +270,10 @@ def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     # The round's shift is rounded up in its ninth digit or beyond.
     assert pld.rdp_epsilon([(item, 100)], 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("item", [central(0.7), central(3.0, rate=0.1), central(3.0, rate=0.1, kind="fixed", adjacency="add-remove")])  # fmt: skip
+def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
+    """α·μ²/2, with μ the shift of the client that a fixed-size cohort pushes out counted in."""
+    mu = 2.0 / item.queries[0].noise
+    assert pld._rdp_one_round(pld.Round.of(item)) == pytest.approx(np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6)
