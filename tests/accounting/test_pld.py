@@ -252,6 +252,7 @@ class Repeated:
         self.rounds = rounds
 
     def self_compose(self, n: int) -> Repeated:
+        assert n >= 1
         return Repeated(self.rounds * n)
 
     def compose(self, other: Repeated, tail_mass_truncation: float) -> Repeated:
@@ -272,7 +273,11 @@ def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
     assert pld.rdp_epsilon([(item, 100)], 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
 
 
-@pytest.mark.parametrize("item", [central(0.7), central(3.0, rate=0.1), central(3.0, rate=0.1, kind="fixed", adjacency="add-remove")])  # fmt: skip
+@pytest.mark.parametrize(
+    "item",
+    [central(0.7), central(3.0, rate=0.1), central(3.0, rate=0.1, kind="fixed", adjacency="add-remove")],
+    ids=["full", "poisson", "fixed"],
+)
 def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
     """α·μ²/2, with μ the shift of the client that a fixed-size cohort pushes out counted in."""
     mu = 2.0 / item.queries[0].noise

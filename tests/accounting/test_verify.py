@@ -158,3 +158,14 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
     (tmp_path / "privacy.json").write_text("{}")
     with pytest.raises(InputError, match="is not a privacy statement"):
         read_claim(tmp_path)
+
+
+def test_a_ledger_that_names_no_delta_is_read_at_1e_minus_5(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(0, central(5.0))
+    statement = recompute(tmp_path)
+    assert (statement.delta, statement.clients, statement.simulated) == (1e-5, 0, True)
+    assert (
+        statement.epsilon_total
+        == PrivacyStatement.from_charges([(central(5.0), 1)], 1e-5, algorithm="", clients=0).epsilon_total
+    )

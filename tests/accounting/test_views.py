@@ -285,3 +285,11 @@ def test_exact_is_said_only_of_what_is_exact(charges, exact):
     total = compose(charges, DELTA)
     assert total.exact is exact
     assert total.accountant.startswith("exact") is exact
+
+
+def test_one_round_of_shuffled_reports_is_the_dearest_of_them():
+    cheap, dear = exact_event(0.1, 0.1, 0.1), exact_event(0.3, 0.3, 0.3)
+    for charges in ([(cheap, 2), (dear, 1)], [(dear, 1), (cheap, 2)]):
+        found, _ = views.models_only(charges, 1e-7, 100_000, 100_000)
+        alone, _ = views.models_only([(dear, 1)], 1e-7, 100_000, 100_000)
+        assert found.epsilon_round == alone.epsilon_round > 0.0
