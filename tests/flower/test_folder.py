@@ -230,3 +230,14 @@ def test_no_check_of_the_flower_package_is_an_assertion():
     for path in Path(folder.__file__).parent.glob("*.py"):
         found = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
         assert found == [], f"{path.name}, lines {found}"
+
+
+def test_a_line_that_a_crash_tore_is_dropped_when_the_run_goes_on(tmp_path):
+    open_folder(tmp_path, {"rounds": 3}, {}, resume=False)[0].close()
+    path = tmp_path / LEDGER
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"seq":1,"round"')
+    ledger, _, last = open_folder(tmp_path, {"rounds": 3}, {}, resume=True)
+    ledger.close()
+    assert last is None
+    assert path.read_bytes() == whole

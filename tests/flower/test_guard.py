@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.clipping import Clipped, clip
+from dpfedexp.errors import InputError
 from dpfedexp.flower import Guard, guard_ledger, private_training
 from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.price import Refused, client_event, node_charge, total
@@ -355,3 +356,20 @@ def test_events_in_a_guards_ledger_read_back_as_written(guard, tmp_path):
     entry = book(tmp_path).entries[0]
     assert isinstance(entry.event, GaussianEvent)
     assert entry.event.mu == pytest.approx(3 * client_event(CentralGaussian(0.3, 5.0, "replace-one", "paper", 1.0)).mu)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"delta": 1}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"delta": 0}, "delta"),
+        ({"max_clip": 0.0}, "max_clip"),
+        ({"max_epsilon_total": -1.0}, "max_epsilon_total"),
+        ({"mechanisms": ["privunits"]}, "privunits"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_its_name(changes, field, tmp_path):
+    assert Guard.load(guard_file(tmp_path, delta=0.999)).delta == 0.999
+    with pytest.raises(InputError, match=field):
+        Guard.load(guard_file(tmp_path, **changes))
