@@ -68,3 +68,13 @@ def test_the_pure_sum_is_exact_and_so_is_nothing_at_all():
 def test_a_target_below_every_report_is_refused():
     with pytest.raises(InputError, match="no report is private enough"):
         calibrate_privunit(lambda one: exact_event(1.0, 1.0, 1.0), target_epsilon=0.5)
+
+
+def test_a_delta_that_covers_every_loss_leaves_no_epsilon():
+    assert epsilon([(exact_event(0.01, 0.01, 0.01), 1)], 0.5)[0] == 0.0
+
+
+def test_full_participation_has_no_other_rate_than_one():
+    assert Sampling("full", 1.0) == Sampling()
+    with pytest.raises(InputError, match=r"rate is 0\.5 with full participation"):
+        Sampling("full", 0.5)

@@ -17,8 +17,9 @@ from dpfedexp.clipping import Clipped
 from dpfedexp.errors import InputError
 from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.spec import decode, encode
-from dpfedexp.flower.wire import REPORT, REQUEST, Request, norm_bound, read_sums, report_content, sums_content
+from dpfedexp.flower.wire import REPORT, REQUEST, Request, norm_bound, on_grid, read_sums, report_content, sums_content
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
+from dpfedexp.secure.grid import step_for
 from dpfedexp.simulation.random import Streams
 from dpfedexp.sums import Sums
 
@@ -190,3 +191,15 @@ def test_the_dimension_of_a_mechanism_is_whole():
     values = json.loads(encode(PrivUnit(0.3, 4)))
     with pytest.raises(InputError, match="dimension"):
         decode(json.dumps({**values, "dimension": 4.0}))
+
+
+def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
+    mechanism = deployed(PAPER)
+    given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.tensor(1.0).double(), 2)
+    found = on_grid(given, mechanism)
+    for value, before, step in (
+        (found.vector, given.vector, step_for(mechanism.noise_multiplier * mechanism.clip)),
+        (found.squares, given.squares, step_for(mechanism.scalar_multiplier * mechanism.clip**2)),
+    ):
+        assert torch.equal(value, (before / step).trunc() * step)
+        assert not torch.equal(value, before)

@@ -62,10 +62,12 @@ class Plan:
         """{test: seconds}, the quickest stage first."""
         files = {str(path) for path in self.guards[mutant.file]}
         first, last = mutant.lines
+        # A file of declarations alone has no line that a test could be seen to run, so all its tests are asked.
+        declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in self.reach.values())
         found = []
         for test, record in self.reach.items():
             lines = record["lines"].get(mutant.file, [])
-            reached = bool(lines) if mutant.on_import else any(first <= line <= last for line in lines)
+            reached = declared or (bool(lines) if mutant.on_import else any(first <= n <= last for n in lines))
             if record["file"] in files and reached and record["outcome"] == "passed":
                 stage = sum(record["seconds"] > limit for limit in _STAGES)
                 found.append((stage, record["file"], record["seconds"], test))

@@ -430,3 +430,11 @@ def test_a_private_folder_that_can_not_be_made_or_lies_in_the_run_is_one_sentenc
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "run" / "private"))
     with pytest.raises(InputError, match="lies in the run's own folder"):
         run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ['{"key": "zz", "tag": "00"}', '{"key": "00"}', '{"key": 1, "tag": "00"}'])
+def test_a_damaged_memory_of_the_data_is_one_sentence(content, tmp_path, private):
+    interrupted(tmp_path)
+    (next(private.glob("*/data.json"))).write_text(content)
+    with pytest.raises(InputError, match=r"data\.json' is damaged"):
+        run(tmp_path, resume=True)
