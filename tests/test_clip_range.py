@@ -64,7 +64,7 @@ def test_a_mechanism_keeps_its_own_radius_whatever_a_client_sends(radius, secure
         assert 0.0 <= float(sums.squares) <= radius**2
 
 
-@pytest.mark.parametrize("radius", [0.0, -1.0, 1e-40, SMALLEST_CLIP / 2, LARGEST_CLIP * 2, math.nan, -math.inf])
+@pytest.mark.parametrize("radius", [0.0, -1.0, 1e-40, 2.0**-65, 2.0**65, math.nan, -math.inf])
 def test_a_radius_outside_the_range_is_refused_by_everything_that_takes_one(radius):
     for make in (
         lambda: clip(torch.ones(1, 3), radius),

@@ -95,6 +95,35 @@ def test_a_long_row_ends_inside_the_ball_and_stays_there():
     assert torch.equal(clip(once, 0.3).vectors, once)
 
 
+class OnAnAccelerator(torch.Tensor):
+    """Rows that say that they are not on the CPU, where they are."""
+
+    device = property(lambda self: torch.device("cuda"))
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 6, 8, 237])
+def test_on_an_accelerator_every_row_begins_at_a_multiple_of_16_bytes_and_keeps_its_norm(width, monkeypatch):
+    rows = torch.randn(5, width, generator=torch.Generator().manual_seed(width))
+    plain, seen = torch.linalg.vector_norm, []
+
+    def norm(x, **options):
+        seen.append(x)
+        return plain(x.as_subclass(torch.Tensor), **options)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", norm)
+    views = (
+        rows,
+        torch.cat([rows, rows], 1)[:, :width],
+        torch.cat([torch.zeros(1), rows.flatten()])[1:].view(5, width),
+    )
+    for one in views:
+        torch.testing.assert_close(row_norms(one.as_subclass(OnAnAccelerator)), plain(rows.double(), dim=1))
+        assert seen[-1].shape[1] % 4 == 0
+        assert seen[-1].is_contiguous()
+        assert seen[-1].data_ptr() % 16 == 0
+        assert (seen[-1].data_ptr() == one.data_ptr()) is (one is rows and width % 4 == 0), "a copy only where needed"
+
+
 def test_only_with_reuse_are_the_rows_overwritten():
     rows = torch.full((2, 5), 3.0)
     kept = clip(rows, 1.0).vectors

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 from events_by_hand import central
 
-from dpfedexp.accounting import Ledger, chain
+from dpfedexp.accounting import Budget, Ledger, chain
 from dpfedexp.accounting.ledger import FORMAT, VERSION
-from dpfedexp.errors import LedgerError
+from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.errors import InputError, LedgerError
 
 
 @pytest.fixture
@@ -97,3 +99,20 @@ def test_a_file_of_another_format_is_refused(tmp_path):
     chain.ChainWriter.create(path, {"format": "other", "version": VERSION, "config": ""}).close()
     with pytest.raises(LedgerError, match=FORMAT):
         Ledger.open(path)
+
+
+@pytest.mark.parametrize("field", ["p", "cap", "epsilon2", "k", "nominal"])
+@pytest.mark.parametrize("value", ["much", None, [1]])
+def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.create(path) as ledger:
+        ledger.charge(1, replace(exact_event(1.0, 1.0, 1.0), **{field: value}))
+    with pytest.raises(LedgerError, match="line 2: not a charge"):
+        Ledger.open(path)
+
+
+def test_a_budget_is_above_nothing_and_its_delta_may_be_zero_but_not_one():
+    assert Budget(1e-300, 0.0).delta == 0.0
+    for epsilon, delta in ((0.0, 0.1), (-1.0, 0.1), (1.0, 1.0), (1.0, -1e-9)):
+        with pytest.raises(InputError, match="budget"):
+            Budget(epsilon, delta)

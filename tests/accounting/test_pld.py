@@ -237,3 +237,48 @@ def test_epsilon_after_every_round_of_a_run_is_cheap():
     start = time.perf_counter()
     assert [compose([(event, t)], 1e-5).epsilon for t in range(1, 21)] == curve
     assert time.perf_counter() - start < 0.05
+
+
+@pytest.mark.parametrize("kind", ["poisson", "fixed"])
+def test_a_rate_of_one_is_full_participation(kind):
+    event = GaussianEvent("central", "replace-one", (Query("update", 1.0, 2.0, 5.0, 2.0),), Sampling(kind, 1.0))
+    assert pld.Round.of(event) == pld.Round.of(central(5.0))
+
+
+class Repeated:
+    """Stands for a distribution and counts how many rounds it holds."""
+
+    def __init__(self, rounds: int = 1) -> None:
+        self.rounds = rounds
+
+    def self_compose(self, n: int) -> Repeated:
+        assert n >= 1
+        return Repeated(self.rounds * n)
+
+    def compose(self, other: Repeated, tail_mass_truncation: float) -> Repeated:
+        return Repeated(self.rounds + other.rounds)
+
+
+@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 2047, 2048, 2049, 3072, 1_000_003])
+def test_rounds_composed_in_two_stages_are_all_there(n):
+    assert pld._repeat(Repeated(), n).rounds == n
+
+
+@pytest.mark.parametrize("z", [0.7, 5.0])
+def test_renyi_of_poisson_rounds_is_that_of_dp_accounting_at_their_noise(z):
+    item = pld.Round.of(central(z, rate=0.1, adjacency="add-remove"))
+    accountant = rdp_privacy_accountant.RdpAccountant(pld._ORDERS, ADD_REMOVE)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
+    # The round's shift is rounded up in its ninth digit or beyond.
+    assert pld.rdp_epsilon([(item, 100)], 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [central(0.7), central(3.0, rate=0.1), central(3.0, rate=0.1, kind="fixed", adjacency="add-remove")],
+    ids=["full", "poisson", "fixed"],
+)
+def test_renyi_of_rounds_that_nothing_amplifies_is_that_of_the_gaussian(item):
+    """α·μ²/2, with μ the shift of the client that a fixed-size cohort pushes out counted in."""
+    mu = 2.0 / item.queries[0].noise
+    assert pld._rdp_one_round(pld.Round.of(item)) == pytest.approx(np.array(pld._ORDERS) * mu**2 / 2.0, rel=1e-6)

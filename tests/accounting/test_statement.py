@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.accounting.statement import membership_advantage, strength
-from dpfedexp.accounting.wording import wrap
+from dpfedexp.accounting.wording import _PUSHED_OUT, wrap
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -53,6 +53,19 @@ def test_every_number_of_the_text_is_in_the_json(name):
     values.pop("text")
     known = set(NUMBER.findall(json.dumps(values)))
     assert set(NUMBER.findall(case.text)) <= known
+
+
+def test_a_statement_that_does_not_say_so_is_neither_exact_nor_of_a_large_delta():
+    values = json.loads(CASES["central"].to_json())
+    for name in ("exact", "large_delta"):
+        del values[name]
+    older = PrivacyStatement.from_json(json.dumps(values))
+    assert (older.exact, older.large_delta) == (False, False)
+
+
+def test_a_client_that_joins_a_fixed_size_cohort_is_said_to_push_another_out():
+    for name, case in CASES.items():
+        assert (_PUSHED_OUT in case.text) is (name == "add-remove, fixed size")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -47,6 +47,14 @@ def test_a_claim_that_the_ledger_does_not_support_fails(run, field, value):
     assert field in failed(run)
 
 
+def test_a_line_that_is_too_long_hides_no_round_behind_it(run):
+    """A torn line ends the file, so what is taken for one must not be followed by more."""
+    for length in (2**20 - 1, 2**20, 2**20 + 1):
+        (run / "metrics.jsonl").write_text(" " * length + '\n{"round": 99}\n')
+        with pytest.raises(InputError, match="line 1: not a record"):
+            verify_run(run)
+
+
 def test_a_released_round_that_was_never_charged_fails(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 10}\n')
@@ -150,3 +158,14 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
     (tmp_path / "privacy.json").write_text("{}")
     with pytest.raises(InputError, match="is not a privacy statement"):
         read_claim(tmp_path)
+
+
+def test_a_ledger_that_names_no_delta_is_read_at_1e_minus_5(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(0, central(5.0))
+    statement = recompute(tmp_path)
+    assert (statement.delta, statement.clients, statement.simulated) == (1e-5, 0, True)
+    assert (
+        statement.epsilon_total
+        == PrivacyStatement.from_charges([(central(5.0), 1)], 1e-5, algorithm="", clients=0).epsilon_total
+    )

@@ -248,6 +248,7 @@ def test_readers_of_the_models_never_learn_more_than_the_server(n, z):
 
 def test_central_and_non_private_rounds_have_no_second_reader():
     assert views.models_only([(central(5.0), 50)], DELTA, 1000, 1000) == (None, "")
+    assert views.models_only([(local(0.7), 49), (central(5.0), 1)], DELTA, 1000, 1000) == (None, "")
     assert views.models_only([], DELTA, 1000, 1000) == (None, "")
     assert views.other_adjacency([(NonPrivateEvent(), 50)], DELTA) == (None, "")
     assert views.other_adjacency([], DELTA) == (None, "")
@@ -269,6 +270,7 @@ TWO_QUERIES = (Query("update", 1.0, 2.0, 5.0), Query("squared norms", 1.0, 1.0, 
         ([(GaussianEvent("central", "replace-one", TWO_QUERIES, attained=True), 5)], False),
         ([(secure_mechanism(CentralGaussian(0.3, 5.0)).event(FULL), 5)], False),
         ([(secure_mechanism(CentralGaussian(0.3, 5.0), True).event(FULL), 5)], False),
+        ([(central(5.0), 5), (secure_mechanism(CentralGaussian(0.3, 5.0)).event(FULL), 5)], False),
         ([(LocalGaussian(0.3, 0.7, "paper").event(FULL), 5)], True),
         ([(LocalGaussian(0.3, 0.7).event(POISSON), 5)], False),
         ([(secure_mechanism(LocalGaussian(0.3, 0.7)).event(FULL), 5)], False),
@@ -283,3 +285,11 @@ def test_exact_is_said_only_of_what_is_exact(charges, exact):
     total = compose(charges, DELTA)
     assert total.exact is exact
     assert total.accountant.startswith("exact") is exact
+
+
+def test_one_round_of_shuffled_reports_is_the_dearest_of_them():
+    cheap, dear = exact_event(0.1, 0.1, 0.1), exact_event(0.3, 0.3, 0.3)
+    for charges in ([(cheap, 2), (dear, 1)], [(dear, 1), (cheap, 2)]):
+        found, _ = views.models_only(charges, 1e-7, 100_000, 100_000)
+        alone, _ = views.models_only([(dear, 1)], 1e-7, 100_000, 100_000)
+        assert found.epsilon_round == alone.epsilon_round > 0.0

@@ -18,6 +18,7 @@ from dpfedexp.accounting.chain import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp, client, folder
+from dpfedexp.flower import checkpoint as files
 from dpfedexp.flower.folder import open_folder
 from dpfedexp.local import Sgd
 
@@ -346,3 +347,23 @@ def test_no_check_of_the_flower_package_is_an_assertion():
     for path in Path(folder.__file__).parent.glob("*.py"):
         found = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
         assert found == [], f"{path.name}, lines {found}"
+
+
+def test_a_line_that_a_crash_tore_is_dropped_when_the_run_goes_on(tmp_path):
+    open_folder(tmp_path, {"rounds": 3}, {}, resume=False)[0].close()
+    path = tmp_path / LEDGER
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"seq":1,"round"')
+    ledger, _, last = open_folder(tmp_path, {"rounds": 3}, {}, resume=True)
+    ledger.close()
+    assert last is None
+    assert path.read_bytes() == whole
+
+
+def test_a_checkpoint_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
+    calls, sync, put = [], files.os.fsync, files.os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda fd: (calls.append("sync"), sync(fd))[1])
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (calls.append("replace"), put(a, b))[1])
+    files.write_atomically(tmp_path / "file", b"text")
+    assert calls == ["sync", "replace", "sync"], "the file, its place, and the folder that lists it"
+    assert (tmp_path / "file").read_bytes() == b"text"

@@ -483,3 +483,20 @@ def test_a_guard_that_is_set_to_nothing_is_not_taken_for_none(config, environmen
     with pytest.raises(InputError, match="is empty; it must name the guard file"):
         Guard.of_node(config, environment)
     assert Guard.of_node({}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"delta": 1}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"delta": 0}, "delta"),
+        ({"max_clip": 0.0}, "max_clip"),
+        ({"max_epsilon_total": -1.0}, "max_epsilon_total"),
+        ({"mechanisms": ["privunits"]}, "privunits"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_its_name(changes, field, tmp_path):
+    assert Guard.load(guard_file(tmp_path, delta=0.999)).delta == 0.999
+    with pytest.raises(InputError, match=field):
+        Guard.load(guard_file(tmp_path, **changes))

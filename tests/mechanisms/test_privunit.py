@@ -206,9 +206,28 @@ def test_the_best_split_has_the_least_variance():
         assert best <= variance_at_the_clip(PrivUnit(1.0, 237, half, half, epsilon2, "optimal")) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize(("epsilon", "dimension"), [(2.0, 5), (6.0, 20), (12.0, 237)])
+def test_no_share_for_the_norm_has_less_variance_than_the_best_split(epsilon, dimension):
+    best = variance_at_the_clip(PrivUnit(1.0, dimension, *best_split(epsilon, dimension)))
+    for share in range(2, 81):
+        epsilon2 = 0.01 * share * epsilon
+        half = (epsilon - epsilon2) / 2
+        other = variance_at_the_clip(PrivUnit(1.0, dimension, half, half, epsilon2, "optimal"))
+        assert best <= other * (1 + 1e-9), "up to rounding: these are the shares that were compared"
+
+
 def test_the_best_split_spends_all_of_epsilon_and_no_more():
+    for epsilon in (0.5, 6.0, 20.0, 100.0, 200.0):
+        split = best_split(epsilon, 50)
+        assert sum(split) == pytest.approx(epsilon, rel=1e-12)
+        assert split[2] < 25.0
     for epsilon in (0.5, 6.0, 20.0):
-        assert PrivUnit(1.0, 50, *best_split(epsilon, 50)).event(Sampling()).epsilon == pytest.approx(epsilon, abs=1e-9)
+        event = PrivUnit(1.0, 50, *best_split(epsilon, 50)).event(Sampling())
+        assert event.epsilon == pytest.approx(epsilon, abs=1e-9)
+        assert event.nominal == pytest.approx(epsilon, abs=1e-12)
+    for epsilon in (0.0, 500.5):
+        with pytest.raises(InputError, match="epsilon is"):
+            best_split(epsilon, 50)
 
 
 @pytest.mark.parametrize(

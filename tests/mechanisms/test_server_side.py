@@ -5,11 +5,13 @@ import sys
 import pytest
 import torch
 
+from dpfedexp.accounting import Query, Sampling
 from dpfedexp.clipping import BLOCK
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import total
 from dpfedexp.secure import discrete
+from dpfedexp.simulation.random import Streams
 from dpfedexp.sums import Sums
 
 
@@ -38,6 +40,27 @@ def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
     nobody = mechanism.release(Sums.zero(3), 100.0, None, None)
     assert nobody.c_bar.tolist() == [0.0] * 3
     assert nobody.statistic == 0.0
+
+
+def test_the_free_rules_coordinate_is_the_last_one_and_no_part_of_the_mean():
+    sums = Sums(torch.tensor([4.0, 8.0, 2.0, 6.0]).double(), torch.tensor(0.0), torch.tensor(0.0), 4)
+    local = LocalGaussian(1.0, 1.0, "free").release(sums, 100.0, None, None)
+    assert (local.c_bar.tolist(), local.statistic) == ([1.0, 2.0, 0.5], 1.5)
+    noise = Streams(0).at("noise", 1)
+    central = CentralGaussian(1.0, 1e-9, numerator="free").release(sums, 8.0, noise, noise)
+    assert central.c_bar.tolist() == pytest.approx([0.5, 1.0, 0.25], abs=1e-7)
+    assert central.statistic == pytest.approx(0.75, abs=1e-7)
+
+
+@pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])
+def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diameter(adjacency, both):
+    mechanism = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, 11.0)
+    for sampling in (Sampling(), Sampling("poisson", 0.1)):
+        assert mechanism.event(sampling).queries == (
+            Query("update", 1.0, both, 5.0, 2.0),
+            Query("squared norms", 1.0, 1.0, 7.0, 1.0),
+            Query("within clip", 0.5, 0.5 * both, 11.0, 1.0),
+        )
 
 
 def test_strict_noise_without_opendp_is_one_sentence(monkeypatch):

@@ -26,17 +26,18 @@ PRELOADED = (
     "torch numpy scipy.optimize scipy.special scipy.signal scipy.stats scipy.integrate safetensors.torch pydantic typer rich "
     "mpmath "
     "dp_accounting dp_accounting.pld.privacy_loss_distribution dp_accounting.rdp cryptography.hazmat.primitives.ciphers.algorithms "
-    "opendp.prelude hypothesis pytest flwr.app flwr.serverapp flwr.clientapp torch.func"
+    "opendp.prelude flwr.app flwr.serverapp flwr.clientapp torch.func"
 )
+_PYTEST = "pytest hypothesis anyio.pytest_plugin xdist.plugin"
 _MEMORY = 12 * 2**30
 TIMED_OUT = -signal.SIGALRM
 
 
-def preload() -> None:
-    """Imports what tests import, except the package. One thread: a forked copy has no others."""
+def preload(names: str = "") -> None:
+    """Imports what pytest imports, and the modules with these names. One thread: a forked copy has no others."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    for name in PRELOADED.split():
+    for name in f"{_PYTEST} {names}".split():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -69,7 +70,7 @@ class Slot:
 
 @contextlib.contextmanager
 def slots(package: Path, count: int) -> Iterator[list[Slot]]:
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         made = []
         for number in range(count):
             slot = Slot(Path(folder).resolve() / f"slot{number}", package.name)
@@ -126,6 +127,7 @@ def run(jobs: Iterable[Job], places: list[Slot], root: Path, tick: Callable[[], 
     finally:
         for pid in running:
             _end_group(pid)
+            os.waitpid(pid, 0)  # it may still write to its slot until it is gone
 
 
 def _end_group(pid: int) -> None:
@@ -144,6 +146,7 @@ def _fork(job: Job, slot: Slot, root: Path) -> int:
             os.setpgid(pid, pid)
         return pid
     code = 70
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         code = _in_the_copy(job, slot, root)
     finally:

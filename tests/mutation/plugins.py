@@ -48,7 +48,11 @@ class Reach:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed or report.skipped:
-            self._tests.setdefault(report.nodeid, {})["outcome"] = report.outcome
+            record = self._tests.setdefault(report.nodeid, {})
+            record["outcome"] = report.outcome
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if crash is not None:
+                record["reason"] = crash.message.partition("\n")[0]
 
     def pytest_sessionfinish(self) -> None:
         for record in self._tests.values():

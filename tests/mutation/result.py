@@ -56,7 +56,7 @@ def score(row: dict[str, int]) -> float:
     return row["killed"] / real if real else 1.0
 
 
-def print_result(outcomes: list[Outcome], unused: list[Equivalent], seconds: float) -> float:
+def print_result(outcomes: list[Outcome], unused: list[Equivalent], failing: dict[str, str], seconds: float) -> float:
     console = Console(highlight=False, width=132)
     for outcome in outcomes:
         if outcome.verdict == "survived":
@@ -67,6 +67,10 @@ def print_result(outcomes: list[Outcome], unused: list[Equivalent], seconds: flo
     for entry in unused:
         console.print(
             f"equivalents.toml: no such change in {entry.file} any more: {entry.change}", markup=False, soft_wrap=True
+        )
+    for test, reason in failing.items():
+        console.print(
+            f"fails on the code as it is, so it judged nothing: {test}: {reason}", markup=False, soft_wrap=True
         )
     per_file = counts(outcomes)
     total = {
@@ -87,7 +91,7 @@ def print_result(outcomes: list[Outcome], unused: list[Equivalent], seconds: flo
     return score(total)
 
 
-def write_json(path: Path, outcomes: list[Outcome], total: float) -> None:
+def write_json(path: Path, outcomes: list[Outcome], failing: dict[str, str], total: float) -> None:
     rows = [
         {
             "file": outcome.mutant.file,
@@ -102,6 +106,5 @@ def write_json(path: Path, outcomes: list[Outcome], total: float) -> None:
         for outcome in outcomes
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"score": total, "files": counts(outcomes), "mutants": rows}, indent=1, ensure_ascii=False)
-    )
+    content = {"score": total, "files": counts(outcomes), "failing": failing, "mutants": rows}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False))

@@ -46,22 +46,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sampled mutants, and for every test file what its tests reach and how long they take."""
+    """The sampled mutants, and for every test file what its tests reach and how long they take.
+
+    `failing` are the tests that fail on the code as it is, with the first line of the failure.
+    """
 
     guards: dict[str, list[Path]]
     chosen: list[Mutant]
     equivalents: dict[tuple[str, str, str], Equivalent]
     unused: list[Equivalent]
     reach: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
 
     def tests_of(self, mutant: Mutant) -> dict[str, float]:
         """{test: seconds}, the quickest stage first."""
         files = {str(path) for path in self.guards[mutant.file]}
         first, last = mutant.lines
+        # A file of declarations alone has no line that a test could be seen to run, so all its tests are asked.
+        declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in self.reach.values())
         found = []
         for test, record in self.reach.items():
             lines = record["lines"].get(mutant.file, [])
-            reached = bool(lines) if mutant.on_import else any(first <= line <= last for line in lines)
+            reached = declared or (bool(lines) if mutant.on_import else any(first <= n <= last for n in lines))
             if record["file"] in files and reached and record["outcome"] == "passed":
                 stage = sum(record["seconds"] > limit for limit in _STAGES)
                 found.append((stage, record["file"], record["seconds"], test))
@@ -83,7 +89,8 @@ def plan(project: Project, wanted: list[str], count: int | None, seed: int) -> P
 def measure(project: Project, made: Plan, places: list[forks.Slot], tick: Callable[[], None]) -> None:
     """Runs every guarding test file once on the package as it is, and fills `made.reach`.
 
-    A test that fails then (tracing makes it slower than it allows itself to be) judges no mutant, which can only lower the score.
+    A test that fails then (tracing makes it slower than it allows itself to be) judges no mutant, which can only lower the score;
+    it is in `made.failing`, and the result names it.
     """
     folder = project.state / "reach"
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +124,8 @@ def measure(project: Project, made: Plan, places: list[forks.Slot], tick: Callab
     def add(path: Path, kept: Path) -> None:
         for test, record in json.loads(kept.read_text()).items():
             made.reach[test] = {**record, "file": str(path)}
+            if record["outcome"] == "failed":
+                made.failing[test] = record.get("reason", "")
 
     forks.run(jobs(), places, project.root, tick)
     if failures:

@@ -1,8 +1,11 @@
 """The mutation runner on a toy package: one function whose tests notice every change, one whose tests notice none."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,9 +45,14 @@ def toy(tmp_path):
     return tmp_path
 
 
+def command(toy, *arguments):
+    return [sys.executable, "-m", "tests.mutation", "--root", toy, "--package", "toy", "--tables", toy, *arguments]
+
+
 def run(toy, *arguments):
-    command = [sys.executable, "-m", "tests.mutation", "--root", toy, "--package", "toy", "--tables", toy, *arguments]
-    done = subprocess.run(command, cwd=HERE.parent.parent, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command(toy, *arguments), cwd=HERE.parent.parent, capture_output=True, text=True, timeout=120, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -66,6 +74,43 @@ def test_changes_are_killed_or_survive_as_the_tests_deserve_and_the_work_tree_st
     assert code == 0, text
     assert json.loads((toy / "build/mutants/result.json").read_text())["files"]["sums.py"]["equivalent"] == 4
     assert "for each of 4 mutants" in text, "the kills are remembered, with the time that they took"
+
+
+def test_a_test_that_fails_on_the_code_as_it_is_is_named(toy):
+    (toy / "tests/test_toy.py").write_text(TESTS + "\n\ndef test_wrong():\n    assert double(1) == 3\n")
+    code, text = run(toy)
+    assert code == 1, text
+    assert "fails on the code as it is, so it judged nothing: tests/test_toy.py::test_wrong: assert 2 == 3" in text
+    found = json.loads((toy / "build/mutants/result.json").read_text())
+    assert list(found["failing"]) == ["tests/test_toy.py::test_wrong"]
+    assert found["score"] == 0.5, "a test that always fails kills no mutant"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_ended_leaves_no_folder_and_no_process(toy, number, code):
+    begun, scratch = toy / "begun", toy / "scratch"
+    scratch.mkdir()
+    sleeping = f"""import os, pathlib, time
+
+
+def test_sleeps():
+    pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))
+    time.sleep(60)
+"""
+    (toy / "tests/test_toy.py").write_text(sleeping)
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(
+        command(toy), cwd=HERE.parent.parent, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        until = time.monotonic() + 60
+        while not (begun.exists() and begun.read_text()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert any(scratch.iterdir())
+        process.send_signal(number)
+        assert process.wait(20) == code
+    assert not any(scratch.iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def test_a_table_that_does_not_fit_is_one_sentence(toy):

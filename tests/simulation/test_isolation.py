@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -327,3 +328,22 @@ def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged()
     with pytest.raises(InputError, match="can't be trained on a batch of made-up rows"):
         train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
     assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("words", [1, 2, 50])
+def test_made_up_clients_hold_words_that_the_model_knows(words):
+    """Two different ones where it knows two, so that a probe sees more than one value."""
+    task = SimpleNamespace(
+        clients=SimpleNamespace(
+            sizes=torch.tensor([0, 3]),
+            gather=lambda holder, rows, device: (torch.zeros(1, 1, 4, dtype=torch.int64), torch.zeros(1, 1)),
+        ),
+        device=torch.device("cpu"),
+        local=SimpleNamespace(max_examples=8, batch_size=None),
+        model=torch.nn.Embedding(words, 1),
+        loss=lambda output, y: output.mean(),
+    )
+    clients = made_up(task, 3)
+    assert clients.sizes.tolist() == [8, 8, 8]
+    seen = torch.cat([x.flatten() for x, _ in clients.batches(2, task.device)])
+    assert set(seen.tolist()) == set(range(min(words, 2)))

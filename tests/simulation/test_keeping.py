@@ -127,6 +127,42 @@ def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(tmp_path
         assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
 
 
+def test_a_scaffold_run_that_crashed_before_its_first_round_asks_for_no_controls(tmp_path, monkeypatch):
+    given = {"algorithm": SCAFFOLD, "ledger": tmp_path / "project.jsonl"}
+    with monkeypatch.context() as patch:
+
+        def released(*_):
+            raise Crash
+
+        patch.setattr(Simulation, "_advance", released)
+        with pytest.raises(Crash):
+            run(tmp_path / "run", **given)
+    assert len(run(tmp_path / "run", resume=True, **given).history) == ROUNDS
+
+
+def test_a_run_that_gets_no_ledger_leaves_no_private_folder(tmp_path, private, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Ledger, "create", full)
+    with pytest.raises(InputError, match="No space left"):
+        run(tmp_path / "run")
+    assert list(private.iterdir()) == []
+
+
+def test_a_control_variate_that_does_not_fit_the_model_is_refused(tmp_path):
+    interrupted(tmp_path, algorithm=SCAFFOLD)
+    path = tmp_path / checkpoint.NAME
+    tensors = load_file(path)
+    for control in (tensors["control"][:-1], tensors["control"].float()):
+        bad = {**tensors, "control": control.clone()}
+        save_file(bad, path, forged(path_content(tmp_path), bad))
+        with pytest.raises(InputError, match="control variate does not fit"):
+            run(tmp_path, algorithm=SCAFFOLD, resume=True)
+    save_file(tensors, path, forged(path_content(tmp_path), tensors))
+    assert len(run(tmp_path, algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+
+
 def test_a_projects_ledger_that_was_taken_back_is_refused_by_all_its_runs(tmp_path):
     path = tmp_path / "project.jsonl"
     interrupted(tmp_path / "a", after=2, ledger=path)
@@ -397,3 +433,11 @@ def test_a_private_folder_that_can_not_be_made_or_lies_in_the_run_is_one_sentenc
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "run" / "private"))
     with pytest.raises(InputError, match="lies in the run's own folder"):
         run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ['{"key": "zz", "tag": "00"}', '{"key": "00"}', '{"key": 1, "tag": "00"}'])
+def test_a_damaged_memory_of_the_data_is_one_sentence(content, tmp_path, private):
+    interrupted(tmp_path)
+    (next(private.glob("*/data.json"))).write_text(content)
+    with pytest.raises(InputError, match=r"data\.json' is damaged"):
+        run(tmp_path, resume=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpfedexp import Federation, InputError, Sgd, dp_fedavg, train
 from dpfedexp.accounting import Ledger
+from dpfedexp.simulation.module_state import differing
 from dpfedexp.simulation.train import prepare
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
@@ -182,6 +183,21 @@ def test_state_that_changes_only_on_real_data_is_found_before_the_round_is_charg
     with pytest.raises(InputError, match="keeps 'largest'"):
         train(net(Rare()), Federation.from_clients(data), PRIVATE, local=LOCAL, rounds=1, ledger=ledger, trainer="loop")
     assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("make", [float, lambda value: torch.tensor([1.0, value])], ids=["number", "tensor"])
+def test_a_state_that_is_not_a_number_equals_itself_and_no_number(make):
+    nothing = float("nan")
+    assert differing({"a": make(nothing)}, {"a": make(nothing)}) == set()
+    assert differing({"a": make(nothing)}, {"a": make(2.0)}) == {"a"}
+    assert differing({"a": make(2.0)}, {"a": make(nothing)}) == {"a"}
+    assert differing({"a": make(2.0)}, {}) == {"a"}
+
+
+def test_a_state_of_another_type_is_another_state():
+    assert differing({"a": 1}, {"a": 1.0}) == {"a"}
+    assert differing({"a": torch.ones(2)}, {"a": torch.ones(2).double()}) == {"a"}
+    assert differing({"a": torch.ones(2)}, {"a": torch.ones(2, 1)}) == {"a"}
 
 
 def test_metrics_come_from_the_released_parameters_in_a_fresh_copy():
