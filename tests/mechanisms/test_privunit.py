@@ -242,3 +242,8 @@ def test_the_best_split_spends_all_of_epsilon_and_no_more():
 def test_wrong_settings_are_refused_by_name(arguments, named):
     with pytest.raises(InputError, match=named):
         direction(*arguments)
+
+
+def test_a_split_of_an_epsilon_that_leaves_nothing_random_is_a_sentence():
+    with pytest.raises(InputError, match=r"epsilon is 500\.0 a round, which leaves nothing random"):
+        best_split(500.0, 50)

@@ -22,6 +22,8 @@ from dpfedexp.simulation.sampling import Poisson
 
 MISSING = "Flower is not installed; install it with: pip install 'dpfedexp[flower]'"
 
+_ONLY_MESSAGES = "the audit's federation knows its nodes and exchanges messages, and nothing else"
+
 
 def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int = 48) -> list[Result]:
     """The same as `audit_train`, with nodes for clients."""
@@ -113,13 +115,13 @@ def _grid(signs: Tensor) -> Any:
 
         @property
         def run(self) -> Any:
-            raise NotImplementedError
+            raise TypeError(_ONLY_MESSAGES)
 
         def create_message(self, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError
+            raise TypeError(_ONLY_MESSAGES)
 
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-            raise NotImplementedError
+            raise TypeError(_ONLY_MESSAGES)
 
         def get_node_ids(self) -> Iterable[int]:
             return list(self.contexts)
