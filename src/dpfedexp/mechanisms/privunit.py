@@ -115,7 +115,9 @@ def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
     require(0 < epsilon <= 500, f"epsilon is {epsilon}; it must be above 0 and at most 500.")
     epsilon2 = min((share * epsilon for share in np.linspace(0.02, 0.8, 79) if share * epsilon < 25), key=variance)
     chosen = direction(dimension, (epsilon - epsilon2) / 2, (epsilon - epsilon2) / 2, "optimal")
-    require(chosen.p < 1, f"epsilon is {epsilon} a round, which leaves nothing random in double precision; ask for less.")
+    require(
+        chosen.p < 1, f"epsilon is {epsilon} a round, which leaves nothing random in double precision; ask for less."
+    )
     epsilon0 = math.log(chosen.p / (1 - chosen.p))
     return epsilon0, float(epsilon - epsilon2 - epsilon0), float(epsilon2)
 
