@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     project = Project(root, root / "src" / given.package, given.tables.resolve(), root / "build" / "mutants")
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _leave)
+    # A shell in the background starts its programs deaf to ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         made = plan(project, given.files, given.count, given.seed)
         forks.preload(forks.PRELOADED if given.package == "dpfedexp" else "")
