@@ -6,8 +6,8 @@ from dpfedexp import AdaptiveClip, Poisson, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.accounting import Sampling
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian
+from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
-from dpfedexp.secure.gaussian import SecureCentralGaussian
 
 D, M, Z = 500, 1000, 5.0
 

@@ -7,15 +7,15 @@ import torch
 
 from dpfedexp import AdaptiveClip, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp, train
 from dpfedexp.accounting import compose
-from dpfedexp.accounting.verify import verify_run
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.data import synthetic_regression
+from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian, SecureLocalGaussian
+from dpfedexp.mechanisms.secure_privunit import SecurePrivUnit
 from dpfedexp.models import linear_regression
-from dpfedexp.secure.gaussian import SecureCentralGaussian, SecureLocalGaussian
-from dpfedexp.secure.privunit import SecurePrivUnit
-from dpfedexp.simulation.output import RunFolder
-from dpfedexp.simulation.sampling import Full
+from dpfedexp.participation import Full
+from dpfedexp.runs.folder import RunFolder
+from dpfedexp.runs.verify import verify_run
 
 M, D, ROUNDS = 30, 12, 10
 MODES = (False, True, "strict")

@@ -12,8 +12,8 @@ from dpfedexp import AdaptiveClip, InputError, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.clipping import INSIDE, LARGEST_CLIP, SMALLEST_CLIP, clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian, Report
+from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.models import linear_regression
-from dpfedexp.secure import secure_mechanism
 
 ENDS = (SMALLEST_CLIP, LARGEST_CLIP)
 LEAST = 2.0**-149

@@ -6,7 +6,7 @@ from dpfedexp import InputError, problem
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config import Settings, load, parse
 from dpfedexp.paper.experiments import experiment, names
-from dpfedexp.simulation.sampling import FixedSize, Poisson
+from dpfedexp.participation import FixedSize, Poisson
 
 
 def write(folder, text):

@@ -28,7 +28,7 @@ def test_the_numerical_core_imports_only_torch_numpy_and_scipy():
     import subprocess
 
     program = (
-        "import sys, dpfedexp.mechanisms, dpfedexp.simulation.engine, dpfedexp.step_size, dpfedexp.server, dpfedexp.local;"
+        "import sys, dpfedexp.mechanisms, dpfedexp.simulation.rounds, dpfedexp.step_size, dpfedexp.server, dpfedexp.local;"
         "heavy = {'dp_accounting', 'flwr', 'typer', 'pydantic', 'matplotlib', 'opendp', 'jinja2', 'ray'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -15,7 +15,7 @@ from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.data import Federation
 from dpfedexp.errors import BudgetExceeded, InputError
 from dpfedexp.local import FedProx, Sgd
-from dpfedexp.simulation.sampling import FixedSize, Full, Poisson
+from dpfedexp.participation import FixedSize, Full, Poisson
 from dpfedexp.simulation.train import Run, train
 
 __version__ = "0.1.0"

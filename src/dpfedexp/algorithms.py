@@ -19,7 +19,7 @@ from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.gaussian import Numerator
 from dpfedexp.mechanisms.privunit import GammaRule, best_split
-from dpfedexp.secure import Secure, secure_mechanism
+from dpfedexp.mechanisms.secure import Secure, secure_mechanism
 from dpfedexp.server import Adam, Extrapolate, Momentum, Server
 
 MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.errors import InputError, is_count, is_number, require
-
-Params = dict[str, Tensor]
+from dpfedexp.layout import Params
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.privunit import exact_event
-from dpfedexp.accounting.statement import membership_advantage, strength
-from dpfedexp.accounting.wording import _PUSHED_OUT, wrap
+from dpfedexp.accounting.statements.statement import membership_advantage, strength
+from dpfedexp.accounting.statements.wording import _PUSHED_OUT, wrap
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

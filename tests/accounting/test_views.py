@@ -18,8 +18,8 @@ from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.models import linear_regression
-from dpfedexp.secure import secure_mechanism
 
 DELTA = 1e-5
 REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -10,7 +10,7 @@ from dpfedexp import cdp_fedexp
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, standard_cases
 from dpfedexp.audit.cost import noise_cost
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.noise import audit_noise
+from dpfedexp.audit.mechanisms.noise import audit_noise
 from dpfedexp.cli import app, audit
 from dpfedexp.mechanisms import PrivUnit
 

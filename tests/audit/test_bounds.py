@@ -49,7 +49,7 @@ def test_the_confidence_is_kept_when_there_is_nothing_to_find():
 
 
 def test_a_direction_is_found_also_where_noises_cancel():
-    from dpfedexp.audit.mechanism import discriminant
+    from dpfedexp.audit.mechanisms.release import discriminant
 
     chance = np.random.default_rng(4)
     shared = chance.normal(size=(2, 2000))

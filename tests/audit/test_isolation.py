@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dpfedexp.audit.isolation import audit_isolation
-from dpfedexp.audit.state import audit_state
-from dpfedexp.simulation.fast.tune import NAMES
+from dpfedexp.audit.runs.isolation import audit_isolation
+from dpfedexp.audit.runs.state import audit_state
+from dpfedexp.trainers.select import NAMES
 
 
 @pytest.fixture(autouse=True)

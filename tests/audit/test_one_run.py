@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom
 
 from dpfedexp.accounting import gdp
-from dpfedexp.audit.canaries import best_guess
-from dpfedexp.audit.one_run import epsilon_of_guesses, mu_of_guesses, p_value, refutes_gdp
+from dpfedexp.audit.runs.canaries import best_guess
+from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses, p_value, refutes_gdp
 
 
 def steinke(delta):

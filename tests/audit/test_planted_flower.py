@@ -6,13 +6,13 @@ import torch
 pytest.importorskip("flwr")
 
 from dpfedexp import dp_fedavg
-from dpfedexp.audit.blackbox import balanced_signs
-from dpfedexp.audit.flower_run import audit_flower, observe
-from dpfedexp.audit.observed import bounds, participation, repetition
+from dpfedexp.audit.runs.blackbox import balanced_signs
+from dpfedexp.audit.runs.flower_run import audit_flower, observe
+from dpfedexp.audit.runs.observed import bounds, participation, repetition
 from dpfedexp.flower import DpFedExp, server
-from dpfedexp.secure import gaussian as secure_gaussian
-from dpfedexp.simulation.random import Streams
-from dpfedexp.simulation.sampling import Poisson
+from dpfedexp.mechanisms import secure_gaussian
+from dpfedexp.noise.streams import Streams
+from dpfedexp.participation import Poisson
 
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(32, 0)

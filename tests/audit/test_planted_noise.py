@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from dpfedexp.audit.noise import audit_noise
-from dpfedexp.secure import chacha
-from dpfedexp.simulation.random import KeyedNoise, Streams
+from dpfedexp.audit.mechanisms.noise import audit_noise
+from dpfedexp.noise import chacha
+from dpfedexp.noise.streams import KeyedNoise, Streams
 
 
 def broken(instances=1024):

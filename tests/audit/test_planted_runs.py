@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from dpfedexp import dp_fedavg
-from dpfedexp.audit import blackbox, isolation, state
-from dpfedexp.audit.blackbox import audit_history, balanced_signs, observe
-from dpfedexp.audit.observed import bounds, participation, repetition
-from dpfedexp.secure import gaussian as secure_gaussian
-from dpfedexp.secure.chacha import SystemStreams
-from dpfedexp.simulation.engine import Simulation
-from dpfedexp.simulation.random import KeyedNoise, Streams
-from dpfedexp.simulation.sampling import Poisson
+from dpfedexp.audit.runs import blackbox, isolation, state
+from dpfedexp.audit.runs.blackbox import audit_history, balanced_signs, observe
+from dpfedexp.audit.runs.observed import bounds, participation, repetition
+from dpfedexp.mechanisms import secure_gaussian
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import KeyedNoise, Streams
+from dpfedexp.participation import Poisson
+from dpfedexp.simulation.rounds import Simulation
 
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(128, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpfedexp.algorithms import cdp_fedexp
 from dpfedexp.data import synthetic_regression
-from dpfedexp.flower.new import new_app
+from dpfedexp.flower.local.new import new_app
 from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 from dpfedexp.simulation.train import train

@@ -16,8 +16,8 @@ from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_
 from dpfedexp.flower import DpFedExp, client, private_training, train_hosted
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.simulation.random import KeyedNoise, Streams
-from dpfedexp.simulation.sampling import Poisson
+from dpfedexp.noise.streams import KeyedNoise, Streams
+from dpfedexp.participation import Poisson
 from dpfedexp.simulation.train import prepare, train
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -52,7 +52,7 @@ def flower_run(folder, algorithm, federation, model, rounds=1, noise=None, grid=
 
 
 def simulated_run(monkeypatch, algorithm, federation, model, rounds=1):
-    monkeypatch.setattr("dpfedexp.simulation.random.Streams.at", _silent_at)
+    monkeypatch.setattr("dpfedexp.noise.streams.Streams.at", _silent_at)
     return train(model, federation, algorithm, local=LOCAL, rounds=rounds, progress=False)
 
 
@@ -86,7 +86,7 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         silence = Fixed()
         monkeypatch.setattr(__name__ + ".Silence", Fixed)
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
-        monkeypatch.setattr("dpfedexp.flower.wire.deployed", lambda mechanism: mechanism)
+        monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.algorithms.secure_mechanism", lambda mechanism, strict: mechanism)
     monkeypatch.setattr(client, "deployment_noise", lambda: silence)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
@@ -199,7 +199,9 @@ def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
     monkeypatch.setattr(client, "deployment_noise", Silence)
-    monkeypatch.setattr("dpfedexp.flower.server.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr(
+        "dpfedexp.flower.server.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,))
+    )
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     half, result = flower_run(

@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, RecordDict
 from dpfedexp.algorithms import fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, strategy_from
-from dpfedexp.flower.announcement import Announcement
-from dpfedexp.flower.price import client_event, total
+from dpfedexp.flower.node.announcement import Announcement
+from dpfedexp.flower.node.price import client_event, total
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 

@@ -17,8 +17,8 @@ import pytest
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.deployment import QUIET, Deployment, marked
-from dpfedexp.flower.keys import make_node_key
+from dpfedexp.flower.local.deployment import QUIET, Deployment, marked
+from dpfedexp.flower.local.keys import make_node_key
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
 

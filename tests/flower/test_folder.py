@@ -18,8 +18,8 @@ from dpfedexp.accounting.chain import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp, client, folder
-from dpfedexp.flower import checkpoint as files
-from dpfedexp.flower.folder import open_folder
+from dpfedexp.flower.server import checkpoint as files
+from dpfedexp.flower.server.folder import open_folder
 from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -331,7 +331,7 @@ def test_the_checkpoints_hash_is_checked_without_assertions_too(tmp_path):
     tensors = next(tmp_path.glob("round-*.safetensors"))
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"x")
     code = (
-        "import sys; from pathlib import Path; from dpfedexp.flower.checkpoint import load_checkpoint\n"
+        "import sys; from pathlib import Path; from dpfedexp.flower.server.checkpoint import load_checkpoint\n"
         "assert False, 'assertions must be off'\n"
         "load_checkpoint(Path(sys.argv[1]))"
     )

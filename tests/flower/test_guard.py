@@ -19,9 +19,9 @@ from dpfedexp.accounting.compose import compose
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.errors import InputError
 from dpfedexp.flower import Guard, guard_ledger, private_training
+from dpfedexp.flower.messages import REPORT, REQUEST, Request
+from dpfedexp.flower.node.price import Refused, client_event, node_charge, total
 from dpfedexp.flower.noise import deployed
-from dpfedexp.flower.price import Refused, client_event, node_charge, total
-from dpfedexp.flower.wire import REPORT, REQUEST, Request
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 
 from .test_client import ask, guard_file
@@ -270,7 +270,7 @@ def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypa
 
     monkeypatch.setattr(guard_ledger.SharedAnchor, "remember", full)
     guard.admit(request(round=1))
-    monkeypatch.setattr("dpfedexp.private.root", nowhere)
+    monkeypatch.setattr("dpfedexp.runs.private.root", nowhere)
     guard.admit(request(round=2))
     assert len(book(tmp_path)) == 2
 

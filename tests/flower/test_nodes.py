@@ -9,12 +9,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from dpfedexp.accounting.verify import recompute, verify_run
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, client
-from dpfedexp.flower.nodes import seated
+from dpfedexp.flower.server.nodes import seated
 from dpfedexp.local import Sgd
+from dpfedexp.runs.verify import recompute, verify_run
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

@@ -108,7 +108,7 @@ def test_a_crash_between_charge_and_checkpoint_releases_nothing_and_charges_agai
 
 
 def test_a_crash_while_the_checkpoint_is_written_leaves_the_previous_one_whole(tmp_path, monkeypatch):
-    from dpfedexp.flower import checkpoint
+    from dpfedexp.flower.server import checkpoint
 
     original, calls = checkpoint.os.replace, []
 

@@ -14,12 +14,12 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp, client
-from dpfedexp.flower.nodes import choose
+from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
 from dpfedexp.flower.noise import deployed
-from dpfedexp.flower.wire import REPORT, REQUEST, Request, read_sums
+from dpfedexp.flower.server.nodes import choose
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.simulation.sampling import FixedSize, Poisson
+from dpfedexp.participation import FixedSize, Poisson
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -258,7 +258,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
 
 
 def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.flower.server.choose", lambda *_: {})
+    monkeypatch.setattr("dpfedexp.flower.server.strategy.choose", lambda *_: {})
     strategy, result = start(tmp_path, CDP, grid_where(2, lambda r: r), participation=Poisson(0.5))
     assert strategy.state.round == 1
     assert result.train_metrics_clientapp[1]["epsilon_total"] > 0

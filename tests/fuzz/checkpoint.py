@@ -18,8 +18,8 @@ with instrumented():
     from dpfedexp.data import synthetic_regression
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
-    from dpfedexp.simulation import checkpoint
-    from dpfedexp.simulation.identity import settings_of
+    from dpfedexp.runs import checkpoint
+    from dpfedexp.runs.settings import settings_of
     from dpfedexp.simulation.train import prepare
 
 FOLDER = Path(tempfile.mkdtemp())

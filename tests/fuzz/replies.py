@@ -17,10 +17,11 @@ with instrumented():
     from dpfedexp.accounting import Sampling
     from dpfedexp.clipping import clip
     from dpfedexp.errors import InputError
-    from dpfedexp.flower import spec, wire
-    from dpfedexp.flower.guard import Guard
+    from dpfedexp.flower import mechanism_text as spec
+    from dpfedexp.flower import messages as wire
+    from dpfedexp.flower.node.guard import Guard
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
-    from dpfedexp.simulation.random import Streams
+    from dpfedexp.noise.streams import Streams
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 

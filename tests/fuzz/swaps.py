@@ -24,9 +24,9 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.models import linear_regression
-from dpfedexp.simulation.engine import describe
-from dpfedexp.simulation.identity import settings_of
-from dpfedexp.simulation.keeping import Keeping, find
+from dpfedexp.runs.resume import Keeping, find
+from dpfedexp.runs.settings import settings_of
+from dpfedexp.simulation.rounds import describe
 from dpfedexp.simulation.train import prepare
 from tests.fuzz.harness import mutation
 

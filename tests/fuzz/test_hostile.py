@@ -22,7 +22,7 @@ from dpfedexp import config
 from dpfedexp.accounting import Ledger
 from dpfedexp.data.idx import read_idx
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.simulation import checkpoint
+from dpfedexp.runs import checkpoint
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
 values = st.recursive(
@@ -73,7 +73,7 @@ def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
 def limited(code: str, megabytes: int = 400) -> str:
     """Runs code in a process that may take so much more memory than its imports did; what it prints."""
     program = (
-        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.simulation.checkpoint, dpfedexp.accounting\n"
+        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.runs.checkpoint, dpfedexp.accounting\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)\n" + code
     )
@@ -133,7 +133,7 @@ def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
 
     np.savez(tmp_path / "data.npz", inputs=np.array([Trap()], dtype=object), targets=np.zeros(1))
     tree = {"data": {"kind": "npz", "path": str(tmp_path / "data.npz")}, "model": {"name": "mlp"}}
-    from dpfedexp import problem
+    from dpfedexp.config import problem
 
     with pytest.raises(InputError, match=r"\.npz"):
         problem.build(config.parse(tree))

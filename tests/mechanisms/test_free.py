@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.mechanisms.free import lift
-from dpfedexp.simulation.random import Streams
+from dpfedexp.noise.streams import Streams
 
 CLIENTS = torch.arange(1)
 

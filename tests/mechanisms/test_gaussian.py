@@ -6,7 +6,7 @@ import torch
 from dpfedexp.accounting import Sampling
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
-from dpfedexp.simulation.random import Streams
+from dpfedexp.noise.streams import Streams
 
 RADIUS = 0.3
 CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)

@@ -11,7 +11,7 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.mechanisms.privunit import best_split, direction, sample_direction, sample_height
-from dpfedexp.simulation.random import Streams
+from dpfedexp.noise.streams import Streams
 
 DIMENSIONS = [2, 3, 10, 237, 5046]
 

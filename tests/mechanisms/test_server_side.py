@@ -10,8 +10,8 @@ from dpfedexp.clipping import BLOCK
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import total
-from dpfedexp.secure import discrete
-from dpfedexp.simulation.random import Streams
+from dpfedexp.noise import discrete
+from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
 
 

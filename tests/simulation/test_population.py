@@ -9,11 +9,11 @@ from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.config import parse
 from dpfedexp.mechanisms import CentralGaussian
+from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
-from dpfedexp.secure import ChaChaNoise
-from dpfedexp.secure.gaussian import SecureCentralGaussian
-from dpfedexp.simulation.random import KeyedNoise
-from dpfedexp.simulation.sampling import Full, public_population
+from dpfedexp.noise.chacha import ChaChaNoise
+from dpfedexp.noise.streams import KeyedNoise
+from dpfedexp.participation import Full, public_population
 
 CLIP, D, M = 0.3, 3, 29
 ROUNDING = 1e-9

@@ -5,7 +5,7 @@ from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, Query, Sampling
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.accounting.ledger import Budget, Entry, Ledger
-from dpfedexp.accounting.statement import PrivacyStatement
+from dpfedexp.accounting.statements.statement import PrivacyStatement
 
 __all__ = [
     "Budget",

@@ -4,11 +4,11 @@ Every result says what its attack would have proven had the claim been tight. An
 """
 
 from dpfedexp.audit.bounds import LowerBound, lower_bound
-from dpfedexp.audit.canaries import audit_training
-from dpfedexp.audit.cases import Case, standard_cases
-from dpfedexp.audit.density import audit_density
-from dpfedexp.audit.mechanism import audit_mechanism
+from dpfedexp.audit.mechanisms.cases import Case, standard_cases
+from dpfedexp.audit.mechanisms.density import audit_density
+from dpfedexp.audit.mechanisms.release import audit_mechanism
 from dpfedexp.audit.result import Result
+from dpfedexp.audit.runs.canaries import audit_training
 
 __all__ = [
     "Case",

@@ -10,8 +10,9 @@ import torch
 
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, Mechanism
-from dpfedexp.secure import SystemStreams, secure_mechanism
-from dpfedexp.simulation.random import Streams
+from dpfedexp.mechanisms.secure import secure_mechanism
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import Streams
 
 
 @dataclass(frozen=True)

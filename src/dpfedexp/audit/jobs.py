@@ -9,18 +9,18 @@ from functools import partial
 
 import torch
 
-from dpfedexp.audit.blackbox import audit_history, audit_train, step_size_cases
-from dpfedexp.audit.canaries import audit_training
-from dpfedexp.audit.cases import GAMMAS, standard_cases
-from dpfedexp.audit.density import audit_density
-from dpfedexp.audit.flower_run import audit_flower
-from dpfedexp.audit.isolation import audit_isolation
-from dpfedexp.audit.mechanism import audit_mechanism
-from dpfedexp.audit.noise import audit_noise
+from dpfedexp.audit.mechanisms.cases import GAMMAS, standard_cases
+from dpfedexp.audit.mechanisms.density import audit_density
+from dpfedexp.audit.mechanisms.noise import audit_noise
+from dpfedexp.audit.mechanisms.release import audit_mechanism
 from dpfedexp.audit.result import Result
-from dpfedexp.audit.state import audit_state
+from dpfedexp.audit.runs.blackbox import audit_history, audit_train, step_size_cases
+from dpfedexp.audit.runs.canaries import audit_training
+from dpfedexp.audit.runs.flower_run import audit_flower
+from dpfedexp.audit.runs.isolation import audit_isolation
+from dpfedexp.audit.runs.state import audit_state
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.simulation.fast.tune import NAMES
+from dpfedexp.trainers.select import NAMES
 
 QUICK, USUAL = 50_000, 400_000
 _DENSITY_NUMBERS = 2_000_000

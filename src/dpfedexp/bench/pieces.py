@@ -16,7 +16,7 @@ from torch import Tensor
 from dpfedexp.accounting import GaussianEvent, Ledger, Query
 from dpfedexp.clipping import Clipped
 from dpfedexp.mechanisms.privunit import PrivUnit
-from dpfedexp.simulation.random import Streams
+from dpfedexp.noise.streams import Streams
 
 
 def privunit(dimension: int = 10**6, clients: int = 4, epsilon: float = 8.0) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
-    from dpfedexp.flower.deployment import Deployment
+    from dpfedexp.flower.local.deployment import Deployment
 
 app = typer.Typer(
     help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
@@ -27,7 +27,7 @@ def new(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app.", show_default=False)],
 ) -> None:
     """Write a small Flower app: pyproject.toml, server_app.py, client_app.py, task.py."""
-    from dpfedexp.flower.new import new_app
+    from dpfedexp.flower.local.new import new_app
 
     console = Console()
     for path in new_app(folder):
@@ -50,7 +50,7 @@ def up(
     folder: Annotated[Path | None, typer.Option(help="For keys and logs [default: a temporary folder].")] = None,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""
-    from dpfedexp.flower.deployment import Deployment
+    from dpfedexp.flower.local.deployment import Deployment
 
     require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
     config: dict[str, str | int | float] = {}

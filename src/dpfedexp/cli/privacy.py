@@ -25,8 +25,8 @@ from dpfedexp.accounting import (
     guarantee,
 )
 from dpfedexp.accounting.privunit import exact_event
-from dpfedexp.accounting.views import models_only, other_adjacency
-from dpfedexp.accounting.wording import figure
+from dpfedexp.accounting.statements.views import models_only, other_adjacency
+from dpfedexp.accounting.statements.wording import figure
 from dpfedexp.cli import privacy_runs
 from dpfedexp.cli.json_output import JsonOption, print_json
 from dpfedexp.errors import InputError, require
@@ -263,7 +263,7 @@ def plot(
     as_json: JsonOption = False,
 ) -> None:
     """Draw ε over rounds for several noise multipliers, and the noise that a target ε needs."""
-    from dpfedexp.accounting.plot import plot_privacy
+    from dpfedexp.report.epsilon_curves import plot_privacy
 
     require(
         mechanism != Mechanism.privunit,

@@ -20,8 +20,8 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
-    from dpfedexp.accounting.verify import read_claim, recompute
-    from dpfedexp.accounting.wording import wrap
+    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.runs.verify import read_claim, recompute
 
     statement = recompute(run, read_claim(run))
     typer.echo(statement.to_json() if as_json else wrap(statement.text, min(Console().width, 120)))
@@ -29,7 +29,7 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Is a run's claim true? Recomputes it from the ledger and the configuration; exit code 1 if they disagree."""
-    from dpfedexp.accounting.verify import read_claim, recompute, verify_run
+    from dpfedexp.runs.verify import read_claim, recompute, verify_run
 
     planned, unplanned = _planned_event(run)
     checks = verify_run(run, planned)

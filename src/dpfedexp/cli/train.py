@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp import problem
-from dpfedexp.accounting.wording import wrap
-from dpfedexp.config import Resolved, Settings, load
+from dpfedexp.accounting.statements.wording import wrap
+from dpfedexp.config import Resolved, Settings, load, problem
 from dpfedexp.errors import InputError
-from dpfedexp.simulation import distributed
-from dpfedexp.simulation.output import RunFolder
+from dpfedexp.runs.folder import RunFolder
+from dpfedexp.simulation import ranks as distributed
 from dpfedexp.simulation.progress import show
 from dpfedexp.simulation.train import Run
 from dpfedexp.simulation.train import train as run_training

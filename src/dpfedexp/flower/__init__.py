@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
-    from dpfedexp.flower.client import hosted_clients, private_training, privatize
     from dpfedexp.flower.cohort import train_hosted
-    from dpfedexp.flower.guard import Guard
+    from dpfedexp.flower.node.guard import Guard
+    from dpfedexp.flower.node.mod import hosted_clients, private_training, privatize
     from dpfedexp.flower.noise import deployment_noise
-    from dpfedexp.flower.server import DpFedExp
+    from dpfedexp.flower.server.strategy import DpFedExp
     from dpfedexp.flower.settings import local_from, round_timeout, strategy_from
 
 _HOME = {
-    "DpFedExp": "server",
-    "Guard": "guard",
+    "DpFedExp": "server.strategy",
+    "Guard": "node.guard",
     "deployment_noise": "noise",
-    "hosted_clients": "client",
+    "hosted_clients": "node.mod",
     "local_from": "settings",
-    "private_training": "client",
-    "privatize": "client",
+    "private_training": "node.mod",
+    "privatize": "node.mod",
     "round_timeout": "settings",
     "strategy_from": "settings",
     "train_hosted": "cohort",

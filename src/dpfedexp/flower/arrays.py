@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.simulation.flat import Layout
+from dpfedexp.layout import Layout
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:

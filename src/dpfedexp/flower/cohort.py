@@ -15,12 +15,12 @@ from torch import nn
 from dpfedexp.algorithms import fedavg
 from dpfedexp.errors import require
 from dpfedexp.flower.arrays import to_flat
-from dpfedexp.flower.client import MODEL, hosted_clients
-from dpfedexp.flower.wire import HOSTED
+from dpfedexp.flower.messages import HOSTED
+from dpfedexp.flower.node.mod import MODEL, hosted_clients
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss
 from dpfedexp.simulation.train import prepare
-from dpfedexp.simulation.vectorise import Clients
+from dpfedexp.trainers.task import Clients
 
 
 def train_hosted(

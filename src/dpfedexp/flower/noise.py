@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.mechanisms import Mechanism, Noise, NoPrivacy
-from dpfedexp.secure import ChaChaNoise, secure_mechanism
-from dpfedexp.simulation.sampling import Participation
+from dpfedexp.mechanisms.secure import secure_mechanism
+from dpfedexp.noise.chacha import ChaChaNoise
+from dpfedexp.participation import Participation
 
 
 def deployment_noise() -> Noise:

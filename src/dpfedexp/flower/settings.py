@@ -7,9 +7,9 @@ from typing import Any
 
 from dpfedexp.errors import InputError
 from dpfedexp.flower.sections import read_settings
-from dpfedexp.flower.server import DpFedExp
+from dpfedexp.flower.server.strategy import DpFedExp
 from dpfedexp.local import Sgd
-from dpfedexp.simulation.sampling import FixedSize
+from dpfedexp.participation import FixedSize
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dpfedexp import problem
-from dpfedexp.config import Settings
-from dpfedexp.problem import Problem
-from dpfedexp.simulation.evaluate import Evaluate
-from dpfedexp.simulation.output import finite
+from dpfedexp.config import Settings, problem
+from dpfedexp.config.problem import Problem
+from dpfedexp.evaluation import Evaluate
+from dpfedexp.runs.folder import finite
 from dpfedexp.simulation.train import train
 
 Result = dict[str, Any]

@@ -13,9 +13,9 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.local import schedule
 from dpfedexp.mechanisms import LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.models import linear_regression
+from dpfedexp.noise.streams import Streams
 from dpfedexp.paper.cells import Place, Result
 from dpfedexp.paper.experiments import experiment
-from dpfedexp.simulation.random import Streams
 from dpfedexp.simulation.train import prepare
 
 RULES = ("naive", "proposed", "target")

@@ -9,7 +9,7 @@ from typing import Any
 from dpfedexp.config import Settings
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.paper.experiments import vary
-from dpfedexp.simulation.sampling import Full
+from dpfedexp.participation import Full
 
 QUICK_CLIENTS, QUICK_IMAGES, QUICK_ROUNDS = 100, 20, 12
 QUICK_PRIVUNIT = {"algorithm.epsilon0": 8.0, "algorithm.epsilon1": 8.0, "algorithm.gamma": "exact"}

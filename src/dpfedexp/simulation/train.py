@@ -17,26 +17,27 @@ from torch import nn
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, is_count, is_number, require
+from dpfedexp.evaluation import Evaluate, on_test_set
+from dpfedexp.layout import Layout
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
-from dpfedexp.secure import Secure, SystemStreams
-from dpfedexp.simulation.chunk import automatic_chunk, parse_memory
-from dpfedexp.simulation.distributed import Team
-from dpfedexp.simulation.engine import Simulation, State, check_scaffold, describe
-from dpfedexp.simulation.evaluate import Evaluate, on_test_set
-from dpfedexp.simulation.fast.tune import kept as kept_trainer
-from dpfedexp.simulation.fast.tune import select
-from dpfedexp.simulation.flat import Layout
-from dpfedexp.simulation.identity import settings_of
-from dpfedexp.simulation.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
-from dpfedexp.simulation.keeping import Keeping, find
-from dpfedexp.simulation.outlets import recorded
-from dpfedexp.simulation.parallel import Parallel
-from dpfedexp.simulation.precision import Precision, check_precision
+from dpfedexp.mechanisms.secure import Secure
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import Streams
+from dpfedexp.participation import Full, Participation, public_population
+from dpfedexp.runs.outlets import recorded
+from dpfedexp.runs.resume import Keeping, find
+from dpfedexp.runs.settings import settings_of
 from dpfedexp.simulation.progress import RoundProgress
-from dpfedexp.simulation.random import Streams
-from dpfedexp.simulation.sampling import Full, Participation, public_population
-from dpfedexp.simulation.vectorise import Clients, Task, check_task
+from dpfedexp.simulation.ranks import Team
+from dpfedexp.simulation.rounds import Simulation, State, check_scaffold, describe
+from dpfedexp.trainers.chunk_size import automatic_chunk, parse_memory
+from dpfedexp.trainers.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
+from dpfedexp.trainers.precision import Precision, check_precision
+from dpfedexp.trainers.select import kept as kept_trainer
+from dpfedexp.trainers.select import select
+from dpfedexp.trainers.task import Clients, Task, check_task
+from dpfedexp.trainers.tiled import Parallel
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 

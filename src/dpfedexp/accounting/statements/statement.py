@@ -1,0 +1,182 @@
+"""What a run promises, to whom, in words and numbers.
+
+A statement is made only from what was charged. Its text is for people who are not experts; its JSON holds every
+number of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpfedexp.accounting import gdp
+from dpfedexp.accounting.compose import Charges, Guarantee, compose
+from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent
+from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
+from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
+from dpfedexp.accounting.statements.wording import shown, statement_text
+
+VERSION = 2
+"""Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""
+
+
+@dataclass(frozen=True)
+class PrivacyStatement(Promise):
+    """The claim of one run, made from its charges."""
+
+    @staticmethod
+    def from_charges(
+        charges: Charges,
+        delta: float,
+        *,
+        algorithm: str,
+        clients: int,
+        simulated: bool = True,
+        planned: Charges | None = None,
+        not_covered: Sequence[str] = (),
+        reporting: int | None = None,
+        no_other_adjacency: str = "",
+    ) -> PrivacyStatement:
+        """The statement for what was charged.
+
+        Args:
+            charges: every event and how often it was charged.
+            delta: δ of the total.
+            algorithm: the name that the text uses.
+            clients: how many there are, a public number.
+            simulated: whether the noise came from a seed.
+            planned: the charges of the whole run, where it stopped early or still runs.
+            not_covered: what the guarantee leaves out beside the usual list.
+            reporting: in a local run, how many clients at least report in every round, each from its own data and the released
+                models alone; 0 where that is not known. All of them unless told otherwise.
+            no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
+        """
+        charges = [(event, n) for event, n in charges if n]
+        total = compose(charges, delta)
+        own = view(charges, delta)
+        advantage = membership_advantage(total)
+        local = total.setting == "local"
+        reporting = (clients if reporting is None else reporting) if local else None
+        turned, no_turned = other_adjacency(charges, delta)
+        if turned is not None and no_other_adjacency:
+            turned, no_turned = None, no_other_adjacency
+        readers, no_readers = models_only(charges, delta, reporting or 0, clients)
+        return PrivacyStatement(
+            algorithm=algorithm,
+            private=math.isfinite(total.epsilon),
+            setting=total.setting,
+            adjacency=total.adjacency,
+            clients=clients,
+            rounds=sum(n for _, n in charges),
+            epsilon_round=own.epsilon_round,
+            epsilon_total=total.epsilon,
+            delta=delta,
+            delta_round=round_delta(charges, delta),
+            accountant=total.accountant,
+            membership_advantage=advantage,
+            attack_success=0.5 * (1.0 + advantage),
+            strength=strength(total.epsilon),
+            simulated=simulated,
+            pure_epsilon_total=total.pure_epsilon,
+            not_covered=(TUNING, METRICS, OTHER_USES, *not_covered),
+            exact=total.exact,
+            nominal_epsilon_round=_nominal(charges),
+            large_delta=clients > 0 and math.isfinite(total.epsilon) and delta * clients >= 1.0,
+            sampling=_sampling(charges),
+            other_adjacency=turned,
+            no_other_adjacency=no_turned,
+            reporting=reporting,
+            models_only=readers,
+            no_models_only=no_readers,
+            **_plan(planned, delta),
+        )
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+        return shown(self)
+
+    @property
+    def text(self) -> str:
+        return statement_text(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_json(self) -> str:
+        """One JSON object; infinite figures are null, because JSON has no infinity."""
+        values = {"version": VERSION, **_finite(asdict(self)), "shown": self.shown, "text": self.text}
+        return json.dumps(values, indent=2, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> PrivacyStatement:
+        """The statement that `to_json` wrote, of this version or an older one, whose missing fields say nothing."""
+        values: dict[str, Any] = json.loads(text)
+        values = {name: value for name, value in values.items() if name not in ("version", "shown", "text")}
+        for name in ("epsilon_round", "epsilon_total"):
+            values[name] = math.inf if values[name] is None else values[name]
+        for name in ("other_adjacency", "models_only"):
+            if values.get(name) is not None:
+                fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
+                values[name] = View(**fields)
+        return PrivacyStatement(**{**values, "not_covered": tuple(values["not_covered"])})
+
+
+def membership_advantage(guarantee: Guarantee) -> float:
+    """The largest advantage of any attacker: exact for μ-GDP, (e^ε − 1 + 2δ)/(e^ε + 1) for (ε, δ)-DP."""
+    if math.isinf(guarantee.epsilon):
+        return 1.0
+    if guarantee.mu is not None:
+        return gdp.advantage(guarantee.mu)
+    half = guarantee.epsilon / 2.0
+    return min(1.0, math.tanh(half) + guarantee.delta * math.exp(-half) / math.cosh(min(half, 700.0)))
+
+
+def strength(epsilon: float) -> str:
+    """One word for a total ε. Up to 1 and up to 10 follow the tiers of Ponomareva et al. (2023), "How to DP-fy ML"."""
+    for limit, word in ((1.0, "strong"), (10.0, "moderate"), (50.0, "weak"), (math.inf, "very weak")):
+        if epsilon <= limit and math.isfinite(epsilon):
+            return word
+    return "none"
+
+
+def _nominal(charges: Sequence[tuple[Event, int]]) -> float | None:
+    """PrivUnit's nominal ε of the most expensive round, where its exact one differs."""
+    reports = [event for event, _ in charges if isinstance(event, PrivUnitEvent)]
+    if not reports or len(reports) < len(charges):
+        return None
+    dearest = max(reports, key=lambda event: event.epsilon)
+    return None if math.isclose(dearest.nominal, dearest.epsilon, rel_tol=1e-9) else dearest.nominal
+
+
+def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
+    """How cohorts were drawn: one kind, or all that occur."""
+    kinds = {
+        event.sampling.kind
+        for event, _ in charges
+        if isinstance(event, GaussianEvent | PrivUnitEvent) and event.sampling
+    }
+    return ", ".join(sorted(kinds)) or "full"
+
+
+def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
+    if planned is None:
+        return {}
+    planned = list(planned)
+    return {
+        "planned_rounds": sum(n for _, n in planned),
+        "planned_epsilon_total": compose(planned, delta).epsilon,
+    }
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    finite: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            finite[name] = _finite(value)
+        else:
+            finite[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite

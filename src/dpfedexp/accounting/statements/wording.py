@@ -1,0 +1,240 @@
+"""The privacy statement in plain language. Every number comes from `shown`, which the JSON holds too."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from dpfedexp.accounting.statements.promise import Promise, View
+
+_AGAINST = {
+    "central": (
+        "Against whom: anyone who sees the released models, those of every round included, whatever else they know. "
+        "Not against the server: it receives the clients' updates as they are, and is trusted to add the noise and to "
+        "keep nothing else."
+    ),
+    "local": (
+        "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client "
+        "adds the noise itself, so nobody has to be trusted with its data."
+    ),
+}
+
+_ADJACENCY = {
+    "replace-one": "replace-one: everything that the client holds is replaced by something else.",
+    "add-remove": (
+        "add-remove: the client, with everything it holds, is added or left out. A client that is left out contributes zero; "
+        "the number of clients that sums are divided by is declared, public, and stays the same."
+    ),
+}
+
+_PUSHED_OUT = (
+    "Cohorts have a fixed size, so a client that is added takes another one's place: two contributions change, and the "
+    "sampling hides neither."
+)
+
+_QUESTION = {
+    "replace-one": "which of two data sets a client holds",
+    "add-remove": "whether a client took part",
+}
+
+_VERDICT = {
+    "strong": "This is a strong guarantee.",
+    "moderate": "This is a moderate guarantee: it is real protection, but some risk remains.",
+    "weak": "This is a weak guarantee: in the worst case an attacker learns a lot about a client. Do not rely on it alone.",
+    "very weak": (
+        "This is a very weak guarantee: in the worst case it protects almost nothing. Real attacks usually fall short of "
+        "the worst case, but these figures do not promise that."
+    ),
+}
+
+_SIMULATION = (
+    "This was a simulation: its noise came from a seed, so that the run can be repeated, and whoever knows the seed can "
+    "take the noise away again. The figures hold for the same algorithm when it runs with secure noise."
+)
+
+
+def statement_text(s: Promise) -> str:
+    """The whole promise: one paragraph to a line, and a small table of at most 80 columns."""
+    if not s.private:
+        return f"{s.algorithm}: this run is not private; it makes no promise about any client's data.\n"
+    if s.rounds == 0:
+        return f"{s.algorithm}: nothing has been released yet, so no privacy has been spent.\n"
+    n = shown(s)
+    paragraphs = [
+        f"Privacy of {s.algorithm}: {n['rounds']} {_plural('round', s.rounds)}, "
+        f"{n['clients']} {_plural('client', s.clients)}",
+        "Who is protected: every client, with all of its data at once, not only single records.",
+        _AGAINST[s.setting],
+        "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
+        f"probability delta = {n['delta']}. Smaller is better. Epsilon is:",
+        _table(s, n),
+        _total(s, n),
+        _changes(s),
+        *_models_only(s, n),
+        *_nominal(s, n),
+        *_large_delta(s, n),
+        f"In practice: suppose an attacker knows everything except {_QUESTION[s.adjacency]}, and both answers are equally "
+        f"likely. A blind guess is right {n['guessing_percent']}% of the time. With everything that was released, no "
+        f"attack of any kind is right more than {n['attack_success_percent']}% of the time. {_VERDICT[s.strength]}",
+        "What is not covered:\n" + "\n".join(f"  - {item}" for item in s.not_covered),
+    ]
+    if s.simulated:
+        paragraphs.append(_SIMULATION)
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def wrap(text: str, width: int) -> str:
+    """The text with every paragraph broken between words; a table or a list keeps its lines."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("  - "):
+            lines.append(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
+        else:
+            lines.append(line if line.startswith("  ") else textwrap.fill(line, width, break_on_hyphens=False))
+    return "\n".join(lines) + "\n"
+
+
+def shown(s: Promise) -> dict[str, str]:
+    """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+    figures = {
+        "clients": f"{s.clients}",
+        "rounds": f"{s.rounds}",
+        "epsilon_round": figure(s.epsilon_round),
+        "epsilon_total": figure(s.epsilon_total),
+        "delta": f"{s.delta:g}",
+        "attack_success_percent": _percent(s.attack_success),
+        "guessing_percent": "50",
+    }
+    for name, value in (
+        ("pure_epsilon_total", s.pure_epsilon_total),
+        ("nominal_epsilon_round", s.nominal_epsilon_round),
+        ("planned_epsilon_total", s.planned_epsilon_total),
+    ):
+        if value is not None:
+            figures[name] = figure(value)
+    if s.planned_rounds is not None:
+        figures["planned_rounds"] = f"{s.planned_rounds}"
+    for name, view in (("other_adjacency", s.other_adjacency), ("models_only", s.models_only)):
+        if view is not None:
+            figures[f"{name}_epsilon_round"] = figure(view.epsilon_round)
+            figures[f"{name}_epsilon_total"] = figure(view.epsilon_total)
+    if s.reporting is not None:
+        figures["reporting"] = f"{s.reporting}"
+    if s.large_delta:
+        figures["clients_given_away"] = f"{s.delta * s.clients:.3g}"
+    return figures
+
+
+def figure(value: float) -> str:
+    """Rounded up in the last printed digit, so that the text never promises more than was proven."""
+    if not math.isfinite(value):
+        return "infinite"
+    digits = 4 if value >= 0.1 else 6
+    scaled = math.ceil(value * 10**digits - 1e-6)
+    return f"{scaled / 10**digits:.{digits}f}"
+
+
+def _table(s: Promise, n: dict[str, str]) -> str:
+    """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
+    local = s.setting == "local"
+    name = "against the server" if local else f"{s.adjacency} (this run's)"
+    rows = [("", "one round", _all_rounds(s, n), "the total is"), (name, *_cells(s, n, ""))]
+    if s.other_adjacency is not None:
+        rows.append((s.other_adjacency.adjacency, *_cells(s.other_adjacency, n, "other_adjacency_")))
+    if s.models_only is not None:
+        rows.append(("against readers of the models", *_cells(s.models_only, n, "models_only_")))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        f"  {label:<{widths[0]}}   {one:>{widths[1]}}   {total:>{widths[2]}}   {kind}"
+        for label, one, total, kind in rows
+    )
+
+
+def _cells(s: Promise | View, n: dict[str, str], prefix: str) -> tuple[str, str, str]:
+    kind = "exact" if s.exact else "an upper bound"
+    return n[f"{prefix}epsilon_round"], n[f"{prefix}epsilon_total"], kind
+
+
+def _total(s: Promise, n: dict[str, str]) -> str:
+    sentences = [
+        f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
+        f"at delta = {n['delta']} (figures are rounded up).",
+        f"One round alone has epsilon = {n['epsilon_round']}" + (", with no delta." if s.delta_round == 0.0 else "."),
+    ]
+    if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
+        sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
+    if s.planned_rounds is not None and s.planned_rounds != s.rounds:
+        sentences.append(
+            f"The plan is {n['planned_rounds']} rounds, which would cost epsilon = {n['planned_epsilon_total']} in total."
+        )
+    sentences.append(f"Computed by: {s.accountant}.")
+    return " ".join(sentences)
+
+
+def _changes(s: Promise) -> str:
+    other = s.other_adjacency
+    both = [s.adjacency] if other is None else [s.adjacency, other.adjacency]
+    lines = [f"  - {_ADJACENCY[name]}" for name in both]
+    if "add-remove" in both and "fixed" in s.sampling:
+        lines.append(f"  - {_PUSHED_OUT}")
+    if other is not None and other.accountant != s.accountant:
+        lines.append(f"  - The {other.adjacency} figures are computed by: {other.accountant}.")
+    if s.no_other_adjacency:
+        lines.append(f"  - There is no add-remove figure: {s.no_other_adjacency}.")
+    return "\n".join(["What it means that one client changed:", *lines])
+
+
+def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
+    view = s.models_only
+    if view is not None:
+        at = f" at delta = {n['delta']}" if s.delta_round == 0.0 else ""
+        return [
+            "Against readers of the models: whoever sees only the released models sees the reports of a round added up, each "
+            f"hidden among the others. The figures{at} hold if the server shows nothing but the models and does not help the "
+            f"reader, and if at least {n['reporting']} clients in every round add their noise as promised and keep it to "
+            f"themselves. Computed by: {view.accountant}."
+        ]
+    if s.no_models_only:
+        return [f"Against readers of the models alone nothing better is promised: {s.no_models_only}."]
+    return []
+
+
+def _nominal(s: Promise, n: dict[str, str]) -> list[str]:
+    if s.nominal_epsilon_round is None:
+        return []
+    why = (
+        "the rule that chose the report's cap is safe but does not use up what it was given"
+        if s.nominal_epsilon_round > s.epsilon_round
+        else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
+    )
+    return [
+        f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
+        f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
+        "the figures here come from the exact one."
+    ]
+
+
+def _large_delta(s: Promise, n: dict[str, str]) -> list[str]:
+    if not s.large_delta:
+        return []
+    return [
+        f"Delta is large: a delta this large allows a mechanism that gives away everything about "
+        f"{n['clients_given_away']} of the {n['clients']} clients on average. Choose one well below one in the number of clients."
+    ]
+
+
+def _all_rounds(s: Promise, n: dict[str, str]) -> str:
+    return "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _percent(value: float) -> str:
+    """Rounded up; certainty is printed only where it is certain."""
+    for digits in (1, 3, 6):
+        text = f"{math.ceil(value * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+        if float(text) < 100.0:
+            return text
+    return "100"

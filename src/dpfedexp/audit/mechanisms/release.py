@@ -1,0 +1,101 @@
+"""The mechanism audit: two worst-case neighbouring inputs, many releases of each, and the best test between them.
+
+The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbours send) and knows every
+other client. A linear discriminant, fitted on one half of the samples, finds the best direction also where noises are not what they
+should be, such as equal in two coordinates; the other half proves the bound. PrivUnit's attacker has the likelihood ratio that is
+claimed, and one that is learnt from a histogram, which also sees what no formula says.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpfedexp.accounting import GaussianEvent, Sampling, compose
+from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
+from dpfedexp.audit.mechanisms.cases import Case
+from dpfedexp.audit.mechanisms.histogram import learnt_ratio
+from dpfedexp.audit.mechanisms.samples import samples_of
+from dpfedexp.audit.power import power_of_shift, power_of_tests
+from dpfedexp.audit.result import Result
+from dpfedexp.mechanisms import PrivUnit
+
+DELTA = 0.01
+"""Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""
+
+CURVE = (0.001, 0.003, 0.01, 0.03, 0.1)
+
+
+def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> list[Result]:
+    """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
+    if isinstance(case.mechanism, PrivUnit):
+        return _privunit(case, case.mechanism, samples, seed, confidence)
+    here, there = _views(case, samples, seed)
+    direction = discriminant(here[::2], there[::2])
+    attack = Distinguisher(here @ direction, there @ direction, confidence)
+    event = case.mechanism.event(Sampling())
+    assert isinstance(event, GaussianEvent)
+    counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
+
+    def result(unit: str, score: Score, claim: float, curve: tuple[tuple[float, float, float], ...] = ()) -> Result:
+        power = power_of_shift(event.mu, counts, score, confidence)
+        lower = attack.bound(score).value
+        return Result("mechanism", case.name, unit, lower, claim, confidence, detail, curve, power)
+
+    def claimed(delta: float) -> float:
+        return compose([(event, 1)], delta).epsilon
+
+    curve = tuple((d, attack.bound(epsilon_score(d)).value, claimed(d)) for d in CURVE)
+    return [result(f"ε at δ = {DELTA:g}", epsilon_score(DELTA), claimed(DELTA), curve), result("μ", mu_score, event.mu)]
+
+
+def _views(case: Case, samples: int, seed: int) -> tuple[Floats, Floats]:
+    return samples_of(case, samples, seed, there=False), samples_of(case, samples, seed, there=True)
+
+
+def discriminant(here: Floats, there: Floats) -> Floats:
+    """Fisher's: Σ⁻¹(m − m'), the likelihood ratio of two Gaussians with any common covariance."""
+    shift = here.mean(0) - there.mean(0)
+    spread = (np.cov(here, rowvar=False) + np.cov(there, rowvar=False)).reshape(len(shift), len(shift)) / 2
+    # Relative to each coordinate's own spread, so that an exact linear dependence stays invertible and visible; and not below a
+    # small part of the shift, so that a coordinate without any spread does.
+    scale = np.sqrt(np.maximum(np.diag(spread), max(1e-300, 1e-12 * float(shift @ shift))))
+    whitened = spread / np.outer(scale, scale) + 1e-12 * np.eye(len(shift))
+    return np.linalg.solve(whitened, shift / scale) / scale
+
+
+def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
+    event = mechanism.event(Sampling())
+    here, there = _views(case, samples, seed)
+    score = epsilon_score(0.0)
+    claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
+    views = {
+        "": (claimed_ratio(mechanism, here), claimed_ratio(mechanism, there)),
+        ", learnt": learnt_ratio(here, there),
+    }
+    found = []
+    for name, pair in views.items():
+        attack = Distinguisher(*pair, confidence)
+        power = power_of_tests(*_rates(mechanism), (len(pair[0]), len(pair[1])), score, confidence)
+        curve = tuple(
+            (d, attack.bound(epsilon_score(d)).value, compose([(event, 1)], d).epsilon) for d in CURVE if not name
+        )
+        bound = attack.bound(score).value
+        unit = "ε at δ = 0"
+        found.append(Result("mechanism", case.name + name, unit, bound, claim, confidence, detail, curve, power))
+    return found
+
+
+def claimed_ratio(mechanism: PrivUnit, seen: Floats) -> Floats:
+    """The log-likelihood ratio of a report: in which of the two caps its direction lies, and which level it has."""
+    gamma, height, level = mechanism.direction.gamma, seen[:, 0], seen[:, -1]
+    caps = mechanism.direction.epsilon * ((height >= gamma).astype(float) - (height <= -gamma))
+    return caps + mechanism.epsilon2 * ((level == mechanism.scalar.k).astype(float) - (level == 0))
+
+
+def _rates(mechanism: PrivUnit) -> tuple[Floats, Floats]:
+    """Of the test {inside the first client's cap, at the highest level}, which is the best there is at δ = 0."""
+    p, q, scalar = mechanism.direction.p, mechanism.direction.q, mechanism.scalar
+    kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
+    return np.array([p * kept]), np.array([(1 - p) * q / (1 - q) * (1 - kept) / scalar.k])

@@ -1,0 +1,117 @@
+"""From settings to clients, a model to start from, and how the server measures it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from dpfedexp import models
+from dpfedexp.config import DataSettings, Settings
+from dpfedexp.data import Federation, Standardise, load_mnist, synthetic_regression
+from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.evaluation import Evaluate
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Clients, a model to start from, and how the server measures it."""
+
+    federation: Any
+    model: nn.Module
+    test: tuple[Any, Any] | None = None
+    evaluate: Evaluate | None = None
+
+
+def build(settings: Settings, data: str | None = None) -> Problem:
+    """`data` is the folder that `--data` named, before the settings' own."""
+    given = settings.data
+    seed = settings.run.seed if given.seed is None else given.seed
+    transform = Standardise() if given.standardise else None
+    if given.kind == "synthetic":
+        problem = synthetic_regression(given.clients, given.dimension, seed)
+        model = _model(settings, "linear_regression", {"dimension": given.dimension})
+        evaluate: Evaluate | None = None
+        if sum(p.numel() for p in model.parameters()) == given.dimension:
+
+            def evaluate(trained: nn.Module) -> dict[str, float]:
+                return {"distance": problem.distance(next(iter(trained.parameters())))}
+
+        return Problem(problem.federation, model, evaluate=evaluate)
+    if given.kind == "factory":
+        federation, test = _import("data.factory", given.factory)(seed=seed)
+        return Problem(federation, _model(settings, None, {}), test=test)
+    if given.kind == "npz":
+        return _npz(settings, seed, transform)
+    images = load_mnist(data or given.path)
+    federation = _partition(given, images.train_images[:, None], images.train_labels, seed, transform)
+    return Problem(federation, _model(settings, "mnist_cdp_net", {}), (images.test_images[:, None], images.test_labels))
+
+
+def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
+    """Arrays `inputs`, `targets`, optionally `client` (who holds each row), `test_inputs`, `test_targets`."""
+    path = settings.data.path
+    if path is None:
+        raise InputError("data.path is missing; kind 'npz' needs a file with arrays inputs and targets.")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise InputError(f"data.path is {path!r}, which does not exist.") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"data.path is {path!r}, which is not a readable .npz file: {error}.") from None
+    for name in ("inputs", "targets"):
+        if name not in arrays:
+            raise InputError(f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")
+    x, y = arrays["inputs"], arrays["targets"]
+    if "client" in arrays:
+        population = settings.participation.population
+        # Everybody counts, with rows or without: counted from the rows, a last client who holds none would change every mean.
+        require(
+            not settings.run.secure or population is not None,
+            "participation.population is missing: in a secure run the number of clients is declared, not counted from the array "
+            "'client'; write population = 1000, say, under [participation].",
+        )
+        everybody = None if settings.algorithm.adjacency == "add-remove" else population
+        federation = Federation.from_arrays(x, y, arrays["client"], clients=everybody, transform=transform)
+    else:
+        federation = _partition(settings.data, x, y, seed, transform)
+    test = (arrays["test_inputs"], arrays["test_targets"]) if {"test_inputs", "test_targets"} <= set(arrays) else None
+    return Problem(federation, _model(settings, None, {}), test)
+
+
+def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -> Federation:
+    shared = {"clients": given.clients, "seed": seed, "transform": transform}
+    match given.partition:
+        case "iid":
+            return Federation.iid(x, y, **shared)
+        case "shards":
+            return Federation.shards(x, y, shards_per_client=given.shards_per_client, **shared)
+        case "dirichlet-per-class":
+            return Federation.dirichlet_per_class(x, y, alpha=given.alpha, **shared)
+    return Federation.dirichlet(x, y, alpha=given.alpha, samples_per_client=given.samples_per_client, **shared)
+
+
+def _model(settings: Settings, default: str | None, options: dict[str, Any]) -> nn.Module:
+    chosen = settings.model
+    seed = settings.run.seed if chosen.seed is None else chosen.seed
+    if chosen.factory is not None:
+        return _import("model.factory", chosen.factory)(**chosen.options)
+    name = chosen.name or default
+    if name is None:
+        raise InputError(f"model.name is missing; name a network or a factory.{nearest('', models.MODELS)}")
+    return models.build(name, seed, **(options if chosen.name in (None, default) else {}) | chosen.options)
+
+
+def _import(field: str, target: str | None) -> Callable[..., Any]:
+    module, colon, name = (target or "").partition(":")
+    if not colon:
+        raise InputError(f"{field} is {target!r}; it must look like 'package.module:function'.")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{field} is {target!r}, which can't be imported: {error}.") from None

@@ -1,0 +1,281 @@
+"""A TOML file into frozen, validated settings, and settings into what `train` takes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpfedexp import algorithms
+from dpfedexp.accounting import Event
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError, nearest
+from dpfedexp.local import Sgd
+from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataSettings(Section):
+    """Where the clients' data come from."""
+
+    kind: Literal["synthetic", "mnist", "npz", "factory"] = "synthetic"
+    clients: int = Field(1000, ge=1)
+    seed: int | None = None
+    dimension: int = Field(500, ge=1)
+    path: str | None = None
+    partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
+    alpha: float = Field(0.3, gt=0)
+    shards_per_client: int = Field(2, ge=1)
+    samples_per_client: int | None = Field(None, ge=1)
+    standardise: bool = False
+    factory: str | None = None
+
+
+class ModelSettings(Section):
+    """A network by name with its own settings, or `factory = "module:function"` of the user's."""
+
+    name: str | None = None
+    factory: str | None = None
+    seed: int | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class AdaptiveSettings(Section):
+    initial: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.5
+    count_noise: float | None = None
+
+
+class AlgorithmSettings(Section):
+    """What the server runs and what it promises."""
+
+    name: str = "cdp_fedexp"
+    clip: float | Literal["adaptive"] | None = None
+    adaptive: AdaptiveSettings | None = None
+    mechanism: str | None = None
+    numerator: str | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    target_per: Literal["total", "round"] | None = None
+    delta: float | None = None
+    adjacency: str | None = None
+    epsilon0: float | None = None
+    epsilon1: float | None = None
+    epsilon2: float | None = None
+    gamma: str | None = None
+    server_rate: float | None = None
+    server_momentum: float | None = None
+    average_last: int | None = None
+    control: str | None = None
+
+
+class LocalSettings(Section):
+    """What a client does in a round."""
+
+    lr: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    proximal: float = 0.0
+    max_examples: int | None = None
+
+
+class ParticipationSettings(Section):
+    """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
+
+    kind: Literal["full", "poisson", "fixed"] = "full"
+    rate: float | None = None
+    count: int | None = None
+    population: int | None = Field(None, ge=1)
+
+
+class RunSettings(Section):
+    rounds: int = Field(50, ge=1)
+    seed: int = Field(0, ge=0)
+    device: str | None = None
+    chunk_size: int | None = Field(None, ge=1)
+    loss: str | None = None
+    evaluate_every: int = Field(1, ge=1)
+    budget: float | None = Field(None, gt=0)
+    trainer: Literal[
+        "auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop"
+    ] = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    memory: str | int | None = None
+    secure: bool | Literal["strict"] = False
+
+
+class Resolved(Section):
+    """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
+
+    All are public: `clients` is the declared population where the number of clients is private.
+    """
+
+    parameters: int
+    clients: int
+    cohort: float
+
+
+class Settings(Section):
+    """A whole run."""
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    local: LocalSettings = LocalSettings()
+    participation: ParticipationSettings = ParticipationSettings()
+    run: RunSettings = RunSettings()
+    resolved: Resolved | None = None
+
+    def with_seed(self, seed: int) -> Settings:
+        """The same run with another seed for the noise, the data and the start."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
+
+    def planned_event(self) -> Event | None:
+        """What one round of this configuration charges; None where the file does not say how large the model and federation are."""
+        if self.resolved is None:
+            return None
+        facts = self.resolved
+        sampling = self.build_participation().sampling(facts.clients)
+        rounds, secure = self.run.rounds, self.run.secure
+        return self.build_algorithm().event(facts.parameters, facts.clients, facts.cohort, sampling, rounds, secure)
+
+    def check(self) -> None:
+        """Everything that can be wrong without looking at data, before any folder is made."""
+        algorithm, participation = self.build_algorithm(), self.build_participation()
+        self.build_local()
+        self.build_population(algorithm, participation, present=None)
+
+    def build_population(self, algorithm: Algorithm, participation: Participation, present: int | None) -> int | None:
+        """The public number of clients; `present` is how many there are, None where that is not known yet."""
+        declared = self.participation.population
+        adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+        if adjacency == "replace-one" and present is None:
+            return declared
+        return public_population(adjacency, participation, present or 0, declared)
+
+    def build_algorithm(self) -> Algorithm:
+        return _algorithm(self.algorithm)
+
+    def build_local(self) -> Sgd:
+        given = self.local.model_dump()
+        if given["steps"] is None and given["epochs"] is None:
+            given["steps"] = 10
+        return Sgd(**given)
+
+    def build_participation(self) -> Participation:
+        part = self.participation
+        if part.kind == "poisson":
+            if part.rate is None:
+                raise InputError("participation.rate is missing; kind 'poisson' needs a rate between 0 and 1.")
+            return Poisson(part.rate)
+        if part.kind == "fixed":
+            if part.count is None:
+                raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
+            return FixedSize(part.count)
+        return Full()
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
+    """Settings from a file, with `section.key=value` overrides."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"the file {str(path)!r} does not exist; `dpfedexp init` writes one to start from.") from None
+    except OSError as error:
+        raise InputError(f"the file {str(path)!r} can't be read: {error.strerror}.") from None
+    try:
+        tree = tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the file {str(path)!r} is not valid TOML: {error}.") from None
+    for override in overrides:
+        _override(tree, override)
+    return parse(tree)
+
+
+def parse(tree: dict[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_sentence(error.errors())) from None
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set is {text!r}; it must look like algorithm.clip=0.3.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    *path, last = key.strip().split(".")
+    for part in path:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"--set is {text!r}, but {part!r} is a value and not a section.")
+    tree[last] = parsed
+
+
+def _place(error: Any) -> list[str]:
+    """Where a setting is, without the kinds that a union of kinds tried there."""
+    return [str(part) for part in error["loc"] if not str(part).startswith(("literal", "float", "int", "str", "bool"))]
+
+
+def _clause(message: str) -> str:
+    """What a setting must be, of pydantic's message, without what pydantic tried."""
+    return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+
+
+def _sentence(errors: list[Any]) -> str:
+    """The first wrong setting as a sentence that names the field, the value and what would be right."""
+    error = errors[0]
+    place = _place(error)
+    field = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        section: Any = Settings
+        for part in place[:-1]:
+            annotation = section.model_fields[part].annotation
+            section = next((a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_section(a)), Section)
+        return f"{field} is not a setting.{nearest(place[-1], section.model_fields)}"
+    # A setting that may be of several kinds has an error for each of them.
+    kinds = [other["msg"] for other in errors if _place(other) == place]
+    message = " or ".join(_clause(text) for text in kinds)
+    if error["type"] == "missing":
+        return f"{field} is missing."
+    return f"{field} is {error['input']!r}; it must be {message}."
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _algorithm(settings: AlgorithmSettings) -> Algorithm:
+    name = settings.name
+    if name not in algorithms.ALGORITHMS:
+        raise InputError(f"algorithm.name is {name!r}, which does not exist.{nearest(name, algorithms.ALGORITHMS)}")
+    given = settings.model_dump(exclude_none=True, exclude={"name", "adaptive", "epsilon0", "epsilon1", "epsilon2"})
+    if settings.adaptive is not None or settings.clip == "adaptive":
+        given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings()).model_dump())
+    epsilons = (settings.epsilon0, settings.epsilon1, settings.epsilon2)
+    if any(e is not None for e in epsilons):
+        given["epsilons"] = tuple(2.0 if e is None else e for e in epsilons)
+    if "clip" not in given and name not in ("fedavg", "fedexp"):
+        raise InputError(f"algorithm.clip is missing; {name} needs a positive number or 'adaptive'.")
+    try:
+        return algorithms.ALGORITHMS[name](**given)
+    except TypeError as error:
+        wrong = str(error).rpartition("argument ")[2].strip("'")
+        raise InputError(f"algorithm.{wrong} is not a setting of {name}; leave it out.") from None

@@ -1,0 +1,239 @@
+"""A whole Flower deployment on loopback: SuperLink, SuperNodes, certificates and keys, started and stopped as one.
+
+Nothing that is started here talks to anything outside the machine: telemetry, the update check and the installation of dependencies
+at run time are off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.local.keys import Certificates, make_certificates, make_node_key
+
+CONNECTION = "up"
+_MARK = "DPFEDEXP_DEPLOYMENT"
+_GUARD = "dpfedexp-guard"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+class Deployment:
+    """Use as a context manager; everything that was started is stopped at its end, whatever happened.
+
+    folder       keys, certificates, Flower's own home and the logs: one file per process
+    node_config  additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every node gets
+                 a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs to one data holder
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        nodes: int,
+        *,
+        tls: bool = False,
+        node_config: Mapping[str, str | int | float] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
+        self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
+        self.node_config = dict(node_config or {})
+        self.mark = uuid.uuid4().hex
+        self.home = self.folder / "flwr-home"
+        self.exports = {"FLWR_HOME": str(self.home), **QUIET}
+        self.environment = {**os.environ, **(environment or {}), **self.exports, _MARK: self.mark}
+        # Flower starts its helpers by name.
+        self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.superlink: subprocess.Popen[bytes] | None = None
+        self.supernodes: list[subprocess.Popen[bytes]] = []
+        self.certificates: Certificates | None = None
+        self.keys: list[tuple[Path, Path]] = []
+
+    def __enter__(self) -> Deployment:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        if self.tls:
+            self.certificates = make_certificates(self.folder)
+            self.keys = [make_node_key(self.folder, f"node{i}") for i in range(self.nodes)]
+        self.port = free_port()
+        self.start_superlink()
+        if self.tls:
+            self.register(*(public for _, public in self.keys))
+        for index in range(self.nodes):
+            self.start_supernode(index)
+
+    def start_superlink(self) -> None:
+        """The SuperLink on this deployment's port, and Flower's connection file that points to it. State is kept in a database."""
+        self._write_connection()
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        options += ["--database", str(self.folder / "superlink.db")]
+        if self.certificates:
+            c = self.certificates
+            options += ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.certificate)]
+            options += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
+        else:
+            options.append("--insecure")
+        self.superlink = self._spawn("flower-superlink", options, "superlink")
+        self._wait_for_port(self.superlink)
+
+    def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
+        """SuperNode `index`, with its registered key or another one."""
+        config = {"partition-id": index, "num-partitions": self.nodes, **self.node_config}
+        if _GUARD in config:
+            config[_GUARD] = str(self._own_guard(index, Path(str(config[_GUARD]))))
+        text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        options += ["--node-config", text]
+        if self.certificates:
+            c = self.certificates
+            options += ["--root-certificates", str(c.authority), "--ssl-ca-certfile", str(c.authority)]
+            options += ["--ssl-certfile", str(c.certificate), "--ssl-keyfile", str(c.key)]
+            options += ["--auth-supernode-private-key", str(key or self.keys[index][0])]
+        else:
+            options.append("--insecure")
+        process = self._spawn("flower-supernode", options, f"supernode{index}")
+        self.supernodes.append(process)
+        return process
+
+    def _own_guard(self, index: int, guard: Path) -> Path:
+        own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
+        shutil.copyfile(guard, own)
+        return own
+
+    def register(self, *public_keys: Path) -> None:
+        """Tell the SuperLink which nodes may connect."""
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), CONNECTION), public_keys))
+
+    def flwr(self, *arguments: str, timeout: float = 120.0, cwd: Path | None = None) -> str:
+        """Flower's own command line against this deployment; returns what it prints."""
+        done = subprocess.run(
+            [_program("flwr"), *arguments],
+            env=self.environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if done.returncode != 0:
+            raise InputError(f"`flwr {' '.join(arguments)}` failed: {(done.stdout + done.stderr).strip()[-600:]}")
+        return done.stdout
+
+    def failed(self) -> str | None:
+        """Which process has ended although nobody stopped it."""
+        started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]
+        for name, process in started:
+            if process is not None and process.poll() is not None:
+                return f"{name} ended with code {process.returncode}; its log is in {self.folder}."
+        return None
+
+    def stop(self) -> None:
+        """Ask everything to end, then end it. Flower's helpers detach themselves: a mark in their environment finds them."""
+        for process in [*self.supernodes, self.superlink]:
+            if process is not None and process.poll() is None:
+                process.terminate()
+        self._wait_for_the_end(5.0)
+        for process in [*self.supernodes, self.superlink]:
+            if process is not None and process.poll() is None:
+                process.kill()
+        for pid in marked(self.mark):
+            _kill(pid)
+        self._wait_for_the_end(5.0)
+        self.supernodes, self.superlink = [], None
+
+    def _wait_for_the_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended = [p is None or p.poll() is not None for p in [*self.supernodes, self.superlink]]
+            if all(ended) and not marked(self.mark):
+                return
+            time.sleep(0.1)
+
+    def _spawn(self, program: str, options: list[str], name: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                [_program(program), *options],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _write_connection(self) -> None:
+        how = f'root-certificates = "{self.certificates.authority}"' if self.certificates else "insecure = true"
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
+        (self.home / "config.toml").write_text(
+            text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
+        )
+
+    def _wait_for_port(self, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                probe.settimeout(0.5)
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise InputError(f"the SuperLink did not start within {seconds:g} seconds; its log is in {self.folder}.")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of one deployment, wherever they have moved to. Linux tells; elsewhere the list is empty."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{_MARK}={mark}".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found

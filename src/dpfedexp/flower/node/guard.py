@@ -1,0 +1,131 @@
+"""The node operator's own limits: a file beside the node that the server and the uploaded app have no say in.
+
+    max_epsilon_per_round = 4.0
+    max_epsilon_total = 20.0
+    delta = 1e-5
+    mechanisms = ["local-gaussian", "privunit"]
+    max_clip = 1.0
+
+Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
+a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
+
+Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
+all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
+the data can do to it: a node that answers for k hosted clients moves a central sum k times as far, and sends k local reports.
+What was spent is kept over all runs and restarts (`guard_ledger.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.flower.mechanism_text import KINDS, kind_of
+from dpfedexp.flower.messages import Request
+from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.price import Refused, beside, node_charge, total
+
+NODE_KEY = "dpfedexp-guard"
+VARIABLE = "DPFEDEXP_GUARD"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What one node agrees to."""
+
+    path: Path
+    max_epsilon_per_round: float
+    max_epsilon_total: float
+    delta: float
+    mechanisms: tuple[str, ...]
+    max_clip: float
+
+    @staticmethod
+    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
+        """The guard that the operator has set for this node, None if there is none."""
+        # The environment first: a node's configuration reaches the app in an object that the app can write to.
+        path = environment.get(VARIABLE, node_config.get(NODE_KEY))
+        if path is None:
+            return None
+        require(
+            bool(str(path).strip()), f"{VARIABLE} or {NODE_KEY} is empty; it must name the guard file, or not be set."
+        )
+        return Guard.load(Path(str(path)).expanduser())
+
+    @staticmethod
+    def load(path: Path | str) -> Guard:
+        """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"the guard file {str(path)!r} can't be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"the guard file {str(path)!r} is not valid TOML: {error}.") from None
+        numbers = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
+        for name in (*numbers, "mechanisms"):
+            require(name in values, f"the guard file {str(path)!r} has no {name}; it must state all of its limits.")
+        for name in values:
+            if name not in (*numbers, "mechanisms"):
+                raise InputError(f"guard: {name} is not a setting.{nearest(name, (*numbers, 'mechanisms'))}")
+        for name in numbers:
+            value = values[name]
+            good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            require(good, f"guard: {name} is {value!r}; it must be a positive number.")
+        require(values["delta"] < 1, f"guard: delta is {values['delta']}; it must be below 1.")
+        require(isinstance(values["mechanisms"], list), "guard: mechanisms must be a list of names.")
+        for name in values["mechanisms"]:
+            if not isinstance(name, str) or name not in KINDS:
+                raise InputError(f"guard: mechanism {name!r} does not exist.{nearest(str(name), KINDS)}")
+        return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"])})
+
+    @property
+    def ledger(self) -> Path:
+        return self.path.with_name(self.path.stem + ".ledger.jsonl")
+
+    def admit(self, request: Request, *, run: str = "") -> None:
+        """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
+
+        The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
+        """
+        mechanism = request.mechanism
+        kind = kind_of(mechanism)
+        if kind not in self.mechanisms:
+            raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {', '.join(self.mechanisms) or 'none'}.")
+        if mechanism.clip > self.max_clip:
+            raise Refused(f"clip {mechanism.clip:g} is above this node's max_clip of {self.max_clip:g}.")
+        event, count = node_charge(mechanism, request.size)
+        self._check_round(total([(event, count)], self.delta))
+        try:
+            with guard_ledger(self.path, self.ledger) as ledger:
+                earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
+                event = beside(event, earlier)
+                self._check_round(total([*((e, 1) for e in earlier), (event, count)], self.delta))
+                self._check_total(total([*ledger.charges(), (event, count)], self.delta))
+                for _ in range(count):
+                    ledger.charge(request.round, event, run=run)
+        except (LedgerError, OSError) as error:
+            raise Refused(
+                f"this node's own ledger can't be used: {error}",
+                shown="this node's own ledger can't be used; the node's own log says why.",
+            ) from None
+
+    def _check_round(self, epsilon: float) -> None:
+        if not epsilon <= self.max_epsilon_per_round:
+            raise Refused(
+                f"the round costs epsilon {epsilon:.4g} at delta {self.delta:g}, above this node's max_epsilon_per_round of "
+                f"{self.max_epsilon_per_round:g}."
+            )
+
+    def _check_total(self, epsilon: float) -> None:
+        if not epsilon <= self.max_epsilon_total:
+            raise Refused(
+                f"the round would take this node's total to epsilon {epsilon:.4g} at delta {self.delta:g}, above its "
+                f"max_epsilon_total of {self.max_epsilon_total:g}.",
+                shown=f"the round would take this node above its max_epsilon_total of {self.max_epsilon_total:g}.",
+            )

@@ -1,0 +1,133 @@
+"""The ledger beside a guard file, which is never silently begun anew.
+
+    guard.toml                    the limits
+    guard.ledger.jsonl (+ .head)  what was charged
+    guard.anchor.json             how many charges the ledger held when it was last used, and the hash of the last one
+
+The anchor is written, durably, after the charge and before the answer exists. A crash in between leaves the ledger ahead of its
+anchor, which is fine: the charge is kept. A ledger that is behind its anchor, missing beside it, or another one was deleted,
+restored from an old copy or exchanged, and the node refuses to answer with it.
+
+All three may be put back together, by a restored back-up of the whole folder. Where the node's user has a state folder
+(`dpfedexp.runs.private`), a second anchor lies there and notices; where there is none, nothing can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpfedexp.accounting import Ledger
+from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import Mark
+from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.flower.server.checkpoint import write_atomically
+from dpfedexp.runs.private import SharedAnchor
+
+_BEFORE_ANCHORS = 1
+"""The version of ledgers that were written before there were anchors."""
+
+
+def anchor_path(guard: Path) -> Path:
+    return guard.with_name(guard.stem + ".anchor.json")
+
+
+@contextlib.contextmanager
+def guard_ledger(guard: Path, path: Path) -> Iterator[Ledger]:
+    """The ledger at `path`, for one message at a time: two runs on one node must not both pass the same check.
+
+    Its anchor has caught up with it when the context ends without an error.
+    """
+    lock = os.open(guard.with_name(guard.stem + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        anchor = anchor_path(guard)
+        with _open(path, anchor) as ledger:
+            before = ledger.mark()
+            yield ledger
+            if ledger.mark() != before:
+                _write(anchor, ledger)
+    finally:
+        os.close(lock)
+
+
+def _open(path: Path, anchor: Path) -> Ledger:
+    mark = _read(anchor)
+    if not path.exists():
+        traces = [p.name for p in (anchor, head_path(path)) if p.exists()]
+        if traces:
+            raise LedgerError(
+                f"{path.name} is missing beside {' and '.join(traces)}; restore it from a back-up, or, if what was spent is "
+                "to be forgotten knowingly, delete those too."
+            )
+        ledger = Ledger.create(path, holder=secrets.token_hex(8))
+        _write(anchor, ledger)
+        return ledger
+    ledger = Ledger.open(path, repair=True)
+    try:
+        if mark is None:
+            if len(ledger) and ledger.header["version"] != _BEFORE_ANCHORS:
+                raise LedgerError(
+                    f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
+                    f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
+                    f"{anchor.name}."
+                )
+            _check_outside(path, ledger)
+            _write(anchor, ledger)
+        elif not ledger.holds(mark):
+            age = "an older copy" if len(ledger) < mark.count else "another ledger"
+            raise LedgerError(
+                f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
+                f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
+            )
+        else:
+            _check_outside(path, ledger)
+            if ledger.mark() != mark:
+                _write(anchor, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _check_outside(path: Path, ledger: Ledger) -> None:
+    try:
+        outside = SharedAnchor.of(ledger.first_hash)
+        known = outside.mark()
+    except InputError as error:
+        raise LedgerError(str(error)) from None
+    except RuntimeError:  # a user without a home has no state folder
+        return
+    if known is not None and not ledger.holds(known):
+        raise LedgerError(
+            f"{path.name} was put back together with its anchor: it holds {len(ledger)} charges, and {str(outside.path)!r} has "
+            f"seen {known.count}; restore the newest ledger with its head and anchor, or, if what was spent since is to be "
+            "forgotten knowingly, delete that file."
+        )
+
+
+def _write(anchor: Path, ledger: Ledger) -> None:
+    mark = ledger.mark()
+    write_atomically(anchor, json.dumps({"count": mark.count, "hash": mark.hash}).encode() + b"\n")
+    with contextlib.suppress(OSError, RuntimeError):  # an older one outside is still a witness
+        SharedAnchor.of(ledger.first_hash).remember(mark)
+
+
+def _read(anchor: Path) -> Mark | None:
+    try:
+        content = json.loads(anchor.read_bytes())
+        mark = Mark(content["count"], content["hash"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        mark = Mark(-1, "")
+    if type(mark.count) is not int or mark.count < 0 or not isinstance(mark.hash, str):
+        raise LedgerError(f"{anchor.name} was changed after it was written; restore it from a back-up with its ledger.")
+    return mark

@@ -1,0 +1,170 @@
+"""The client's side: what leaves a node is a report of the mechanism and nothing else.
+
+`private_training` is a Flower mod for a train function:
+
+    @app.train(mods=[private_training])
+    def train(msg: Message, context: Context) -> Message: ...
+
+The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
+local privacy, randomises it, before a reply exists. Metrics, losses, numbers of examples and error texts stay on the node.
+
+What is private about a client is what the message says about its data; that it answers at all, and when, is visible to the server.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from dpfedexp.clipping import clip
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
+from dpfedexp.flower.messages import HOSTED, Request, report_content, sums_content
+from dpfedexp.flower.node.announcement import admit_announced
+from dpfedexp.flower.node.guard import Guard
+from dpfedexp.flower.node.price import Refused
+from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.layout import Layout
+from dpfedexp.mechanisms import Mechanism, Noise, PrivUnit, Report
+
+_log = logging.getLogger("flwr")
+
+REFUSAL = "dpfedexp: "
+"""How the texts begin that this library puts into an error reply; the server shows no others."""
+
+MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
+_OWN_CONTROL = "dpfedexp.own-control"
+_FAILED_PRECONDITION = 6
+"""Flower's error code MOD_FAILED_PRECONDITION."""
+
+
+def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) -> Report:
+    """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
+
+    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
+    mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
+    from the operating system unless a test passes its own.
+
+    >>> from dpfedexp.mechanisms import CentralGaussian
+    >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
+    tensor([[0.6000, 0.8000]])
+    """
+    rows = update[None] if update.dim() == 1 else update
+    clients = torch.arange(len(rows))
+    return mechanism.randomize(clip(rows.float(), mechanism.clip), clients, noise or deployment_noise())
+
+
+def hosted_clients(message: Message) -> tuple[int, ...]:
+    """Which of the clients that this node hosts take part; empty where the node is one client."""
+    return Request.from_message(message).clients
+
+
+def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
+    try:
+        request = Request.from_message(message)
+        model = message.content.array_records.get(MODEL)
+        if model is None:
+            raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
+        layout = layout_of(model)
+        w = to_flat(model, layout).float()
+        if isinstance(request.mechanism, PrivUnit):
+            require(
+                request.mechanism.dimension == len(w),
+                f"the mechanism is for {request.mechanism.dimension} parameters, but the model has {len(w)}.",
+            )
+        control = _control(message, request, layout)
+        # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
+        guard = _guard(context)
+        if guard is not None:
+            guard.admit(request, run=str(context.run_id))
+        else:
+            admit_announced(request, context, len(w))
+    except InputError as reason:
+        return _refuse(message, str(reason))
+    except Refused as reason:
+        if reason.shown != str(reason):
+            _log.warning("this node refused a request: %s", reason)
+        return _refuse(message, reason.shown)
+    except (ValueError, ArithmeticError):  # of no data: the app has not been called
+        return _refuse(message, "the mechanism can't be computed with these numbers.")
+    try:
+        if control is not None:
+            correction = to_arrays(control - _own_control(context, len(w)), layout)
+            message.content = RecordDict({**message.content, CORRECTION: correction})
+        update = _update(call_next(message, context), request, layout, w)
+        if control is not None and request.travel is not None:
+            _remember(context, request.mechanism, control, update, request.travel)
+        report = privatize(update, request.mechanism)
+        if request.clients:
+            return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
+        return Message(report_content(report, request), reply_to=message)
+    except Exception as error:
+        _log.error("the app's train function failed on this node", exc_info=error)
+        return _refuse(message, "the app's train function failed; the node's own log says why.")
+
+
+def _guard(context: Context) -> Guard | None:
+    """The operator's guard. What is wrong with the file is the operator's to know: the server learns no path."""
+    try:
+        return Guard.of_node(context.node_config)
+    except InputError as reason:
+        raise Refused(str(reason), shown="this node's guard file can't be used; the node's own log says why.") from None
+
+
+def _refuse(message: Message, reason: str) -> Message:
+    return Message(Error(_FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
+
+
+def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
+    if trained.has_error():
+        raise RuntimeError(trained.error.reason or "the app returned an error")
+    records = trained.content.array_records
+    if request.clients:
+        rows = records[HOSTED]["rows"].numpy()
+        require(
+            rows.shape == (len(request.clients), len(w)),
+            f"the app returned updates of shape {rows.shape} for {len(request.clients)} hosted clients of {len(w)} parameters.",
+        )
+        return torch.from_numpy(rows.astype(np.float32))
+    require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
+    return to_flat(records[MODEL], layout).float() - w
+
+
+def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:
+    """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
+    if request.travel is None:
+        return None
+    record = message.content.array_records.get(CONTROL)
+    if record is None:
+        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
+    control = to_flat(record, layout).float()
+    require(bool(control.isfinite().all()), f"the control variate in the record {CONTROL!r} is not finite.")
+    return control
+
+
+def _own_control(context: Context, dimension: int) -> Tensor:
+    record = context.state.array_records.get(_OWN_CONTROL)
+    own = torch.zeros(0) if record is None else torch.from_numpy(record["c_i"].numpy())
+    # Flower hands the state of one run to the next of the same series, whose model may be another one.
+    return own if len(own) == dimension else torch.zeros(dimension)
+
+
+def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, travel: float) -> None:
+    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
+
+    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
+    next c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    One that is not finite is lost too, or every later update would be.
+    """
+    delta = clip(update[None], mechanism.clip).vectors[0]
+    own = _own_control(context, len(delta)) - control - delta / travel
+    if not bool(own.isfinite().all()):
+        own = torch.zeros_like(own)
+    context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})

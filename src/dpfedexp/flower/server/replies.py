@@ -1,0 +1,60 @@
+"""From what came back to sums: at most one reply per node, each checked whole before it counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.messages import Request, read_sums
+from dpfedexp.flower.node.mod import REFUSAL
+from dpfedexp.sums import Sums
+
+_log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Clients of one round, counted against the messages that were sent: Flower itself reports a hung client as no failure."""
+
+    asked: int
+    valid: int
+    refused: int
+
+    @property
+    def missing(self) -> int:
+        return self.asked - self.valid - self.refused
+
+    def shown(self) -> dict[str, int]:
+        return {"asked": self.asked, "valid": self.valid, "refused": self.refused, "missing": self.missing}
+
+
+def collect(
+    replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool
+) -> tuple[Sums, Counts]:
+    """The sums over valid replies. `name_nodes`: whether the log may say which node was asked."""
+    sums, refused, waiting = Sums.zero(width), 0, dict(sent)
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        request = waiting.pop(node, None)
+        if request is None:
+            continue
+        try:
+            require(not reply.has_error(), _reason(reply))
+            sums = sums + read_sums(reply, request, width)
+        except InputError as reason:
+            refused += request.size
+            if name_nodes:
+                _log.warning("A reply of node %d was not counted: %s", node, reason)
+    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
+
+
+def _reason(reply: Message) -> str:
+    """Only this library's own refusals are shown: any other text could hold something about the client's data."""
+    reason = (reply.error.reason or "") if reply.has_error() else ""
+    if not reason.startswith(REFUSAL):
+        return "it is an error"
+    return "".join(c for c in reason.removeprefix(REFUSAL) if c.isprintable())[:300]

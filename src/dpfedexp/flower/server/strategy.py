@@ -1,0 +1,383 @@
+"""`DpFedExp`, the server's side as a Flower strategy.
+
+It runs the same mechanism, sums, step sizes and ledger as the simulator; what is added here is what a network asks for: who is
+connected, which replies to believe, when to give up, and how to go on after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
+from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
+from dpfedexp.flower.mechanism_text import encode, is_local
+from dpfedexp.flower.messages import REQUEST, Request
+from dpfedexp.flower.node.mod import CONTROL, MODEL
+from dpfedexp.flower.noise import bind, deployment_noise
+from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
+from dpfedexp.flower.server.folder import open_folder, write_results
+from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_nodes
+from dpfedexp.flower.server.replies import Counts, collect
+from dpfedexp.layout import Layout
+from dpfedexp.local import Sgd
+from dpfedexp.mechanisms import CentralGaussian, Mechanism, Noise
+from dpfedexp.participation import Full, Poisson
+from dpfedexp.round import State, advance, at_radius
+
+_log = logging.getLogger("flwr")
+
+TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
+WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
+PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
+WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class DpFedExp(Strategy):
+    """A differentially private federation with a guarantee that holds whatever the clients send or fail to send.
+
+    clients           how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with `Poisson`).
+                      Under replace-one adjacency and in local privacy there are so many places, and the nodes of the first round
+                      keep theirs; under add-remove adjacency every connected node takes part, however many there are
+    rounds            how many rounds the noise is meant for
+    folder            where ledger, checkpoint, model and statement go; `resume` continues from what is there
+    rebind            when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
+                      without keys, which are other nodes after a restart
+    participation     `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy
+    clients_per_node  more than 1 for nodes that simulate many clients each
+    floor             the fraction of the clients asked that must answer well, else the round fails and nothing is released
+    budget            stop before the round that would take ε above this
+    node_timeout      seconds to wait for nodes before a round
+    local             the clients' `Sgd`, which only DP-SCAFFOLD's control variates ask for
+    noise             makes one fresh source of noise per purpose; a deployment's is the operating system's
+
+    Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
+    the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
+    as zero. A central round is charged, on disk, after the replies are in and before anything is released; a local round before it
+    is sent, because the reports themselves are the release.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        clients: int,
+        rounds: int,
+        folder: Path | str,
+        resume: bool = False,
+        rebind: bool = False,
+        participation: Full | Poisson | None = None,
+        clients_per_node: int = 1,
+        floor: float = 0.8,
+        budget: float | None = None,
+        node_timeout: float = 300.0,
+        local: Sgd | None = None,
+        noise: Callable[[], Noise] = deployment_noise,
+    ) -> None:
+        for name, count in (("clients", clients), ("rounds", rounds), ("clients_per_node", clients_per_node)):
+            require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
+        require(
+            clients % clients_per_node == 0,
+            f"clients is {clients} and clients_per_node is {clients_per_node}; the first must be a multiple of the second.",
+        )
+        require(0 < floor <= 1, f"floor is {floor}; it must be above 0 and at most 1.")
+        require(node_timeout > 0, f"node_timeout is {node_timeout}; it must be positive.")
+        self.participation = participation or Full()
+        if not isinstance(self.participation, Full | Poisson):
+            raise InputError("participation must be Full() or Poisson(rate); a deployment has no other sampling.")
+        self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
+        self.folder, self.resume, self.rebind = Path(folder), resume, rebind
+        self.nodes, self.clients_per_node, self.floor = clients // clients_per_node, clients_per_node, floor
+        self.budget = None if budget is None else Budget(budget, algorithm.delta)
+        self.node_timeout, self.noise = node_timeout, noise
+        self.travel = _travel(algorithm, local, clients_per_node)
+        self.stopped: str | None = None
+        self.history: list[dict[str, Any]] = []
+        self.bound: tuple[int, ...] = ()
+        self._sent: dict[int, Request] = {}
+        self._begun = False
+
+    # What a run is bound to, set by `begin`.
+    layout: Layout
+    mechanism: Mechanism
+    ledger: Ledger
+    run: str
+    state: State
+
+    def begin(self, initial_arrays: ArrayRecord) -> None:
+        """Bind the algorithm to the model, and open or create the folder."""
+        self.layout = layout_of(initial_arrays)
+        w = to_flat(initial_arrays, self.layout)
+        require(
+            bool(w.isfinite().all()), "the model's initial parameters contain NaN or infinity; they must be finite."
+        )
+        self.sampling = self.participation.sampling(self.clients)
+        self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds)
+        control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
+        self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
+        self.config = {
+            "algorithm": self.algorithm.name,
+            "mechanism": encode(self.mechanism),
+            "clients": self.clients,
+            "clients_per_node": self.clients_per_node,
+            "sampling": self.sampling.kind,
+            "rate": self.sampling.rate,
+            "delta": self.algorithm.delta,
+            "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
+        }
+        header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
+        if self.algorithm.adjacency != "add-remove":
+            header["no_other_adjacency"] = PLACES
+        self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
+        if last is not None:
+            self.state, self.history, self.bound = last.state, last.history, last.nodes
+            _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
+
+    @property
+    def reported(self) -> ArrayRecord:
+        """The model so far: the average of the last two iterates for FedEXP, the last one otherwise."""
+        return to_arrays(self.state.reported, self.layout)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, ttl: float | None = None
+    ) -> list[Message]:
+        """The round's messages: the model of the strategy's own state, and a request with a nonce of its own for each node."""
+        mechanism = at_radius(self.mechanism, self.state.radius)
+        event = mechanism.event(self.sampling)
+        if self.budget is not None:
+            self.ledger.check(self.budget, event)
+        asked = choose(self._nodes_of_round(grid), self.clients_per_node, self.sampling)
+        self._sent = {
+            node: Request(
+                server_round,
+                secrets.token_hex(16),
+                mechanism,
+                self.sampling,
+                clients if self.clients_per_node > 1 else (),
+                self.travel,
+                self.rounds,
+                self.clients_per_node,
+            )
+            for node, clients in asked.items()
+        }
+        records: dict[str, Any] = {MODEL: to_arrays(self.state.w, self.layout), "config": config}
+        if self.state.control is not None:
+            records[CONTROL] = to_arrays(self.state.control, self.layout)
+        if is_local(mechanism):
+            self.ledger.charge(server_round, event, run=self.run)
+        return [
+            Message(
+                RecordDict({**records, REQUEST: request.to_record()}),
+                node,
+                "train",
+                group_id=str(server_round),
+                ttl=ttl,
+            )
+            for node, request in self._sent.items()
+        ]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """Add what is valid, charge, release, move the model, and write the checkpoint; only then does anything leave."""
+        mechanism = at_radius(self.mechanism, self.state.radius)
+        event = mechanism.event(self.sampling)
+        public = self._counts_are_public(mechanism)
+        sums, counts = collect(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
+        self._check_floor(server_round, counts, mechanism)
+        if not is_local(mechanism):
+            self.ledger.charge(server_round, event, run=self.run)
+        expected = self.participation.expected(self.clients)
+        release = mechanism.release(sums, expected, self.noise(), self.noise())
+        state, eta_g = advance(
+            self.algorithm, mechanism, release, self.state, share=expected / self.clients, travel=self.travel
+        )
+        delta = self.algorithm.delta
+        shown: dict[str, Any] = {
+            "round": server_round,
+            "eta_g": eta_g,
+            "clip": release.clip,
+            "epsilon_round": guarantee(event, 1, delta).epsilon_round,
+            "epsilon_total": self.ledger.guarantee(delta).epsilon,
+            "delta": delta,
+        }
+        if public:
+            shown |= counts.shown()
+        history = [*self.history, {name: _jsonable(value) for name, value in shown.items()}]
+        checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.bound)
+        save_checkpoint(self.folder, checkpoint)
+        self.state, self.history = state, history
+        return self.reported, _record(shown)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """None: a score on the clients' data would leave them without noise. Evaluate on the server's own data instead."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        who = "all of them" if self.sampling.kind == "full" else f"each with probability {self.sampling.rate:g}"
+        _log.info(
+            "%s over %d clients, %s in every round, %d rounds", self.algorithm.name, self.clients, who, self.rounds
+        )
+        if self.algorithm.private:
+            planned = guarantee(self.mechanism.event(self.sampling), self.rounds, self.algorithm.delta)
+            _log.info(
+                "Planned: epsilon %.4f at delta %g (%s)", planned.epsilon_total, planned.delta, planned.accountant
+            )
+        else:
+            _log.warning("This federation is NOT private: the server sees every update and adds no noise")
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """All rounds that are left.
+
+        `timeout` is how long a round waits for replies; `evaluate_fn` gets the model after every round, for the server's own data.
+        """
+        require(
+            num_rounds in (None, self.rounds),
+            f"num_rounds is {num_rounds}, but the strategy was made for {self.rounds} rounds; its noise depends on it.",
+        )
+        self.begin(initial_arrays)
+        self.summary()
+        result = Result()
+        result.train_metrics_clientapp = {line["round"]: _record(line) for line in self.history}
+        try:
+            for number in range(self.state.round + 1, self.rounds + 1):
+                messages = self.configure_train(number, self.reported, train_config or ConfigRecord(), grid, timeout)
+                replies = exchange(grid, messages, timeout)
+                arrays, metrics = self.aggregate_train(number, replies)
+                result.train_metrics_clientapp[number] = metrics
+                _log.info("Round %d of %d: %s", number, self.rounds, dict(metrics))
+                scores = evaluate_fn(number, arrays) if evaluate_fn else None
+                if scores is not None:
+                    result.evaluate_metrics_serverapp[number] = scores
+                    _log.info("Round %d of %d, on the server's own data: %s", number, self.rounds, dict(scores))
+        except BudgetExceeded as reason:
+            self.stopped = str(reason)
+            _log.warning("Stopped: %s", reason)
+        except RoundFailed as reason:
+            _log.error("Stopped: %s", reason)
+            raise
+        finally:
+            write_results(self.folder, self.layout.unflatten(self.state.reported), self.statement)
+            self.ledger.close()
+        result.arrays = self.reported
+        return result
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """What was promised to whom, from what was charged."""
+        left_out = [WHO_ANSWERS]
+        if self.clients_per_node > 1:
+            left_out.append(TRUSTED_NODES)
+        if not self._counts_are_public(self.mechanism):
+            left_out.append(WHETHER_IT_FAILED)
+        planned = [(self.mechanism.event(self.sampling), self.rounds)]
+        return PrivacyStatement.from_charges(
+            self.ledger.charges(),
+            self.algorithm.delta,
+            algorithm=self.algorithm.name,
+            clients=self.clients,
+            simulated=False,
+            planned=planned if self.state.round < self.rounds else None,
+            not_covered=left_out,
+            reporting=self._reporting,
+            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
+        )
+
+    @property
+    def _reporting(self) -> int:
+        """How many clients reported in every round at least: by the floor, and by what came where a round had another floor.
+
+        A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+        """
+        return min([math.ceil(self.floor * self.clients), *(line["valid"] for line in self.history if "valid" in line)])
+
+    def _nodes_of_round(self, grid: Grid) -> list[int]:
+        """Who can be asked: under add-remove adjacency all that are connected, because a node that came must change nothing but its
+        own contribution; otherwise those with a place that are connected. One that is absent is a reply that is missing."""
+        if self.algorithm.adjacency == "add-remove":
+            return wait_for_nodes(grid, *self._wanted(), self.node_timeout, secret=True)
+        rebind = self.rebind and not self._begun
+
+        def places(connected: Sequence[int]) -> tuple[int, ...]:
+            kept = tuple(node for node in self.bound if node in connected) if rebind else self.bound
+            return seated(connected, kept, self.nodes)
+
+        def present(connected: Sequence[int]) -> list[int]:
+            having = places(connected)
+            return [node for node in connected if node in having]
+
+        here = wait_for_nodes(grid, *self._wanted(), self.node_timeout, taking_part=present)
+        before, self.bound = self.bound, places(here)
+        new = len(set(self.bound) - set(before))
+        if before and new:
+            _log.warning("%d nodes that were not in this run before took free places in it", new)
+        return here
+
+    def _wanted(self) -> tuple[int, int]:
+        """Nodes to wait for, and how many will do. Only the first round waits for all: a node that is gone is not waited for."""
+        enough = max(1, math.ceil(self.floor * self.nodes))
+        wanted = enough if self._begun else self.nodes
+        self._begun = True
+        return wanted, enough
+
+    def _check_floor(self, server_round: int, counts: Counts, mechanism: Mechanism) -> None:
+        """Dropouts never weaken the guarantee, but a model moved by noise alone helps nobody."""
+        of = self.clients if self.sampling.kind == "full" else counts.asked
+        needed = math.ceil(self.floor * of)
+        if counts.valid >= needed:
+            return
+        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+        if not self._counts_are_public(mechanism):
+            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
+        cost = (
+            "It was charged: the reports had been sent." if is_local(mechanism) else "Nothing was released or charged."
+        )
+        raise RoundFailed(f"round {server_round} failed: {why}. {cost} Resume to try it again.")
+
+    def _counts_are_public(self, mechanism: Mechanism) -> bool:
+        """How many took part is secret where the guarantee hides who did: under Poisson sampling and add-remove adjacency."""
+        if not isinstance(mechanism, CentralGaussian):
+            return True
+        return self.sampling.kind == "full" and mechanism.adjacency == "replace-one"
+
+
+def _travel(algorithm: Algorithm, local: Sgd | None, clients_per_node: int) -> float | None:
+    if not algorithm.scaffold:
+        return None
+    require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
+    require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
+    if local is None or local.steps is None:
+        raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
+    return local.steps * local.lr
+
+
+def _record(shown: dict[str, Any]) -> MetricRecord:
+    return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
+
+
+def _jsonable(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,104 @@
+"""Everything that leaves a run: every file and every field that it writes or prints, and by what right each is public.
+
+released      computed from what the mechanism released, and from nothing else of the clients'
+public        given to the run by whoever started it, and the same whatever the clients hold
+server        measured by the server on data of its own
+accounting    what was charged, and names drawn at random
+nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
+
+A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
+refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private.py`) is not an outlet; it
+stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+Right = Literal["released", "public", "server", "accounting", "nonprivate"]
+Fields = Mapping[str, Right]
+
+ROUND: Fields = {
+    "round": "public",
+    "eta_g": "released",
+    "clip": "released",
+    "epsilon_total": "accounting",
+    "seconds": "nonprivate",
+    "nonprivate_*": "nonprivate",
+    # Whatever else a record holds came from `test` or `evaluate`.
+    "*": "server",
+}
+OUTLETS: Mapping[str, Fields] = {
+    "ledger.jsonl": {
+        "format": "public",
+        "version": "public",
+        "config": "public",
+        "algorithm": "public",
+        "clients": "public",
+        "delta": "public",
+        "simulated": "public",
+        "run": "accounting",
+        "seq": "accounting",
+        "round": "public",
+        "noise": "accounting",
+        # What the mechanism is; under an adaptive clip its radius, which was released the round before.
+        "event": "released",
+        "previous": "accounting",
+        "hash": "accounting",
+    },
+    "ledger.jsonl.head": {"count": "accounting", "hash": "accounting"},
+    "checkpoint.safetensors": {
+        "format": "public",
+        "version": "public",
+        "w": "released",
+        "recent.*": "released",
+        "server.*": "released",
+        "control": "released",
+        "tensors": "released",
+        "round": "public",
+        "radius": "released",
+        "settings": "public",
+        "run": "accounting",
+        "ledger": "accounting",
+        # The records of the rounds, each by the rights of `ROUND`.
+        "history": "released",
+        "controls": "public",
+        "chunk_size": "nonprivate",
+        "trainer": "nonprivate",
+    },
+    "metrics.jsonl": ROUND,
+    "metrics.csv": ROUND,
+    "config.toml": {"*": "public"},
+    "model.safetensors": {"*": "released"},
+    "privacy.json": {"*": "accounting"},
+    "privacy.txt": {"*": "accounting"},
+    # Drawn from the files above, by `dpfedexp report`.
+    "report.html": {"*": "released"},
+    "*.svg": {"*": "released"},
+    "*.png": {"*": "released"},
+    "*.pdf": {"*": "released"},
+    "terminal": {"elapsed": "nonprivate", **ROUND},
+    "log": {"*": "nonprivate"},
+}
+
+
+def right(outlet: str, field: str) -> Right | None:
+    """By what right a field is public; None where it is not known to leave there at all."""
+    for name, fields in OUTLETS.items():
+        if fnmatchcase(outlet, name):
+            return next((right for pattern, right in fields.items() if fnmatchcase(field, pattern)), None)
+    return None
+
+
+def recorded(outlet: str, values: Mapping[str, Any], *, secure: bool) -> dict[str, Any]:
+    """What of `values` an outlet gets: in a secure run nothing that depends on the clients' data without noise.
+
+    Raises `LookupError` for a field that the list does not know, so that a new one can't be written without a right.
+    """
+    rights = {field: right(outlet, field) for field in values}
+    unknown = [field for field, known in rights.items() if known is None]
+    if unknown:
+        raise LookupError(f"{outlet} has no field {unknown[0]!r} in the list of everything that leaves a run.")
+    return {field: value for field, value in values.items() if not (secure and rights[field] == "nonprivate")}

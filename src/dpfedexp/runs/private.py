@@ -1,0 +1,227 @@
+"""What a run must remember and nobody else may see: a folder of its own, outside the folder that it writes its results to.
+
+data.json                     a random key, and the hash under it of everything that the clients hold: a resumed run knows its data
+anchor.json                   how far the ledger had come at the run's last charge: a ledger that was taken back is noticed
+controls-<round>.safetensors  SCAFFOLD's own control variate of each client after that round, which is no more private than its data
+
+It is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`, readable by its owner
+alone, and it is removed when the run has finished. `ledgers/` beside it holds the anchors of ledgers that several runs charge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dpfedexp.accounting.ledger import Mark
+from dpfedexp.errors import InputError, require
+from dpfedexp.files import replace_file, replace_text
+
+VARIABLE = "DPFEDEXP_PRIVATE"
+NOTHING_CHARGED = Mark(0, "")
+"""The anchor of a run that has no ledger yet."""
+_LARGEST_TEXT = 4096
+_RUN = re.compile(r"[0-9a-f]{16}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+Tag = Callable[[bytes], str]
+"""key → the hash under it of what the clients hold."""
+
+
+def root() -> Path:
+    """The folder of all runs' private folders."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given).expanduser()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        return Path(state).expanduser() / "dpfedexp"
+    except RuntimeError:
+        raise InputError(
+            f"this user has no home folder; set {VARIABLE} to a folder for what a run must keep private."
+        ) from None
+
+
+def is_run_id(text: Any) -> bool:
+    """Whether this names a run. Whatever does may become the name of a folder, so nothing else is let through."""
+    return isinstance(text, str) and _RUN.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class PrivateFolder:
+    """The private folder of one run. Everything that it holds is on disk when the method that wrote it returns."""
+
+    run: str
+    path: Path
+
+    @staticmethod
+    def of(run: str, public: Path) -> PrivateFolder:
+        """The private folder of a run whose results go to the folder `public`, whether it exists or not."""
+        require(is_run_id(run), f"the run is called {run!r}; a run's name is 16 hexadecimal digits.")
+        path = root() / run
+        require(
+            not path.resolve().is_relative_to(public.resolve()),
+            f"the private folder {str(root())!r} lies in the run's own folder {str(public)!r}; set {VARIABLE} to one outside.",
+        )
+        return PrivateFolder(run, path)
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def begin(self, tag: Tag) -> None:
+        """Makes the folder and remembers the data, before anything is charged."""
+        key = secrets.token_bytes(32)
+        with self._writing():
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700)
+            replace_text(self.path / "anchor.json", _text(NOTHING_CHARGED), mode=0o600)
+            replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
+
+    def check_data(self, tag: Tag) -> None:
+        """Refuses other data than the run began with, in whichever row they differ."""
+        known = self._read("data.json")
+        try:
+            key, expected = bytes.fromhex(known["key"]), known["tag"]
+            same = secrets.compare_digest(tag(key), expected)
+        except (KeyError, TypeError, ValueError):
+            raise self._damaged("data.json") from None
+        require(
+            same,
+            "the clients' data are not those that the run began with, and noise that was drawn for other data must not be used "
+            "again: resume with the data as they were, or begin a new run.",
+        )
+
+    def anchor(self) -> Mark:
+        found = self._read("anchor.json")
+        if not _is_mark(found):
+            raise self._damaged("anchor.json")
+        return Mark(found["count"], found["hash"])
+
+    def remember(self, mark: Mark) -> None:
+        """Moves the anchor. An `OSError` goes to whoever charges, so that nothing is released without it."""
+        replace_text(self.path / "anchor.json", _text(mark), mode=0o600)
+
+    def save_controls(self, round: int, controls: Tensor) -> None:
+        tensors = {"client_controls": controls.detach().cpu().contiguous()}
+        with self._writing():
+            replace_file(self._controls(round), lambda temporary: save_file(tensors, temporary), mode=0o600)
+
+    def load_controls(self, round: int) -> Tensor:
+        path = self._controls(round)
+        if not path.exists():
+            raise InputError(
+                f"the clients' control variates of round {round} are missing ({str(path)!r}), without which the run would not go "
+                "on as it was: put the file back, or begin a new run."
+            )
+        try:
+            with safe_open(path, framework="pt") as file:
+                # A copy, because the file under a mapped tensor may be deleted.
+                return file.get_tensor("client_controls").clone()
+        except (SafetensorError, OSError):
+            raise self._damaged(path.name) from None
+
+    def forget_controls(self, but: int | None = None) -> None:
+        """Deletes the clients' control variates, of all rounds but one where one is still needed."""
+        with self._writing():
+            for path in self.path.glob("controls-*"):
+                if but is None or path != self._controls(but):
+                    path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """The run is over: nothing here is needed again."""
+        with self._writing():
+            if self.exists:
+                shutil.rmtree(self.path)
+
+    def _controls(self, round: int) -> Path:
+        return self.path / f"controls-{round}.safetensors"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = _read_json(self.path / name)
+        except FileNotFoundError:
+            raise InputError(
+                f"the run can't be resumed: {name} of its private folder {str(self.path)!r} is missing. Copy that folder from "
+                f"where the run was begun, set {VARIABLE} to the folder that holds it, or begin a new run."
+            ) from None
+        except OSError as error:
+            raise InputError(f"the private file {str(self.path / name)!r} can't be read: {error.strerror}.") from None
+        if found is None:
+            raise self._damaged(name)
+        return found
+
+    def _damaged(self, name: str) -> InputError:
+        return InputError(
+            f"the private file {str(self.path / name)!r} is damaged: restore it from a copy, or begin a new run."
+        )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"the run's private folder {str(self.path)!r} can't be written: {error.strerror}. "
+                f"Set {VARIABLE} to a folder outside the run's own where it can."
+            ) from None
+
+
+@dataclass(frozen=True)
+class SharedAnchor:
+    """How far a ledger that several runs charge had come, whichever of them charged it. Named by the hash of its first line."""
+
+    path: Path
+
+    @staticmethod
+    def of(first_hash: str) -> SharedAnchor:
+        require(
+            _HASH.fullmatch(first_hash) is not None, "a ledger's first line has no hash that could name its anchor."
+        )
+        return SharedAnchor(root() / "ledgers" / f"{first_hash}.json")
+
+    def mark(self) -> Mark | None:
+        """None where this machine has not seen the ledger."""
+        try:
+            found = _read_json(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"the private file {str(self.path)!r} can't be read: {error.strerror}.") from None
+        if found is None or not _is_mark(found):
+            raise InputError(f"the private file {str(self.path)!r} is damaged: restore it from a copy.")
+        return Mark(found["count"], found["hash"])
+
+    def remember(self, mark: Mark) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_text(self.path, _text(mark), mode=0o600)
+
+
+def _text(mark: Mark) -> str:
+    return json.dumps({"count": mark.count, "hash": mark.hash})
+
+
+def _is_mark(found: dict[str, Any]) -> bool:
+    return type(found.get("count")) is int and found["count"] >= 0 and isinstance(found.get("hash"), str)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """None where it is not a JSON object."""
+    with open(path, "rb") as file:
+        content = file.read(_LARGEST_TEXT)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,229 @@
+"""A run's claim, recomputed from its ledger.
+
+The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released) and,
+where it can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.accounting.compose import compose
+from dpfedexp.accounting.events import Event, NonPrivateEvent
+from dpfedexp.accounting.ledger import Ledger
+from dpfedexp.accounting.statements.promise import View
+from dpfedexp.accounting.statements.statement import PrivacyStatement
+from dpfedexp.errors import InputError, LedgerError
+
+LEDGER, CLAIM, TEXT, METRICS = "ledger.jsonl", "privacy.json", "privacy.txt", "metrics.jsonl"
+_RELATIVE = 1e-9
+_MAX_METRICS_LINE = 2**20
+_FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
+_FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
+_NEW_FACTS = ("exact", "nominal_epsilon_round", "large_delta", "sampling", "no_other_adjacency", "no_models_only")
+_VIEWS = ("other_adjacency", "models_only")
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+def read_claim(run: Path) -> PrivacyStatement | None:
+    """The statement that the run wrote; None where it has not finished."""
+    path = run / CLAIM
+    if not path.exists():
+        return None
+    try:
+        return PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is not a privacy statement of this library ({error}).") from None
+
+
+def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatement:
+    """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header."""
+    ledger = open_ledger(run)
+    header = ledger.header
+    if claim is None:
+        return PrivacyStatement.from_charges(
+            ledger.charges(),
+            float(header.get("delta", 1e-5)),
+            algorithm=str(header.get("algorithm", "this run")),
+            clients=int(header.get("clients", 0)),
+            simulated=bool(header.get("simulated", True)),
+            reporting=_reporting(header),
+            no_other_adjacency=str(header.get("no_other_adjacency", "")),
+        )
+    statement = PrivacyStatement.from_charges(
+        ledger.charges(),
+        claim.delta,
+        algorithm=claim.algorithm,
+        clients=claim.clients,
+        simulated=claim.simulated,
+        reporting=0 if claim.reporting is None else claim.reporting,
+        # Who claims no figure for a reason of their own claims less.
+        no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
+    )
+    return replace(
+        statement,
+        not_covered=claim.not_covered,
+        planned_rounds=claim.planned_rounds,
+        planned_epsilon_total=claim.planned_epsilon_total,
+    )
+
+
+def _reporting(header: dict[str, Any]) -> int:
+    """How many clients at least report in every round, where the header says so: 0, unknown, otherwise."""
+    count = header.get("reporting", 0)
+    return count if type(count) is int and count >= 0 else 0
+
+
+def open_ledger(run: Path) -> Ledger:
+    if not run.is_dir():
+        raise InputError(
+            f"the run {str(run)!r} is not a folder; give the folder that a run wrote, with {LEDGER} in it."
+        )
+    return Ledger.open(run / LEDGER, read_only=True)
+
+
+def verify_run(run: Path, planned: Event | None = None) -> list[Check]:
+    """All the checks of one run folder. `planned` is the event of one round by the run's configuration, where known."""
+    try:
+        ledger = open_ledger(run)
+    except LedgerError as error:
+        return [Check("ledger", False, str(error))]
+    checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
+    checks.append(_check_released(run, ledger))
+    claim = read_claim(run)
+    if claim is None:
+        checks.append(
+            Check("claim", False, f"{CLAIM} does not exist, so the run claims nothing (it may not have finished)")
+        )
+    else:
+        proven = recompute(run, claim)
+        older = ledger.header.get("version") == 1 and "version" not in _raw_claim(run)
+        checks += _check_claim(claim, proven, older)
+        checks += _check_text(run, claim, proven, older)
+    if planned is not None:
+        checks.append(_check_planned(ledger, planned, claim.delta if claim is not None else 1e-5))
+    return checks
+
+
+def _check_released(run: Path, ledger: Ledger) -> Check:
+    # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
+    own = ledger.header.get("run")
+    charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
+    released = set(_released_rounds(run / METRICS))
+    missing = sorted(released - charged)
+    if missing:
+        return Check(
+            "released rounds", False, f"{len(missing)} released rounds were never charged, the first is {missing[0]}"
+        )
+    return Check("released rounds", True, f"{len(released)} released, all of them charged")
+
+
+def _released_rounds(path: Path) -> Iterator[int]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_METRICS_LINE), b""), start=1):
+            if not line.endswith(b"\n") and len(line) < _MAX_METRICS_LINE:
+                return  # torn by a crash: the round was charged before it
+            try:
+                record = json.loads(line)
+                yield int(record["round"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise InputError(f"{path}, line {number}: not a record of a round.") from None
+
+
+def _raw_claim(run: Path) -> dict[str, Any]:
+    return json.loads((run / CLAIM).read_text(encoding="utf-8"))
+
+
+def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
+    """`older`: the claim and its ledger are from before statements had both adjacencies, both views and a version."""
+    names = (*_FIGURES, *_FACTS) if older else (*_FIGURES, *_FACTS, *_NEW_FACTS, *_VIEWS)
+    checks = []
+    for name in names:
+        claimed, recomputed = getattr(claim, name), getattr(proven, name)
+        if name in (*_NEW_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, ""):
+            continue  # nothing is claimed, and nothing could be
+        same = _same(name, claimed, recomputed, older)
+        detail = (
+            f"{_show(recomputed)}" if same else f"claimed {_show(claimed)}, but the ledger gives {_show(recomputed)}"
+        )
+        checks.append(Check(name, same, detail))
+    return checks
+
+
+def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
+    if name in _FIGURES:
+        return _close(claimed, recomputed)
+    if isinstance(claimed, View) and isinstance(recomputed, View):
+        figures = ("epsilon_round", "epsilon_total")
+        facts = ("adjacency", "accountant", "exact")
+        return all(_close(getattr(claimed, key), getattr(recomputed, key)) for key in figures) and all(
+            getattr(claimed, key) == getattr(recomputed, key) for key in facts
+        )
+    if name == "accountant" and older:
+        # Older statements called every Gaussian and PrivUnit composition exact, upper bounds included.
+        return str(claimed).removeprefix("exact ") == str(recomputed).removeprefix("exact ")
+    return claimed == recomputed
+
+
+def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
+    path = run / TEXT
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8").strip()
+    if older:
+        # The wording of its time stands in its JSON. The figures are checked by their values, rounded as they were then.
+        same = text == str(_raw_claim(run).get("text", "")).strip() and all(
+            _printed_before(value) in text for value in (proven.epsilon_round, proven.epsilon_total) if proven.private
+        )
+    else:
+        same = text == claim.text.strip()
+    return [Check(TEXT, same, f"says what {CLAIM} says" if same else f"does not say what {CLAIM} says")]
+
+
+def _printed_before(value: float) -> str:
+    """A figure as statements without a version printed it."""
+    digits = 2 if value >= 0.1 else 4
+    return f"epsilon = {math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+
+
+def _check_planned(ledger: Ledger, planned: Event, delta: float) -> Check:
+    """ε of one round, not the raw scales: an adaptive clip changes those and the noise together."""
+    want = compose([(planned, 1)], delta)
+    for event, _ in ledger.charges():
+        have = compose([(event, 1)], delta)
+        same = _close(have.epsilon, want.epsilon) and isinstance(event, NonPrivateEvent) == isinstance(
+            planned, NonPrivateEvent
+        )
+        if not same or (have.adjacency, have.setting) != (want.adjacency, want.setting):
+            return Check(
+                "configuration",
+                False,
+                f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
+                f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
+            )
+    return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round, as charged")
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not all(isinstance(value, (int, float)) for value in (a, b)):
+        return False
+    return a == b or math.isclose(a, b, rel_tol=_RELATIVE)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, View):
+        return f"{value.epsilon_total:.6g} ({value.adjacency}, {'exact' if value.exact else 'upper bound'})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

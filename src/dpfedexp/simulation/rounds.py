@@ -1,0 +1,291 @@
+"""Rounds: w → local updates → clip → randomize → Sums → release → step size → w'.
+
+The same functions serve a deployment; only who computes the local updates and where noise comes from differ.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dpfedexp import step_size
+from dpfedexp.accounting import Budget, Event, Ledger, Sampling
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.clipping import clip, row_norms
+from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.local import schedule
+from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
+from dpfedexp.memory import zero_rows
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import Streams
+from dpfedexp.participation import Participation
+from dpfedexp.round import State, advance, at_radius
+from dpfedexp.sums import Sums
+from dpfedexp.trainers.isolation import learnt_apart, padded
+from dpfedexp.trainers.task import Task, Trainer
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round shows: nothing here is private unless its name starts with `nonprivate_`."""
+
+    round: int
+    eta_g: float
+    clip: float
+    seconds: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
+"""The sums of some clients, what they will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+
+
+class Team(Protocol):
+    """Processes that share a cohort (`distributed.Team`)."""
+
+    def collect(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part: ...
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run without its state: the parts, bound together.
+
+    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `unit` is how many
+    clients make a shape in an isolated run (`isolation`), None where clients may share what suits them. `team` is the other
+    processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run. `declared` is
+    the public number of clients where it is not the number of those who are there (`sampling.public_population`).
+    """
+
+    task: Task
+    trainer: Trainer
+    algorithm: Algorithm
+    mechanism: Mechanism
+    participation: Participation
+    streams: Streams
+    chunk_size: int
+    diagnostics: bool = False
+    system: SystemStreams | None = None
+    unit: int | None = None
+    team: Team | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    declared: int | None = None
+
+    @property
+    def noise(self) -> Streams | SystemStreams:
+        """What the guarantee rests on: whoever can repeat these draws can take the noise away."""
+        return self.system or self.streams
+
+    @property
+    def population(self) -> int:
+        """The public number of clients: of denominators, of sampling rates and of whatever is written."""
+        return len(self.task.clients) if self.declared is None else self.declared
+
+    @property
+    def present(self) -> int:
+        """How many clients there are, which is private under add-remove adjacency: only for choosing and holding them."""
+        return len(self.task.clients)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.participation.sampling(self.population)
+
+    @property
+    def event(self) -> Event:
+        return self.mechanism.event(self.sampling)
+
+    def begin(self) -> State:
+        w = self.task.layout.read(self.task.model).to(self.task.device)
+        if not bool(torch.isfinite(w).all()):
+            raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
+        scaffold = self.algorithm.scaffold is not None
+        return State(
+            round=0,
+            w=w,
+            recent=(w,),
+            radius=self.mechanism.clip,
+            server=self.algorithm.server.init(w),
+            control=torch.zeros_like(w) if scaffold else None,
+            client_controls=zero_rows(self.present, len(w)) if scaffold else None,
+        )
+
+    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
+        """One round. It is charged to the ledger after the clients are done and before anything is released.
+
+        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
+        """
+        began = time.perf_counter()
+        number = state.round + 1
+        mechanism = at_radius(self.mechanism, state.radius)
+        event = mechanism.event(self.sampling)
+        noise = None if self.system is not None else f"seed {self.streams.seed}"
+        if budget is not None:
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+        cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
+        collect = self.collect if self.team is None else partial(self.team.collect, self)
+        sums, controls, true_squares = collect(state, mechanism, cohort, number)
+        self.task.check_state()
+        try:
+            ledger.charge(number, event, run=self.run, noise=noise)
+        except OSError as error:
+            raise LedgerError(
+                f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
+            ) from None
+        release = mechanism.release(
+            sums,
+            self.participation.expected(self.population),
+            self.noise.at("central noise", number),
+            self.noise.at("central scalar noise", number),
+        )
+        new, eta_g = self._advance(state, mechanism, release)
+        for clients, rows in controls:
+            assert new.client_controls is not None
+            new.client_controls[clients] = rows
+        extra = {}
+        if self.diagnostics:
+            extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
+        return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
+
+    def collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
+        """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+        noise = self.noise.at("local noise", number)
+        w = state.w.float()
+        sums: Sums | None = None
+        controls: list[tuple[Tensor, Tensor]] = []
+        true_squares = 0.0
+        for clients in self._chunks(cohort):
+            updates = self.updates(state, w, clients, number)
+            for part, rows in self._shapes(clients, updates):
+                clipped = clip(rows, mechanism.clip, reuse=True)
+                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise).first(len(part))
+                if state.client_controls is not None:
+                    own = (
+                        clipped.vectors[: len(part)]
+                        if self.algorithm.scaffold == "update"
+                        else _sent(mechanism, report)
+                    )
+                    controls.append(self._control(state, part, own))
+                added = mechanism.collect(report)
+                sums = added if sums is None else sums + added
+                if self.diagnostics:
+                    true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
+        return sums or Sums.zero(mechanism.width(len(w)), self.task.device), controls, true_squares
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all clients hold the same number of examples, and some."""
+        sizes = self.task.clients.sizes
+        return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
+
+    def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
+        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first.
+
+        In an isolated run they stay in the order of their numbers, because sizes are private.
+        """
+        if len(cohort) == 0:
+            return
+        if self.unit is not None or self.alike:
+            yield from cohort.split(self.chunk_size)
+            return
+        sizes = self.task.clients.sizes[cohort]
+        order = torch.argsort(sizes, stable=True)
+        empty = int((sizes == 0).sum())
+        for part in (order[:empty], order[empty:]):
+            for chunk in part.split(self.chunk_size) if len(part) else ():
+                yield cohort[chunk]
+
+    def _shapes(self, clients: Tensor, updates: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of a chunk as they are clipped and randomised: at once, or in an isolated run in shapes of one size.
+
+        The last of those shapes may have more rows than clients.
+        """
+        if self.unit is None:
+            return iter([(clients, updates)])
+        return zip(clients.split(self.unit), updates.split(self.unit), strict=True)
+
+    def updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> Tensor:
+        """What the clients of a chunk learnt in the round, one row each; an empty client's is zero.
+
+        An isolated run has more rows than clients where the last of its shapes is not full.
+        """
+        sizes = self.task.clients.sizes
+        if self.unit is not None:
+            trained, real = padded(clients, sizes, self.unit)
+        elif int(sizes[clients[0]]) == 0:
+            return torch.zeros(len(clients), len(w), device=w.device)
+        else:
+            trained, real = clients, None
+        shuffles = self.streams.at("batches", number)
+        public = self.unit is not None and self.task.local.shape_is_public
+
+        def learn(who: Tensor) -> Tensor:
+            plan = schedule(self.task.local, sizes[who], lambda row: shuffles.generator(int(who[row])), public=public)
+            correction = None
+            if state.control is not None and state.client_controls is not None:
+                correction = state.control.float() - state.client_controls[who].to(w.device)
+            return self.trainer(w, who, plan, number, correction)
+
+        rows = learn(trained) if self.unit is None else learnt_apart(learn, trained, self.unit, like=w, public=public)
+        if real is None or bool(real.all()):
+            return rows
+        return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))
+
+    def _control(self, state: State, clients: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
+
+        A client that holds nothing has learnt nothing, and keeps what it had.
+        """
+        assert state.control is not None
+        assert state.client_controls is not None
+        holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
+        clients, delta = clients[holding], delta[holding.to(delta.device)]
+        steps = self.task.local.step_count(self.task.clients.sizes[clients])
+        scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
+        old = state.client_controls[clients].to(delta.device)
+        return clients, (old - state.control.float() - delta / scale).cpu()
+
+    def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
+        tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
+        share = self.participation.expected(self.population) / self.population
+        return advance(self.algorithm, mechanism, release, state, share=share, travel=tau * self.task.local.lr)
+
+
+def _filled(clients: Tensor, count: int) -> Tensor:
+    """Numbers for rows that are thrown away, after those of the clients."""
+    if len(clients) == count:
+        return clients
+    return torch.cat([clients, clients[-1:].expand(count - len(clients))])
+
+
+def _sent(mechanism: Mechanism, report: Report) -> Tensor:
+    """A local report as an estimate of the client's update."""
+    return mechanism.reconstruct(report)[1] if isinstance(mechanism, PrivUnit) else report.vector
+
+
+def check_scaffold(algorithm: Algorithm, task: Task) -> None:
+    """SCAFFOLD divides by τ, which must be public and the same for all."""
+    require(
+        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
+        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
+    )
+
+
+def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:
+    """One line of the history."""
+    return {
+        "round": round.round,
+        **metrics,
+        "eta_g": round.eta_g,
+        "clip": round.clip,
+        "epsilon_total": epsilon,
+        "seconds": round.seconds,
+        **round.extra,
+    }

@@ -1,0 +1,244 @@
+"""Convolution and max-pool on a GPU's matrix units, for precisions that let factors round; needs triton.
+
+The products are those of `ContractAndPool`: the kernels of one client, once for every position that a pool window compares, as the
+rows of a matrix that multiplies the patch that holds all positions. Patches go from the image straight into the product, and the
+backward passes multiply by dy put at the position that won. Factors are bfloat16, or float32 rounded to tf32; sums are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dpfedexp.trainers.fast.convolution import Pair, Window
+from dpfedexp.trainers.fast.kernels import ConvolveAndPool
+from dpfedexp.trainers.fast.ops import Gradients, Saved
+
+
+@triton.jit
+def _tap(
+    row, column, position,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Which tap reads this row and column of the patch when the kernel lies at this position of the window, and if any does."""
+    down = row - position // PW * SH
+    right = column - position % PW * SW
+    there = (down >= 0) & (right >= 0) & (down % DH == 0) & (right % DW == 0)
+    down = down // DH
+    right = right // DW
+    return down * KW + right, there & (down < KH) & (right < KW)
+
+
+@triton.jit
+def _forward(
+    x, w, b, y, won,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr,
+    FILTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pooled outputs [n, filters, rows·columns, s] and which position won, for one client and a block of (position, sample)."""
+    client = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sample = at % SAMPLES
+    place = at // SAMPLES
+    live = (sample < S) & (place < ROWS * COLUMNS)
+    base = ((place // COLUMNS) * (PH * SH * W) + (place % COLUMNS) * (PW * SW)) * S + sample
+    tap = tl.arange(0, TAPS)
+    wide = tl.arange(0, WIDE)
+    position = wide // OUTPUTS
+    output = wide % OUTPUTS
+    code, used = _tap((tap // RW)[None, :], (tap % RW)[None, :], position[:, None], KH, KW, SH, SW, DH, DW, PW)
+    used = used & (tap < RH * RW)[None, :] & ((output < FILTERS) & (position < PH * PW))[:, None]
+    kernel = w + client * (FILTERS * C * KH * KW) + output[:, None] * (C * KH * KW) + code
+    patch = x + client * (C * H * W * S) + ((tap // RW * W + tap % RW) * S)[:, None] + base[None, :]
+    inside = (tap < RH * RW)[:, None] & live[None, :]
+    total = tl.zeros((WIDE, BLOCK), tl.float32)
+    for c in range(C):
+        factors = tl.load(kernel + c * (KH * KW), mask=used, other=0.0)
+        values = tl.load(patch + c * (H * W * S), mask=inside, other=0.0)
+        total = tl.dot(factors, values, total, input_precision="tf32")
+    total = tl.where((position < PH * PW)[:, None], total, float("-inf"))
+    best, winner = tl.max(tl.reshape(total, (WIDE // OUTPUTS, OUTPUTS, BLOCK)), axis=0, return_indices=True)
+    output = tl.arange(0, OUTPUTS)
+    if BIAS:
+        best += tl.load(b + client * FILTERS + output, mask=output < FILTERS, other=0.0).to(tl.float32)[:, None]
+    to = (client * FILTERS + output)[:, None] * (ROWS * COLUMNS * S) + (place * S + sample)[None, :]
+    mask = (output < FILTERS)[:, None] & live[None, :]
+    tl.store(y + to, best.to(y.dtype.element_ty), mask=mask)
+    tl.store(won + to, winner.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    x, dy, won, parts,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr,
+    FILTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Patches times dy at the positions that won, [n, c, taps, wide], for one client and channel."""
+    client = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1)
+    tap = tl.arange(0, TAPS)
+    wide = tl.arange(0, WIDE)
+    position = wide // OUTPUTS
+    output = wide % OUTPUTS
+    real = (output < FILTERS) & (position < PH * PW)
+    image = x + (client * C + channel) * (H * W * S) + ((tap // RW * W + tap % RW) * S)[:, None]
+    from_here = (client * FILTERS + output)[None, :] * (ROWS * COLUMNS * S)
+    total = tl.zeros((TAPS, WIDE), tl.float32)
+    for start in range(0, ROWS * COLUMNS * SAMPLES, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        sample = at % SAMPLES
+        place = at // SAMPLES
+        live = (sample < S) & (place < ROWS * COLUMNS)
+        base = ((place // COLUMNS) * (PH * SH * W) + (place % COLUMNS) * (PW * SW)) * S + sample
+        values = tl.load(image + base[None, :], mask=(tap < RH * RW)[:, None] & live[None, :], other=0.0)
+        read = from_here + (place * S + sample)[:, None]
+        mask = live[:, None] & real[None, :]
+        winner = tl.load(won + read, mask=mask, other=255).to(tl.int32)
+        gradient = tl.load(dy + read, mask=mask & (winner == position[None, :]), other=0.0)
+        total = tl.dot(values, gradient, total, input_precision="tf32")
+    to = parts + (client * C + channel) * (TAPS * WIDE)
+    tl.store(to + tap[:, None] * WIDE + wide[None, :], total)
+
+
+@triton.jit
+def _fold(
+    parts, dw,
+    C: tl.constexpr, FILTERS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, RW: tl.constexpr,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one client's kernels: each tap adds up what it has at every position of the pool window."""
+    client = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < FILTERS * C * KH * KW
+    output = at // (C * KH * KW)
+    channel = at // (KH * KW) % C
+    a = at // KW % KH
+    e = at % KW
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(PH):
+        for j in tl.static_range(PW):
+            row = (client * C + channel) * TAPS + (a * DH + i * SH) * RW + e * DW + j * SW
+            total += tl.load(parts + row * WIDE + (i * PW + j) * OUTPUTS + output, mask=live, other=0.0)
+    tl.store(dw + client * (FILTERS * C * KH * KW) + at, total, mask=live)
+
+
+@triton.jit
+def _backward_image(
+    w, dy, won, dx,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, S: tl.constexpr,
+    FILTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, SAMPLES: tl.constexpr,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one client's images, for a block of (cell, sample): a cell is as many pixels as windows are apart.
+
+    The rows of the product are (channel, pixel of the cell); a cell is read by the windows that start in it and in the few cells
+    above and to the left of it.
+    """
+    client = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sample = at % SAMPLES
+    place = at // SAMPLES
+    up = place // tl.cdiv(W, PW * SW)
+    left = place % tl.cdiv(W, PW * SW)
+    live = (sample < S) & (up < tl.cdiv(H, PH * SH))
+    pixel = tl.arange(0, PIXELS)
+    channel = pixel // (DOWN * RIGHT)
+    down = pixel // RIGHT % DOWN
+    right = pixel % RIGHT
+    inside = (channel < C) & (down < PH * SH) & (right < PW * SW)
+    wide = tl.arange(0, WIDE)
+    position = wide // OUTPUTS
+    output = wide % OUTPUTS
+    real = (output < FILTERS) & (position < PH * PW)
+    kernel = w + client * (FILTERS * C * KH * KW) + (output * (C * KH * KW))[None, :] + (channel * (KH * KW))[:, None]
+    total = tl.zeros((PIXELS, BLOCK), tl.float32)
+    for k in tl.static_range((RH + PH * SH - 1) // (PH * SH)):
+        for m in tl.static_range((RW + PW * SW - 1) // (PW * SW)):
+            code, used = _tap(
+                (down + k * PH * SH)[:, None], (right + m * PW * SW)[:, None], position[None, :], KH, KW, SH, SW, DH, DW, PW
+            )  # fmt: skip
+            factors = tl.load(kernel + code, mask=used & inside[:, None] & real[None, :], other=0.0)
+            there = live & (up >= k) & (up - k < ROWS) & (left >= m) & (left - m < COLUMNS)
+            read = (client * FILTERS + output)[:, None] * (ROWS * COLUMNS * S)
+            read = read + (((up - k) * COLUMNS + left - m) * S + sample)[None, :]
+            mask = there[None, :] & real[:, None]
+            winner = tl.load(won + read, mask=mask, other=255).to(tl.int32)
+            gradient = tl.load(dy + read, mask=mask & (winner == position[:, None]), other=0.0)
+            total = tl.dot(factors, gradient, total, input_precision="tf32")
+    height = up[None, :] * (PH * SH) + down[:, None]
+    width = left[None, :] * (PW * SW) + right[:, None]
+    to = ((client * C + channel[:, None]) * H + height) * (W * S) + width * S + sample[None, :]
+    mask = inside[:, None] & live[None, :] & (height < H) & (width < W)
+    tl.store(dx + to, total.to(dx.dtype.element_ty), mask=mask)
+
+
+def suits(window: Window, pool: Pair, outputs: int, channels: int) -> bool:
+    """Small windows and few filters only: beyond these sizes a program's tiles don't fit its registers."""
+    rows, columns = window.pooled(pool).size
+    wide = triton.next_power_of_2(outputs) * triton.next_power_of_2(pool[0] * pool[1])
+    return window.padding == (0, 0) and rows * columns <= 64 and wide <= 128 and channels <= 32
+
+
+class RoundedConvolveAndPool(ConvolveAndPool):
+    """`ConvolveAndPool` with products by the matrix units."""
+
+    def _shape(self, kernel: Tensor, shape: Sequence[int]) -> dict[str, Any]:
+        rows, columns = self.window.pooled(self.pool).size
+        outputs = triton.next_power_of_2(kernel.shape[1])
+        wide = max(16, outputs * triton.next_power_of_2(self.pool[0] * self.pool[1]))
+        return {**super()._shape(kernel, shape), "RH": rows, "RW": columns, "OUTPUTS": outputs, "WIDE": wide}
+
+    def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor, y: Tensor, won: Tensor, sizes: dict[str, Any]) -> None:
+        block = max(32, min(256, 8192 // sizes["WIDE"]))
+        grid = (len(x), triton.cdiv(sizes["ROWS"] * sizes["COLUMNS"] * sizes["SAMPLES"], block))
+        _forward[grid](x, kernel, bias, y, won, **sizes, TAPS=_taps(sizes), BIAS=self.bias, BLOCK=block, num_warps=2)
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        x, kernel, won = saved
+        dy = dy.contiguous()
+        sizes = self._shape(kernel, x.shape)
+        n, c, wide, taps = len(x), sizes["C"], sizes["WIDE"], _taps(sizes)
+        parts = torch.empty(n, c, taps, wide, device=x.device)
+        _backward_kernel[(n, c)](x, dy, won, parts, **sizes, TAPS=taps, BLOCK=128, num_warps=1)
+        grads = [torch.empty(kernel.shape, device=x.device)]
+        fold = {
+            name: size
+            for name, size in sizes.items()
+            if name not in ("H", "W", "S", "ROWS", "COLUMNS", "RH", "SAMPLES")
+        }
+        block = min(256, triton.next_power_of_2(kernel[0].numel()))
+        grid = (n, triton.cdiv(kernel[0].numel(), block))
+        _fold[grid](parts, grads[0], **fold, TAPS=taps, BLOCK=block)
+        if self.bias:
+            grads.append(dy.flatten(2).sum(2, dtype=torch.float32))
+        return grads, (self._of_image(x, kernel, won, dy, sizes) if wanted else None,)
+
+    def _of_image(self, x: Tensor, kernel: Tensor, won: Tensor, dy: Tensor, sizes: dict[str, Any]) -> Tensor:
+        dx = torch.empty_like(x)
+        apart = (self.pool[0] * self.window.stride[0], self.pool[1] * self.window.stride[1])
+        down, right = (triton.next_power_of_2(length) for length in apart)
+        pixels = max(16, triton.next_power_of_2(sizes["C"]) * down * right)
+        block = max(32, 2048 // pixels)
+        cells = triton.cdiv(sizes["H"], apart[0]) * triton.cdiv(sizes["W"], apart[1])
+        grid = (len(x), triton.cdiv(cells * sizes["SAMPLES"], block))
+        _backward_image[grid](kernel, dy, won, dx, **sizes, DOWN=down, RIGHT=right, PIXELS=pixels, BLOCK=block)
+        return dx
+
+
+def _taps(sizes: dict[str, Any]) -> int:
+    return max(16, triton.next_power_of_2(sizes["RH"] * sizes["RW"]))

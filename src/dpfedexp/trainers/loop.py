@@ -1,0 +1,74 @@
+"""One client after the other: slower, and right for any module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfedexp.local import Schedule
+from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.precision import arithmetic
+from dpfedexp.trainers.stepping import INPUT, Batch, Stepper, Take
+from dpfedexp.trainers.task import Task, batches
+
+
+class Loop:
+    """One client after the other: slower, and right for any module."""
+
+    name = "loop"
+    unit = 1
+
+    def __init__(self, task: Task, streams: Streams) -> None:
+        self.task, self.streams = task, streams
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty(len(clients), len(w), device=w.device)
+        with arithmetic(self.task.precision, self.task.device):
+            for row in range(len(clients)):
+                at = slice(row, row + 1)
+                self._one(
+                    w, clients[at], schedule.part(at), round, None if correction is None else correction[at], out[at]
+                )
+        return out
+
+    def _one(
+        self, w: Tensor, client: Tensor, one: Schedule, round: int, correction: Tensor | None, out: Tensor
+    ) -> None:
+        """The update of one client into `out` [1, d], where its parameters live meanwhile."""
+        task = self.task
+        batch_of = batches(task, client, one)
+        stepper = Stepper(ByAutograd(task), task.layout, task.local)
+        stepper.begin(w, 1, correction, into=out)
+        # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
+        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+            key = self.streams.at("module", round).generator(int(client)).integers(2**63)
+            torch.manual_seed(int(key))
+            for step in range(int(one.steps)):
+                x, y, weights = batch_of(step)
+                stepper.step(Batch({INPUT: x}, y, weights), None)
+        out.sub_(w)
+
+
+@dataclass(frozen=True)
+class ByAutograd:
+    """Gradients of a single client by torch's own backward pass, without the rows that only pad its batch."""
+
+    task: Task
+
+    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+        return {INPUT: x}
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        real = weights[0] > 0
+        leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
+        losses = self.task.losses(leaves, fixed[INPUT][0][real], targets[0][real])
+        grads = torch.autograd.grad((losses * weights[0][real]).sum(), list(leaves.values()), allow_unused=True)
+        for (name, value), gradient in zip(leaves.items(), grads, strict=True):
+            take(name, torch.zeros_like(value)[None] if gradient is None else gradient[None])

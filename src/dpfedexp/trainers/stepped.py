@@ -1,0 +1,94 @@
+"""The trainer that moves a chunk of clients in place, and two ways to their gradients: a hand-written program, and vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfedexp.layout import Params
+from dpfedexp.local import Schedule
+from dpfedexp.trainers.fast.objective import Objective
+from dpfedexp.trainers.fast.program import Program
+from dpfedexp.trainers.precision import Precision, arithmetic, low
+from dpfedexp.trainers.stepping import INPUT, Batch, Capture, Core, Recording, Recordings, Stepper, Take, cuda_graph
+from dpfedexp.trainers.task import Task
+
+
+@dataclass(frozen=True)
+class ByProgram:
+    """Gradients by a `Program`; in bf16 its values and products are, while parameters and their sums stay float32."""
+
+    program: Program
+    objective: Objective
+    precision: Precision = "fp32"
+
+    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+        return self.program.prepare(low(x, self.precision))
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        used = params if self.precision != "bf16" else {name: p.bfloat16() for name, p in params.items()}
+        self.program.descend(used, fixed, targets, weights, self.objective, take)
+
+
+@dataclass(frozen=True)
+class ByVmap:
+    """Gradients by `vmap(grad(loss))`, for any module that it can trace."""
+
+    gradients: Callable[[Params, Tensor, Tensor, Tensor], Params]
+
+    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+        return {INPUT: x}
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights).items():
+            take(name, gradient)
+
+
+class Steps:
+    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed."""
+
+    unit = None
+
+    def __init__(
+        self, task: Task, name: str, core: Core, *, record: bool = False, capture: Capture = cuda_graph
+    ) -> None:
+        self.task, self.name, self.core = task, name, core
+        self.recordings = Recordings(self._fresh, capture) if record else None
+
+    def _fresh(self) -> Stepper:
+        return Stepper(self.core, self.task.layout, self.task.local)
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        n = len(clients)
+        uneven = schedule.uneven
+        steps = schedule.steps.to(self.task.device) if uneven else None
+        with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
+            batch_of = self._batches(clients, schedule)
+            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None))
+            stepper.begin(w, n, correction)
+            for step in range(schedule.longest):
+                stepper.step(batch_of(step), None if steps is None else step < steps)
+            return stepper.moved()
+
+    def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
+        return self._fresh() if self.recordings is None else self.recordings.stepper(key)
+
+    def _batches(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
+        def make(step: int) -> Batch:
+            positions, weights = schedule.batch(step)
+            x, y = self.task.clients.gather(clients, positions, self.task.device)
+            return Batch(self.core.prepare(x), y, weights.to(self.task.device))
+
+        if schedule.positions.shape[1] > 1:
+            return make
+        constant = make(0)
+        return lambda step: constant

@@ -1,0 +1,138 @@
+"""What every client of a run does, and the protocol of whatever computes it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpfedexp.errors import InputError
+from dpfedexp.layout import Layout, Params
+from dpfedexp.local import Schedule, Sgd
+from dpfedexp.losses import Loss, check_per_example
+from dpfedexp.trainers.module_state import Watch
+from dpfedexp.trainers.precision import Precision, low
+
+
+class Clients(Protocol):
+    """What the simulator needs of a federation."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sizes(self) -> Tensor: ...
+
+    def gather(
+        self, clients: Tensor, positions: Tensor, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every client of a run does: a model, a loss, local steps, on a device.
+
+    `watch` is what the module's state may be, and `copies` are the modules that train beside `model`.
+    """
+
+    model: nn.Module
+    layout: Layout
+    loss: Loss
+    local: Sgd
+    clients: Clients
+    device: torch.device
+    precision: Precision = "fp32"
+    watch: Watch | None = None
+    copies: list[nn.Module] = field(default_factory=list)
+
+    def apart(self) -> Task:
+        """The same task with a module of its own, for a thread of its own."""
+        self.copies.append(copy.deepcopy(self.model))
+        return replace(self, model=self.copies[-1])
+
+    def check_state(self) -> None:
+        """Nothing but parameters may leave a round: raises `InputError` if a module that trained has kept anything."""
+        if self.watch is not None:
+            for module in (self.model, *self.copies):
+                self.watch.check(module)
+
+    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
+        """One loss per example of one client, in float32."""
+        if self.precision == "bf16":
+            params = {name: value.bfloat16() for name, value in params.items()}
+        outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
+        return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether two layers share a parameter. torch's own tying leaves the module broken where one layer is merely used twice."""
+        owners = Counter(id(p) for module in self.model.modules() for p in module.parameters(recurse=False))
+        return any(count > 1 for count in owners.values())
+
+
+class Trainer(Protocol):
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d].
+
+    `unit` is how many clients go into one tensor program, None where all of a chunk do.
+    """
+
+    name: str
+
+    @property
+    def unit(self) -> int | None: ...
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor: ...
+
+
+def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
+    """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
+
+    def gather(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        positions, weights = schedule.batch(step)
+        x, y = task.clients.gather(clients, positions, task.device)
+        return x, y, weights.to(task.device)
+
+    if schedule.positions.shape[1] > 1:
+        return gather
+    constant = gather(0)
+    return lambda step: constant
+
+
+def pair_of_clients(task: Task) -> tuple[Tensor, Tensor]:
+    """One row each of two clients that hold data, twice: some layers take no batch of one."""
+    holders = torch.nonzero(task.clients.sizes > 0).flatten()
+    pair = holders[[0, min(1, len(holders) - 1)]]
+    return task.clients.gather(pair, torch.zeros((2, 2), dtype=torch.int64), task.device)
+
+
+def check_task(task: Task) -> None:
+    """Model, data and loss fit each other, so that a failure shows before the first round."""
+    x, y = pair_of_clients(task)
+    with torch.no_grad():
+        try:
+            outputs = copy.deepcopy(task.model).eval()(x[0])
+        except Exception as error:
+            raise InputError(
+                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {first_line(error)}"
+            ) from error
+        try:
+            losses = task.loss(outputs, y[0])
+        except Exception as error:
+            raise InputError(
+                f"the loss can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(y[0].shape)} ({y.dtype}): {first_line(error)}"
+            ) from error
+        check_per_example(losses, len(x[0]))
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -1,0 +1,112 @@
+"""All clients of a chunk in one tensor program: `vmap(grad(loss))` over stacked parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from dpfedexp.layout import Params
+from dpfedexp.local import Schedule, descend
+from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.precision import arithmetic
+from dpfedexp.trainers.task import Task, Trainer, batches, first_line, pair_of_clients
+
+# torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching rule"
+)
+
+
+Gradients = Callable[[Params, Tensor, Tensor, Tensor], Params]
+
+
+class Recorded:
+    """Records the operations of a `torch.func` program and replays them: the same numbers, less overhead.
+
+    A recording holds for one shape and layout and costs a few calls to make, so only shapes that come back often are recorded.
+    """
+
+    def __init__(self, program: Gradients, after: int = 12, keep: int = 32) -> None:
+        self.program, self.after, self.keep = program, after, keep
+        self.uses: Counter[tuple[object, ...]] = Counter()
+        self.recordings: dict[tuple[object, ...], Gradients] = {}
+
+    def __call__(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+        # A recording keeps `view`s that hold for one memory layout only; the first step's parameters are an expanded vector.
+        key = (x.shape, y.shape, x.stride(), *(value.stride() for value in params.values()))
+        if key in self.recordings:
+            return self.recordings[key](params, x, y, weights)
+        self.uses[key] += 1
+        if self.uses[key] > self.after and len(self.recordings) < self.keep:
+            # Imported here because it takes seconds, which short runs and the command line's help would pay too.
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            self.recordings[key] = make_fx(self.program)(params, x, y, weights)
+        return self.program(params, x, y, weights)
+
+
+class Vectorised:
+    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters.
+
+    `record` must be False where several threads train: recording changes torch for all of them while it lasts.
+    """
+
+    name = "vectorised"
+    unit = None
+
+    def __init__(self, task: Task, record: bool = True) -> None:
+        self.task = task
+
+        def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            return (task.losses(params, x, y) * weights).sum()
+
+        self.gradients = Recorded(vmap(grad(loss)), keep=32 if record else 0)
+
+    def __call__(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        layout, n = self.task.layout, len(clients)
+        start = layout.unflatten(w.expand(n, -1))
+        batch_of = batches(self.task, clients, schedule)
+        with arithmetic(self.task.precision, self.task.device):
+            end = descend(
+                self.task.local,
+                start,
+                lambda params, step: self.gradients(params, *batch_of(step)),
+                schedule,
+                None if correction is None else layout.unflatten(correction),
+            )
+        return layout.flatten(end, n) - w
+
+
+def _why_not(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"layer {name!r} ({type(module).__name__}) draws random numbers"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
+    return None
+
+
+def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
+    """The vectorised trainer if `torch.func.vmap` can trace the module, else the loop with the reason; tried on two clients."""
+    reason = _why_not(task.model)
+    if reason is None:
+        trainer = Vectorised(task)
+        x, y = pair_of_clients(task)
+        w = task.layout.read(task.model).float().to(task.device)
+        try:
+            weights = torch.full((2, 2), 0.5, device=task.device)
+            trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)
+            return trainer, None
+        except Exception as error:
+            reason = first_line(error)
+    return Loop(task, streams), reason

@@ -1,0 +1,214 @@
+"""Requests and reports go through the wire as they are, and every part that is wrong is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from scipy.stats import chi
+
+from dpfedexp.accounting import Sampling
+from dpfedexp.clipping import Clipped
+from dpfedexp.errors import InputError
+from dpfedexp.flower.mechanism_text import decode, encode
+from dpfedexp.flower.messages import (
+    REPORT,
+    REQUEST,
+    Request,
+    norm_bound,
+    on_grid,
+    read_sums,
+    report_content,
+    sums_content,
+)
+from dpfedexp.flower.noise import deployed
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
+from dpfedexp.noise.lattice import step_for
+from dpfedexp.noise.streams import Streams
+from dpfedexp.sums import Sums
+
+WIDTH = 3
+COUNTED = CentralGaussian(0.5, 1.0, count_noise=2.0)
+PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
+
+
+def message(content: RecordDict) -> Message:
+    """All that is read of a message; a whole one can be made only inside a running app."""
+    return SimpleNamespace(content=content)  # type: ignore[return-value]
+
+
+def received(**changes) -> Request:
+    """What a node reads of a request in which these values were changed."""
+    record = dict(Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, hosted=4).to_record())
+    return Request.from_message(message(RecordDict({REQUEST: ConfigRecord({**record, **changes})})))
+
+
+def hosted(clients: int, mechanism=COUNTED, **changes) -> Sums:
+    """What the server reads of the sums of so many hosted clients, each one of norm C and within the clip."""
+    request = Request(1, "nonce", mechanism, Sampling(), tuple(range(clients)))
+    vector = torch.tensor([mechanism.clip * clients, 0.0, 0.0], dtype=torch.float64)
+    squares = mechanism.clip**2 * clients if mechanism.numerator == "paper" else 0.0
+    content = sums_content(Sums(vector, torch.tensor(squares), torch.tensor(float(clients)), clients), request)
+    said = ConfigRecord({**content.config_records[REQUEST], **{k: v for k, v in changes.items() if k != "vector"}})
+    arrays = ArrayRecord({"vector": Array(np.array(changes["vector"]))}) if "vector" in changes else content[REPORT]
+    return read_sums(message(RecordDict({REPORT: arrays, REQUEST: said})), request, WIDTH)
+
+
+def test_a_request_arrives_as_it_was_sent():
+    for given in (
+        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, hosted=4),
+        Request(1, "nonce", deployed(PAPER), Sampling(), clients=(3, 0), hosted=4),
+        Request(1, "nonce", deployed(LocalGaussian(0.3, 0.7)), Sampling(), travel=0.5),
+    ):
+        record = given.to_record()
+        assert isinstance(record, ConfigRecord)
+        assert Request.from_message(message(RecordDict({REQUEST: record}))) == given
+    assert Request(1, "n", COUNTED, Sampling()).size == 1
+    assert Request(1, "n", COUNTED, Sampling(), clients=(4, 2)).size == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"nonce": 1}, "nonce"),
+        ({"mechanism": 1.0}, "mechanism"),
+        ({"sampling": 0}, "sampling"),
+        ({"rate": 1}, "rate"),
+        ({"travel": "0"}, "travel"),
+        ({"travel": -1e-9}, "travel"),
+        ({"travel": math.inf}, "travel"),
+        ({"round": 0}, "round"),
+        ({"round": True}, "round"),
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": 1.0}, "rounds"),
+        ({"hosted": 0}, "hosted"),
+        ({"clients": 3}, "clients"),
+        ({"clients": [-1]}, "clients"),
+        ({"clients": [1.0]}, "clients"),
+        ({"clients": [0, -1]}, "clients"),
+        ({"clients": [1, 1]}, "hosted client twice"),
+        ({"clients": [1], "travel": 0.5}, "SCAFFOLD"),
+    ],
+)
+def test_a_request_with_a_wrong_value_is_refused_by_its_name(changes, field):
+    assert received().rounds == 7
+    with pytest.raises(InputError, match=field):
+        received(**changes)
+
+
+def test_a_message_without_a_request_is_a_sentence():
+    with pytest.raises(InputError, match="carries no dpfedexp request"):
+        Request.from_message(message(RecordDict()))
+
+
+@pytest.mark.parametrize(
+    "mechanism", [COUNTED, PAPER, LocalGaussian(0.5, 0.7), PrivUnit(0.5, WIDTH)], ids=lambda m: type(m).__name__
+)
+def test_a_report_counts_as_much_through_the_wire_as_without_it(mechanism):
+    rows = torch.tensor([[0.1, -0.2, 0.3]])
+    report = mechanism.randomize(Clipped(rows, torch.tensor([True])), torch.arange(1), Streams(0).at("noise", 1))
+    request = Request(1, "nonce", mechanism, Sampling())
+    content = report_content(report, request)
+    assert content[REPORT]["vector"].numpy().shape == (WIDTH,)
+    through, without = read_sums(message(content), request, WIDTH), mechanism.collect(report)
+    assert torch.equal(through.vector, without.vector)
+    assert (through.squares, through.within, through.count) == (without.squares, without.within, without.count)
+
+
+@pytest.mark.parametrize("bit", [-1, 2, 0.5])
+def test_a_clipping_bit_is_0_or_1(bit):
+    request = Request(1, "nonce", COUNTED, Sampling())
+    content = report_content(Report(torch.zeros(1, WIDTH), within=torch.tensor([True])), request)
+    said = ConfigRecord({**content.config_records[REQUEST], "within": bit})
+    with pytest.raises(InputError, match="clipping bit"):
+        read_sums(message(RecordDict({REPORT: content[REPORT], REQUEST: said})), request, WIDTH)
+
+
+@pytest.mark.parametrize("level", [-1, "k + 1", 1.0])
+def test_a_level_is_one_of_those_that_exist(level):
+    mechanism = PrivUnit(0.5, WIDTH)
+    request = Request(1, "nonce", mechanism, Sampling())
+    for value in (0, mechanism.scalar.k, level):
+        given = mechanism.scalar.k + 1 if value == "k + 1" else value
+        content = report_content(Report(torch.tensor([[1.0, 0.0, 0.0]]), level=torch.tensor([0])), request)
+        reply = message(
+            RecordDict({REPORT: content[REPORT], REQUEST: ConfigRecord({**content[REQUEST], "level": given})})
+        )
+        if value == level:
+            with pytest.raises(InputError, match="level is out of range"):
+                read_sums(reply, request, WIDTH)
+        else:
+            assert read_sums(reply, request, WIDTH).count == 1
+
+
+@pytest.mark.parametrize("mechanism", [COUNTED, PAPER], ids=["count", "squares"])
+def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
+    sums = hosted(4, mechanism)
+    assert (sums.count, float(sums.within)) == (4, 4.0)
+    assert float(sums.squares) == (1.0 if mechanism is PAPER else 0.0)
+    assert sums.vector.tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"within": 4.5}, "statistics"),
+        ({"within": 4}, "statistics"),
+        ({"within": math.nan}, "statistics"),
+        ({"squares": 1.001}, "statistics"),
+        ({"squares": -1.001}, "statistics"),
+        ({"count": 3}, "count"),
+        ({"vector": [2.001, 0.0, 0.0]}, "longer"),
+        ({"nonce": "another"}, "another message"),
+    ],
+)
+def test_sums_that_so_many_hosted_clients_can_not_have_are_refused(changes, reason):
+    with pytest.raises(InputError, match=reason):
+        hosted(4, PAPER, **changes)
+
+
+def test_the_bound_on_a_report_is_the_clip_and_the_noise_that_honest_clients_exceed_once_in_1e15():
+    assert norm_bound(COUNTED, 100) == 0.5
+    local = LocalGaussian(0.5, 0.7)
+    assert norm_bound(local, 100) == pytest.approx(0.5 + 0.35 * chi(100).isf(1e-15), rel=1e-9)
+
+
+def test_every_honest_privunit_report_is_within_the_bound_though_its_direction_is_rounded():
+    mechanism = PrivUnit(0.5, WIDTH)
+    levels = mechanism.scalar.magnitude(torch.arange(mechanism.scalar.k + 1)).abs().max()
+    longest = float(levels) / mechanism.direction.m
+    # A direction counts as one up to 1e-3, so c may be longer by that much, and no more.
+    assert norm_bound(mechanism, WIDTH) == pytest.approx(longest * 1.001, rel=1e-12)
+
+
+@pytest.mark.parametrize("field", ["clip", "noise_multiplier"])
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "1", None, 1e-31, 1e31])
+def test_a_number_of_a_mechanism_is_positive_finite_and_in_its_range(field, value):
+    values = json.loads(encode(LocalGaussian(0.3, 0.7)))
+    for good in (1e-30, 1e30):
+        assert getattr(decode(json.dumps({**values, field: good})), field) == good
+    with pytest.raises(InputError, match=f"mechanism's {field} is"):
+        decode(json.dumps({**values, field: value}))
+
+
+def test_the_dimension_of_a_mechanism_is_whole():
+    values = json.loads(encode(PrivUnit(0.3, 4)))
+    with pytest.raises(InputError, match="dimension"):
+        decode(json.dumps({**values, "dimension": 4.0}))
+
+
+def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
+    mechanism = deployed(PAPER)
+    given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.tensor(1.0).double(), 2)
+    found = on_grid(given, mechanism)
+    for value, before, step in (
+        (found.vector, given.vector, step_for(mechanism.noise_multiplier * mechanism.clip)),
+        (found.squares, given.squares, step_for(mechanism.scalar_multiplier * mechanism.clip**2)),
+    ):
+        assert torch.equal(value, (before / step).trunc() * step)
+        assert not torch.equal(value, before)

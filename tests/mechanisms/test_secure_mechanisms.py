@@ -1,0 +1,199 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
+from dpfedexp.accounting import Sampling, compose, gdp
+from dpfedexp.clipping import clip
+from dpfedexp.data import synthetic_regression
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
+from dpfedexp.mechanisms.secure import secure_mechanism
+from dpfedexp.models import linear_regression
+from dpfedexp.noise.chacha import ChaChaNoise
+from dpfedexp.noise.lattice import STRICT_BITS
+from dpfedexp.noise.streams import Streams
+from dpfedexp.runs import checkpoint
+
+CENTRAL = {
+    "plain": CentralGaussian(0.3, 2.0),
+    "free": CentralGaussian(0.3, 2.0, numerator="free"),
+    "paper": CentralGaussian(0.3, 2.0, numerator="paper", scalar_multiplier=3.0),
+    "adaptive": CentralGaussian(0.3, 2.0, numerator="free", count_noise=4.0),
+    "add-remove": CentralGaussian(0.3, 2.0, adjacency="add-remove", count_noise=4.0),
+}
+LOCAL = {name: LocalGaussian(0.3, 0.7, name) for name in (None, "free", "paper", "naive")}
+ROWS = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
+
+
+def one_round(mechanism, noise, scalar):
+    clipped = clip(ROWS, mechanism.clip)
+    return mechanism.release(
+        mechanism.collect(mechanism.randomize(clipped, torch.arange(40), noise)), 40.0, noise, scalar
+    )
+
+
+@pytest.mark.parametrize("name", CENTRAL)
+def test_the_secure_release_is_the_plain_one_to_within_the_grid(name):
+    """The same draws; truncation moves each client by less than a step, rounding the noise by half a step."""
+    plain, noise, scalar = CENTRAL[name], Streams(3).at("noise", 1), Streams(3).at("scalar", 1)
+    ours, theirs = one_round(secure_mechanism(plain), noise, scalar), one_round(plain, noise, scalar)
+    step = 2.0 * 0.3 * 2.0**-20
+    assert float((ours.c_bar - theirs.c_bar).abs().max()) <= 1.5 * step
+    if name in ("free", "adaptive"):
+        assert abs(ours.statistic - theirs.statistic) <= 1.5 * step
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_secure_report_is_the_plain_one_to_within_the_grid(name):
+    plain, noise = LOCAL[name], Streams(3).at("noise", 1)
+    kept = clip(ROWS, 0.3)
+    ours = secure_mechanism(plain).randomize(kept, torch.arange(40), _Same(noise)).vector
+    theirs = plain.randomize(kept, torch.arange(40), _Same(noise)).vector
+    assert float((ours - theirs).abs().max()) <= 2 * 0.21 * 2.0**-20 + 1e-6
+
+
+class _Same:
+    """The same draws whatever the precision that is asked for."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def normal(self, clients, width, device, dtype):
+        return self.noise.normal(clients, width, device, torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("mechanism", [*CENTRAL.values(), *LOCAL.values()], ids=str)
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_grid_is_charged_for_what_it_costs_and_no_more(mechanism, strict):
+    for sampling in (Sampling(), Sampling("poisson", 0.1)):
+        plain, ours = mechanism.event(sampling), secure_mechanism(mechanism, strict).event(sampling)
+        assert plain.mu <= ours.mu <= plain.mu * (1 + 2.0**-19) + 2.0**-18
+        if not strict and plain.joint_mu is None:
+            assert ours == replace(plain, attained=False)
+
+
+def test_strict_noise_is_within_what_is_charged_for_it():
+    """δ of the discrete release is at most e^s·δ_μ(ε − 2s) + ν(1 + e^ε); docs/security.md has the proof of this bound.
+
+    s is the largest log ratio between discrete and rounded Gaussian noise within 20 deviations, for d coordinates and T rounds.
+    """
+    per_coordinate = 20.0**2 / 24 * 4.0**-STRICT_BITS
+    for mu in (0.01, 0.4, 2.0, 10.0):
+        for coordinates, rounds in ((10, 1), (5046, 50), (10**6, 1000)):
+            s = per_coordinate * coordinates * rounds
+            nu = 2 * coordinates * rounds * math.exp(stats.norm.logsf(20.0))
+            total, charged = mu * math.sqrt(rounds), mu * (1 + 2.0**-20) * math.sqrt(rounds)
+            for delta in (0.1, 1e-3, 1e-5, 1e-9, 1e-12):
+                epsilon = gdp.epsilon(total, delta)
+                if epsilon > 100:
+                    continue
+                worst = math.exp(s) * gdp.delta(epsilon - 2 * s, total) + nu * (1 + math.exp(epsilon))
+                assert worst <= gdp.delta(epsilon, charged)
+
+
+def test_the_ratio_of_discrete_to_rounded_noise_is_as_the_proof_says():
+    """At a scale small enough to compute both: log ratio between −k²/(24σ⁴) and 1/(24σ²)."""
+    scale = 20.0
+    k = np.arange(-200, 201)
+    discrete = stats.norm.pdf(k / scale)
+    discrete /= np.exp(-0.5 * (np.arange(-4000, 4001) / scale) ** 2).sum() / math.sqrt(2 * math.pi)
+    rounded = stats.norm.cdf((-abs(k) + 0.5) / scale) - stats.norm.cdf((-abs(k) - 0.5) / scale)
+    log_ratio = np.log(rounded / discrete)
+    assert (log_ratio <= (k / scale) ** 2 / (24 * scale**2) + 1e-9).all()
+    assert (log_ratio >= -1 / (24 * scale**2) - 1e-9).all()
+
+
+def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
+    plain = PrivUnit(0.3, 50)
+    ours = secure_mechanism(plain)
+    rows = torch.zeros(20_000, 50)
+    rows[:, 7] = 0.2
+    report = ours.randomize(clip(rows, 0.3), torch.arange(len(rows)), ChaChaNoise())
+    units = report.vector.double() / ours.step
+    assert torch.equal(units, units.round())
+    assert float((report.vector.norm(dim=1) - 1).abs().max()) < 1e-3
+    inside = int((report.vector[:, 7] >= plain.direction.gamma).sum())
+    assert stats.binomtest(inside, len(rows), plain.direction.p).pvalue > 1e-6
+    assert ours.event(Sampling()) == replace(plain.event(Sampling()), attained=False)
+
+
+def test_what_can_not_be_secure_is_refused():
+    with pytest.raises(InputError, match="PrivUnit"):
+        secure_mechanism(PrivUnit(0.3, 50), strict=True)
+    with pytest.raises(InputError, match="not private"):
+        secure_mechanism(NoPrivacy())
+    with pytest.raises(InputError, match="not private"):
+        run(fedavg(), secure=True)
+
+
+PROBLEM = synthetic_regression(20, 5, seed=1)
+
+
+def run(algorithm, **options):
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 3, "progress": False, "device": "cpu"} | options
+    return train(linear_regression(5), PROBLEM.federation, algorithm, **options)
+
+
+@pytest.mark.parametrize("secure", [True, "strict"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        cdp_fedexp(clip="adaptive", noise_multiplier=2.0),
+        cdp_fedexp(clip=0.3, noise_multiplier=2.0, numerator="paper"),
+        ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+        ldp_fedexp(clip=0.3, noise_multiplier=0.7, numerator="paper"),
+    ],
+    ids=lambda a: f"{a.name} {a.numerator}",
+)
+def test_a_secure_run_can_not_be_repeated_from_its_seed_and_says_so(algorithm, secure):
+    first, second = run(algorithm, secure=secure), run(algorithm, secure=secure)
+    assert not torch.equal(next(first.model.parameters()), next(second.model.parameters()))
+    assert not first.privacy.simulated
+    assert "came from a seed" not in first.privacy.text
+    assert first.privacy.epsilon_total == pytest.approx(run(algorithm).privacy.epsilon_total, rel=1e-4)
+
+
+def test_a_secure_run_draws_who_takes_part_from_the_system_too():
+    algorithm = dp_fedavg(clip=0.3, noise_multiplier=2.0, adjacency="add-remove")
+    seen = set()
+    for _ in range(3):
+        from dpfedexp.simulation.train import prepare
+
+        simulation, _ = prepare(
+            linear_regression(5),
+            PROBLEM.federation,
+            algorithm,
+            local=Sgd(lr=0.02, steps=2),
+            rounds=1,
+            participation=Poisson(0.5),
+            population=20,
+            secure=True,
+        )
+        seen.add(tuple(simulation.participation.cohort(20, simulation.noise.at("participation", 1)).tolist()))
+    assert len(seen) > 1
+
+
+def test_a_secure_round_that_is_computed_again_is_paid_for_again(tmp_path, monkeypatch):
+    """Two noisy answers to the same question are two releases, even if a crash hid the first one from everybody but the disk."""
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
+
+    class Crash(BaseException):
+        pass
+
+    def fail(*_, **__):
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", fail)
+        with pytest.raises(Crash):
+            run(algorithm, secure=True, checkpoint=tmp_path)
+    done = run(algorithm, secure=True, checkpoint=tmp_path, resume=True)
+    assert [entry.round for entry in done.ledger.entries] == [1, 1, 2, 3]
+    assert done.ledger.header["simulated"] is False
+    event = done.ledger.entries[0].event
+    assert done.privacy.epsilon_total == compose([(event, 4)], algorithm.delta).epsilon

@@ -1,0 +1,136 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import memory as rows
+from dpfedexp.noise.streams import Streams
+from dpfedexp.simulation import rounds as engine
+from dpfedexp.simulation.train import prepare
+from dpfedexp.trainers import chunk_size as chunk
+
+
+def federation(clients=6, size=4):
+    return Federation.from_clients([(torch.randn(size, 5), torch.randint(3, (size,))) for _ in range(clients)])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("512MiB", 512 * 2**20), ("1.5 kb", 1500), (10**6, 10**6), ("2000", 2000), (None, None)],
+)
+def test_memory_is_bytes_with_or_without_a_unit(text, size):
+    assert chunk.parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["4 apples", "-1GB", "", "0", 0, True, "GB"])
+def test_memory_that_is_no_size_is_one_sentence(text):
+    with pytest.raises(InputError, match="memory is"):
+        chunk.parse_memory(text)
+
+
+def test_a_budget_decides_the_chunk_and_not_the_result():
+    clients = federation()
+    model = nn.Sequential(nn.Linear(5, 3))
+    options = {"local": Sgd(lr=0.1, steps=2), "device": "cpu"}
+    task = prepare(model, clients, fedavg(), rounds=1, **options)[0].task
+    one = chunk.footprint(task).bytes
+    sizes = [
+        prepare(model, clients, fedavg(), rounds=1, memory=n * one, **options)[0].chunk_size for n in (0.5, 1, 3.5, 100)
+    ]
+    assert sizes == [1, 1, 3, 6]
+    runs = [train(model, clients, fedavg(), rounds=2, memory=n * one, progress=False, **options) for n in (1, 100)]
+    assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
+
+
+def test_trained_in_tiles_only_the_clients_in_flight_count_their_activations():
+    model = nn.Sequential(nn.Linear(5, 400), nn.Linear(400, 3))
+    task = prepare(model, federation(60, 50), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu")[0].task
+    budget = 30 * chunk.footprint(task).bytes
+    assert chunk.automatic_chunk(task, budget, in_flight=2) > chunk.automatic_chunk(task, budget)
+
+
+def test_a_large_model_gets_room_for_every_core():
+    model = nn.Sequential(nn.Linear(5, 3))
+    task = prepare(model, federation(), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu")[0].task
+    size = chunk.footprint(task).bytes
+    before, chunk.CPU_BUDGET = chunk.CPU_BUDGET, size
+    try:
+        assert chunk.automatic_chunk(task) == min(6, 2 * torch.get_num_threads())
+    finally:
+        chunk.CPU_BUDGET = before
+
+
+def test_scaffolds_rows_on_disk_give_the_run_of_rows_in_memory(monkeypatch):
+    clients = federation()
+    model = nn.Sequential(nn.Linear(5, 3))
+    options = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "progress": False, "device": "cpu"}
+    algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
+    in_memory = train(model, clients, algorithm, **options)
+    monkeypatch.setattr(engine, "zero_rows", lambda count, width: rows.zero_rows(count, width, most=0))
+    on_disk = train(model, clients, algorithm, **options)
+    assert torch.equal(in_memory.model[0].weight, on_disk.model[0].weight)
+
+
+def test_rows_that_do_not_fit_are_pages_of_a_file_that_takes_no_room_until_written():
+    mapped = rows.zero_rows(10**6, 10**4, most=0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mapped[[3, 999_999]] = torch.ones(2, 10**4)
+    assert float(mapped[999_999].sum()) == 10**4
+    assert float(mapped[500_000].sum()) == 0.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+def test_rows_without_room_anywhere_are_one_sentence(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rows.tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(InputError, match="TMPDIR"):
+        rows.zero_rows(10, 10, most=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_draws_do_not_depend_on_threads_or_neighbours(threads, monkeypatch):
+    noise = Streams(3).at("local noise", 2)
+    whole = noise.normal(torch.arange(20), 1000, torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    again = noise.normal(torch.tensor([17, 4]), 1000, torch.device("cpu"), torch.float32)
+    assert torch.equal(again, whole[[17, 4]])
+    assert torch.equal(noise.normal(torch.arange(20), 1000, torch.device("cpu"), torch.float32), whole)
+
+
+def test_peak_memory_is_flat_from_a_thousand_to_a_hundred_thousand_clients_at_equal_budget():
+    program = """
+import resource, sys, torch
+torch.set_num_threads(1)
+from dpfedexp import Sgd, ldp_fedexp, train
+from dpfedexp.data import synthetic_regression_stream
+from dpfedexp.models import linear_regression
+problem = synthetic_regression_stream(int(sys.argv[1]), 20)
+algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
+train(linear_regression(20), problem.federation, algorithm, local=Sgd(lr=0.001, steps=2), rounds=1, memory="1MB", progress=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", program, str(m)], capture_output=True, text=True, check=True).stdout)
+        for m in (1_000, 100_000)
+    ]
+    assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_the_chunk_of_a_secure_run_does_not_follow_what_memory_the_data_left_free(monkeypatch):
+    model, options = nn.Sequential(nn.Linear(5, 3)), {"local": Sgd(lr=0.1, steps=1, max_examples=4), "rounds": 1}
+    monkeypatch.setattr(chunk, "CPU_BUDGET", 1)
+    sizes = {}
+    for secure in (False, True):
+        for free in (2**40, 4 * 1000):
+            monkeypatch.setattr(chunk, "available_memory", lambda free=free: free)
+            sizes[secure, free] = prepare(
+                model, federation(), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=secure, device="cpu", **options
+            )[0].chunk_size
+    assert sizes[False, 2**40] > sizes[False, 4 * 1000]
+    assert sizes[True, 2**40] == sizes[True, 4 * 1000]

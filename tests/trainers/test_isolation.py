@@ -1,0 +1,349 @@
+"""In a secure run a client's row depends on nothing that the others hold, bit for bit, whatever trains it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, train
+from dpfedexp.accounting import Ledger
+from dpfedexp.local import schedule
+from dpfedexp.simulation.train import prepare
+from dpfedexp.trainers.isolation import is_isolated, learnt_apart, made_up, padded, widths
+from dpfedexp.trainers.vectorised import Vectorised
+
+TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+REPLACED = 7
+
+
+@pytest.fixture(autouse=True)
+def same_shuffles(monkeypatch):
+    """A secure run draws its shuffles anew; here two runs are compared bit for bit."""
+    monkeypatch.setattr("dpfedexp.simulation.train.secrets.randbits", lambda bits: 12345)
+
+
+def federation(size: int, seed: int, clients: int = 24) -> Federation:
+    """Clients of unequal sizes, some empty, one of which is replaced by one of `size` made from `seed`."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 9, (clients,), generator=generator)
+    sizes[[3, 11]] = 0
+    rows = [
+        (torch.randn(int(n), 6, generator=generator), torch.randint(0, 3, (int(n),), generator=generator))
+        for n in sizes
+    ]
+    other = torch.Generator().manual_seed(seed)
+    rows[REPLACED] = (10 * torch.randn(size, 6, generator=other), torch.randint(0, 3, (size,), generator=other))
+    return Federation.from_clients(rows)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 17), nn.Tanh(), nn.Linear(17, 3))
+
+
+def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str = "cpu") -> torch.Tensor:
+    """The exact sum of all clients but the one that is replaced, before noise; secure sums are whole numbers of steps."""
+    simulation, _ = prepare(
+        net(), clients, algorithm, local=local, rounds=1, secure=True, trainer=trainer, device=device
+    )
+    state = simulation.begin()
+    everyone = simulation.collect(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
+    alone = simulation.collect(state, simulation.mechanism, torch.tensor([REPLACED]), 1)[0]
+    return everyone.vector - alone.vector
+
+
+LOCALS = {
+    "full batch": Sgd(lr=3.0, steps=12, max_examples=6),
+    "batches": Sgd(lr=3.0, steps=12, batch_size=4),
+    "epochs": Sgd(lr=3.0, epochs=3, batch_size=3, max_examples=40),
+    "proximal": Sgd(lr=1.0, steps=5, max_examples=50, proximal=0.1),
+}
+
+
+CASES = [
+    (trainer, how)
+    for trainer in TRAINERS
+    for how in LOCALS
+    if trainer not in ("loop", "tiled-loop") or how != "proximal"
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("trainer", "how"), CASES)
+def test_replacing_one_client_moves_no_other_row(trainer, how, device):
+    if device == "cuda" and trainer.startswith("tiled"):
+        pytest.skip("a GPU has no tiles")
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    replacements = ((4, 1), (333, 2), (0, 3)) if how == "full batch" else ((4, 1), (333, 2))
+    refusal, sums = "", []
+    try:
+        sums = [others(federation(*other), algorithm, LOCALS[how], trainer, device) for other in replacements]
+    except InputError as reason:
+        refusal = str(reason)
+    if refusal:
+        # What a device can't keep apart is refused; one client at a time always can be.
+        assert "depends on the others" in refusal
+        assert "loop" not in trainer
+        return
+    assert float(sums[0].abs().max()) > 0
+    for other in sums[1:]:
+        assert torch.equal(sums[0], other)
+
+
+def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
+    with pytest.warns(UserWarning, match=r"secure, so clients are trained one by one; give local\.max_examples"):
+        run = train(
+            net(),
+            federation(4, 1),
+            dp_fedavg(clip=1.0, noise_multiplier=2.0),
+            local=Sgd(lr=3.0, steps=2),
+            rounds=1,
+            secure=True,
+            progress=False,
+        )
+    assert run.trainer in ("tiled-loop", "loop")
+    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
+    sums = [
+        others(federation(*how), algorithm, Sgd(lr=3.0, steps=9, batch_size=None), "auto") for how in ((4, 1), (90, 2))
+    ]
+    assert torch.equal(*sums)
+
+
+def test_a_secure_run_refuses_a_trainer_that_needs_the_bound():
+    with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
+        prepare(
+            net(),
+            federation(4, 1),
+            dp_fedavg(clip=1.0, noise_multiplier=2.0),
+            local=Sgd(lr=1.0, steps=2),
+            rounds=1,
+            secure=True,
+            trainer="fast",
+        )
+
+
+class Coupled(Vectorised):
+    """A trainer with hole 2: every row is nudged by its neighbours."""
+
+    def __call__(self, w, clients, schedule, round, correction=None):
+        rows = super().__call__(w, clients, schedule, round, correction)
+        return rows + 1e-7 * rows.roll(1, 0)
+
+
+class Bordered(Vectorised):
+    """A trainer whose rows differ only in one place of a chunk, as where two threads share an operation."""
+
+    def __call__(self, w, clients, schedule, round, correction=None):
+        rows = super().__call__(w, clients, schedule, round, correction)
+        rows[len(rows) // 3] *= 1 + 2**-20
+        return rows
+
+
+@pytest.mark.parametrize(("kind", "apart"), [(Vectorised, True), (Coupled, False), (Bordered, False)])
+def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart):
+    simulation, _ = prepare(
+        net(),
+        federation(4, 1),
+        dp_fedavg(clip=1.0, noise_multiplier=2.0),
+        local=LOCALS["full batch"],
+        rounds=1,
+        secure=True,
+    )
+    task = replace(simulation.task, clients=made_up(simulation.task, 30))
+    assert is_isolated(kind(task), task, 15) is apart
+
+
+def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
+    monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
+    algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]
+    with pytest.raises(InputError, match="depends on the others of its chunk"):
+        prepare(net(), federation(4, 1), algorithm, local=local, rounds=1, secure=True, trainer="vectorised")
+    chosen, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1, secure=True)
+    assert "vectorised" not in chosen.trainer.name
+    seeded, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1)
+    assert isinstance(seeded.trainer, Coupled)
+
+
+@pytest.mark.parametrize("participation", [None, Poisson(0.5), FixedSize(10)])
+def test_sizes_of_chunks_and_shapes_come_from_public_numbers_alone(participation):
+    shapes = set()
+    for how in ((4, 1), (3000, 2)):
+        simulation, _ = prepare(
+            net(),
+            federation(*how),
+            dp_fedavg(clip=1.0, noise_multiplier=2.0),
+            local=LOCALS["full batch"],
+            rounds=50,
+            secure=True,
+            participation=participation,
+        )
+        shapes.add((simulation.chunk_size, simulation.unit))
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("control", [None, "scaffold"])
+def test_secure_rows_equal_seeded_rows_to_rounding(control):
+    make = dp_scaffold if control else dp_fedavg
+    algorithm, local = make(clip=1.0, noise_multiplier=2.0), Sgd(lr=0.1, steps=4, max_examples=8)
+    clients = federation(4, 1)
+    rows = {}
+    for secure in (False, True):
+        simulation, _ = prepare(net(), clients, algorithm, local=local, rounds=1, secure=secure, trainer="vectorised")
+        state = simulation.begin()
+        order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
+        found = simulation.updates(state, state.w.float(), order, 1)[: len(order)]
+        rows[secure] = {int(client): row for client, row in zip(order, found, strict=True)}
+    for client, row in rows[False].items():
+        torch.testing.assert_close(rows[True][client], row, rtol=1e-4, atol=1e-6)
+    assert float(rows[True][3].abs().max()) == 0.0
+
+
+def test_empty_places_do_not_count_and_empty_clients_do():
+    simulation, _ = prepare(
+        net(),
+        federation(4, 1),
+        cdp_fedexp(clip=1.0, noise_multiplier=2.0),
+        local=LOCALS["full batch"],
+        rounds=1,
+        secure=True,
+    )
+    state = simulation.begin()
+    some = torch.tensor([3, 11, 12])
+    sums = simulation.collect(state, simulation.mechanism, some, 1)[0]
+    assert sums.count == 3
+    # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, nobody else does.
+    assert 2.0 * (1 - 2e-6) <= float(sums.vector[-1]) <= 3.0
+
+
+def test_a_client_above_the_bound_uses_a_sample_of_its_own_every_round():
+    local = Sgd(lr=0.1, steps=2, max_examples=5)
+    sizes = torch.tensor([3, 5, 50])
+    plans = [
+        schedule(local, sizes, lambda row, seed=seed: np.random.default_rng([seed, row]), public=True)
+        for seed in (0, 1)
+    ]
+    for plan in plans:
+        assert plan.positions.shape == (3, 1, 5)
+        torch.testing.assert_close(plan.weights.sum(2), torch.ones(3, 1))
+        assert len(set(plan.positions[2, 0].tolist())) == 5
+        assert plan.positions[1, 0].tolist() == [0, 1, 2, 3, 4]
+    assert plans[0].positions[2, 0].tolist() != plans[1].positions[2, 0].tolist()
+
+
+def test_padding_fills_the_last_shape_and_marks_what_is_real():
+    sizes = torch.tensor([2, 0, 3, 4, 0])
+    filled, real = padded(torch.tensor([1, 2, 3]), sizes, 4)
+    assert filled.tolist() == [2, 2, 3, 2]
+    assert real.tolist() == [False, True, True, False]
+    filled, real = padded(torch.tensor([1, 4]), sizes, 2)
+    assert filled.tolist() == [0, 0]
+    assert not bool(real.any())
+
+
+@pytest.mark.parametrize(
+    ("cohort", "most", "unit", "fixed"), [(100, 30, None, True), (100, 500, None, False), (7, 64, 4, True)]
+)
+def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
+    chunk, shape = widths(cohort, most, unit, fixed)
+    assert shape <= chunk <= most
+    assert chunk % shape == 0
+    if fixed and unit is None:
+        assert math.ceil(cohort / chunk) * chunk - cohort < chunk / 2
+
+
+def standardised(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(0)) / (1 + x.std(0))
+
+
+def test_a_transform_that_mixes_rows_is_refused_in_a_secure_run():
+    clients = federation(4, 1)
+    clients.transform = standardised
+    options = {"local": LOCALS["full batch"], "rounds": 1}
+    with pytest.raises(InputError, match="transform lets the rows"):
+        prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+    prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), **options)
+
+
+@pytest.mark.parametrize("transform", [lambda x: 2 * x - 1, lambda x: x + torch.randn_like(x)], ids=["scales", "draws"])
+def test_a_transform_that_takes_rows_one_by_one_is_not(transform):
+    clients = federation(4, 1)
+    clients.transform = transform
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    prepare(net(), clients, algorithm, local=LOCALS["full batch"], rounds=1, secure=True)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    sums = []
+    for impossible in (False, True):
+        clients = federation(4, 1)
+        if impossible:
+            # The network has three classes: every loss raises an error.
+            clients.targets[int(clients.offsets[REPLACED])] = 99
+        sums.append(others(clients, algorithm, LOCALS["full batch"], trainer))
+    assert torch.equal(*sums)
+
+
+def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
+    rows = [(torch.randn(3, 6), torch.full((3,), 99)), *((torch.randn(3, 6), torch.zeros(3).long()) for _ in range(5))]
+    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False}
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+    assert len(train(net(), Federation.from_clients(rows), algorithm, secure=True, **options).history) == 1
+    with pytest.raises(InputError, match="99"):
+        train(net(), Federation.from_clients(rows), algorithm, **options)
+
+
+def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
+    def learn(clients):
+        raise torch.OutOfMemoryError
+
+    like, clients = torch.zeros(3), torch.arange(4)
+    with pytest.raises(torch.OutOfMemoryError):
+        learnt_apart(learn, clients, 2, like=like, public=True)
+    assert torch.equal(learnt_apart(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
+
+
+def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.double())
+
+    ledger = Ledger.in_memory()
+    options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
+    with pytest.raises(InputError, match="can't be trained on a batch of made-up rows"):
+        train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+    assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("words", [1, 2, 50])
+def test_made_up_clients_hold_words_that_the_model_knows(words):
+    """Two different ones where it knows two, so that a probe sees more than one value."""
+    task = SimpleNamespace(
+        clients=SimpleNamespace(
+            sizes=torch.tensor([0, 3]),
+            gather=lambda holder, rows, device: (torch.zeros(1, 1, 4, dtype=torch.int64), torch.zeros(1, 1)),
+        ),
+        device=torch.device("cpu"),
+        local=SimpleNamespace(max_examples=8, batch_size=None),
+        model=torch.nn.Embedding(words, 1),
+        loss=lambda output, y: output.mean(),
+    )
+    clients = made_up(task, 3)
+    assert clients.sizes.tolist() == [8, 8, 8]
+    seen = torch.cat([x.flatten() for x, _ in clients.batches(2, task.device)])
+    assert set(seen.tolist()) == set(range(min(words, 2)))

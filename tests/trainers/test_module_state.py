@@ -1,0 +1,314 @@
+"""Module state that would carry one client's data past the noise is found by looking, and refused with a remedy that works."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, train
+from dpfedexp.accounting import Ledger
+from dpfedexp.simulation.train import prepare
+from dpfedexp.trainers.module_state import differing
+
+LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
+PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+
+
+def clients(count: int = 6, width: int = 4) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    return Federation.from_clients(
+        [
+            (torch.randn(5, width, generator=generator), torch.randint(0, 2, (5,), generator=generator))
+            for _ in range(count)
+        ]
+    )
+
+
+class RunningMean(nn.Module):
+    """Home-made: subtracts a mean that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+class Remembers(nn.Module):
+    """A plain attribute, no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: list[float] = [0.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, self.last = self.last[-1], [float(x.detach().sum())]
+        return x + before
+
+
+class Counts(nn.Module):
+    """How many batches there were is how much the clients hold."""
+
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x / self.seen
+
+
+class FirstBatch(nn.Module):
+    """Takes its scale from the first batch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(self.scale) == 0.0:
+            self.scale.fill_(float(x.detach().std()))
+        return x / self.scale
+
+
+def net(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Linear(4, 2))
+
+
+class Spatial(nn.Module):
+    """An InstanceNorm over a vector as a signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x[:, None])[:, 0]
+
+
+STATEFUL = {
+    "batch norm": (lambda: net(nn.BatchNorm1d(4)), "running_"),
+    "instance norm": (lambda: net(Spatial()), "running_"),
+    "running mean": (lambda: net(RunningMean()), "mean"),
+    "spectral norm": (lambda: net(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))), "_u"),
+    "attribute": (lambda: net(Remembers()), "last"),
+    "counter": (lambda: net(Counts()), "seen"),
+    "first batch": (lambda: net(FirstBatch()), "scale"),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("secure", [False, True])
+def test_state_that_training_changes_is_refused_by_the_name_of_its_layer(name, secure):
+    make, held = STATEFUL[name]
+    with pytest.raises(InputError, match=rf"keeps '[^']*{held}[^']*' from batch to batch.*without noise\. [A-Z]"):
+        train(make(), clients(), PRIVATE, local=LOCAL, rounds=1, secure=secure, progress=False)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "instance norm", "spectral norm", "running mean"])
+def test_the_remedy_of_the_sentence_works_and_a_frozen_layer_is_accepted(name):
+    model = STATEFUL[name][0]().train()
+    for part in list(model.modules())[1:]:
+        if not isinstance(part, nn.Linear | nn.Sequential):
+            part.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, progress=False)
+    trained = dict(run.model.named_parameters())
+    assert any(not torch.equal(value.detach(), before[key]) for key, value in trained.items())
+    for key, value in run.model.named_buffers():
+        assert torch.equal(value, before[key])
+
+
+def test_a_frozen_batch_norm_is_vectorised_and_equals_the_loop():
+    torch.manual_seed(0)
+    model = net(nn.BatchNorm1d(4)).train()
+    model[0].eval()
+    model[0].running_mean.copy_(torch.arange(4.0))
+    rows = []
+    for trainer in ("vectorised", "loop"):
+        simulation, _ = prepare(model, clients(), PRIVATE, local=LOCAL, rounds=1, trainer=trainer)
+        state = simulation.begin()
+        rows.append(simulation.updates(state, state.w.float(), torch.arange(6), 1))
+    # float32 sums in another order
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-6)
+
+
+def test_batch_statistics_that_are_not_kept_are_fine():
+    model = net(nn.BatchNorm1d(4, track_running_stats=False))
+    with pytest.warns(UserWarning, match="mixes the examples of a batch"):
+        run = train(model, clients(), PRIVATE, local=LOCAL, rounds=1, progress=False)
+    assert len(run.history) == 1
+
+
+def test_caches_and_derived_weights_are_not_taken_for_data():
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.table = torch.arange(4.0)
+            return x + self.table
+
+    model = net(Cached(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, trainer="loop", progress=False)
+    assert len(run.history) == 2
+
+
+def test_state_that_changes_only_on_real_data_is_found_before_the_round_is_charged():
+    class Rare(nn.Module):
+        """Remembers values that made-up data never have."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("largest", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.max()) > 50.0:
+                self.largest.fill_(float(x.max()))
+            return x
+
+    data = [(torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)) for _ in range(5)]
+    data[3] = (100 * torch.ones(5, 4), data[3][1])
+    from dpfedexp.accounting import Ledger
+
+    ledger = Ledger.in_memory()
+    with pytest.raises(InputError, match="keeps 'largest'"):
+        train(net(Rare()), Federation.from_clients(data), PRIVATE, local=LOCAL, rounds=1, ledger=ledger, trainer="loop")
+    assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("make", [float, lambda value: torch.tensor([1.0, value])], ids=["number", "tensor"])
+def test_a_state_that_is_not_a_number_equals_itself_and_no_number(make):
+    nothing = float("nan")
+    assert differing({"a": make(nothing)}, {"a": make(nothing)}) == set()
+    assert differing({"a": make(nothing)}, {"a": make(2.0)}) == {"a"}
+    assert differing({"a": make(2.0)}, {"a": make(nothing)}) == {"a"}
+    assert differing({"a": make(2.0)}, {}) == {"a"}
+
+
+def test_a_state_of_another_type_is_another_state():
+    assert differing({"a": 1}, {"a": 1.0}) == {"a"}
+    assert differing({"a": torch.ones(2)}, {"a": torch.ones(2).double()}) == {"a"}
+    assert differing({"a": torch.ones(2)}, {"a": torch.ones(2, 1)}) == {"a"}
+
+
+def test_metrics_come_from_the_released_parameters_in_a_fresh_copy():
+    """A module that only pretends to stand still can't bring a client's data into a metric."""
+    model = net(nn.Dropout(0.0))
+    seen = []
+
+    def evaluate(module: nn.Module) -> dict[str, float]:
+        seen.append(module)
+        module.smuggled = 1.0
+        return {"fresh": float(not hasattr(model, "smuggled"))}
+
+    train(model, clients(), PRIVATE, local=LOCAL, rounds=2, evaluate=evaluate, progress=False)
+    assert len({id(module) for module in seen}) == 2
+    assert not any(module.training for module in seen)
+
+
+class KeepsAnArray(nn.Module):
+    """A mean that no tensor holds; `how` says what does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.how = how
+        self.array = np.zeros(4, dtype=np.float32)
+        self.queue = deque([torch.zeros(4)], maxlen=1)
+        self.thing = SimpleNamespace(mean=torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        if self.how == "array":
+            before, self.array = torch.from_numpy(self.array), mean.numpy().copy()
+        elif self.how == "queue":
+            before = self.queue[0]
+            self.queue.append(mean)
+        else:
+            before, self.thing.mean = self.thing.mean, mean
+        return self.layer(x - before)
+
+
+@pytest.mark.parametrize("how", ["array", "queue", "thing"])
+def test_state_is_found_in_whatever_holds_it(how):
+    with pytest.raises(InputError, match=f"keeps '{how}"):
+        prepare(KeepsAnArray(how), clients(), PRIVATE, local=LOCAL, rounds=1, secure=True, trainer="loop")
+
+
+class Anneals(nn.Module):
+    """A loss that remembers how large it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0.0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        before, self.seen = self.seen, float(losses.detach().mean())
+        return losses * (1 + before)
+
+
+_somewhere: dict[str, float] = {}
+
+
+def remembers_globally(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    before, _somewhere["seen"] = _somewhere.get("seen", 0.0), float(losses.detach().mean())
+    return losses * (1 + before)
+
+
+@pytest.mark.parametrize("loss", [Anneals(), remembers_globally], ids=["attribute", "global"])
+def test_a_loss_that_remembers_is_refused(loss):
+    with pytest.raises(InputError, match="the loss function has seen before"):
+        prepare(nn.Linear(4, 2), clients(), PRIVATE, local=LOCAL, rounds=1, secure=True, loss=loss)
+
+
+def test_a_loss_that_begins_to_remember_later_is_refused_before_its_round_is_charged():
+    calls = [0]
+    seen = [0.0]
+
+    def late(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        calls[0] += 1
+        before = seen[0]
+        # More calls than the preparation needs, fewer than two rounds.
+        seen[0] = float(losses.detach().mean()) if calls[0] > 30 else 0.0
+        return losses * (1 + before)
+
+    ledger = Ledger.in_memory()
+    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "trainer": "loop", "progress": False}
+    with pytest.raises(InputError, match="the loss function has seen before"):
+        train(nn.Linear(4, 2), clients(), PRIVATE, secure=True, loss=late, ledger=ledger, **options)
+    assert calls[0] > 30
+    assert len(ledger) <= 1
+
+
+def test_drawing_is_not_remembering():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    prepare(model, clients(), PRIVATE, local=LOCAL, rounds=1, secure=True)
+
+
+class Picky(nn.Module):
+    """Takes only the rows that its clients hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > 1.0).any()):
+            raise ValueError("numbers between -1 and 1, please")
+        return x
+
+
+def test_a_model_that_takes_no_made_up_rows_is_simulated_on_real_ones_and_refused_in_a_secure_run():
+    data = Federation.from_clients([(torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)) for _ in range(4)])
+    run = train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, trainer="loop", progress=False)
+    assert len(run.history) == 1
+    with pytest.raises(InputError, match=r"numbers between -1 and 1.*made-up rows first"):
+        train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, secure=True, progress=False)
