@@ -6,7 +6,7 @@ from dpfedexp import AdaptiveClip, Poisson, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.accounting import Sampling
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
 
 D, M, Z = 500, 1000, 5.0
@@ -18,7 +18,7 @@ def test_the_scalar_noise_of_the_paper_is_d_z2_over_the_cohort(participation):
     cohort = float(M) if participation is None else participation.expected(M)
     sampling = Sampling() if participation is None else participation.sampling(M)
     for clip in (0.3, AdaptiveClip(initial=0.3)):
-        bound = cdp_fedexp(clip=clip, noise_multiplier=Z, numerator="paper").bind(D, M, cohort, sampling, 50)
+        bound = cdp_fedexp(clip=clip, noise_multiplier=Z, numerator="paper").bind(D, cohort, sampling, 50)
         assert bound.scalar_multiplier == pytest.approx(D * Z * Z / cohort, rel=1e-15)
         mean_noise, c2 = Z * 0.3 / cohort, 0.3**2
         assert bound.scalar_multiplier * c2 / cohort == pytest.approx(D * mean_noise**2, rel=1e-12)
@@ -27,7 +27,7 @@ def test_the_scalar_noise_of_the_paper_is_d_z2_over_the_cohort(participation):
 def test_update_and_count_together_cost_what_the_noise_multiplier_says():
     for adjacency, both in (("replace-one", 2.0), ("add-remove", 1.0)):
         algorithm = dp_fedavg(clip=AdaptiveClip(count_noise=4.0), noise_multiplier=Z, adjacency=adjacency)
-        bound = algorithm.bind(D, M, float(M), Sampling(), 50)
+        bound = algorithm.bind(D, float(M), Sampling(), 50)
         assert bound.count_noise == 4.0
         assert bound.event(Sampling()).mu == pytest.approx(both / Z, rel=1e-12)
         assert bound.noise_multiplier > Z

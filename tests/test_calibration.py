@@ -10,8 +10,9 @@ from dpfedexp.accounting import compose
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.data import synthetic_regression
-from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian, SecureLocalGaussian
-from dpfedexp.mechanisms.secure_privunit import SecurePrivUnit
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
+from dpfedexp.mechanisms.privunit import SecurePrivUnit
 from dpfedexp.models import linear_regression
 from dpfedexp.participation import Full
 from dpfedexp.runs.folder import RunFolder
@@ -25,7 +26,7 @@ PROBLEM = synthetic_regression(M, D, seed=1)
 def bound(algorithm, participation=Full(), secure=False):
     """The mechanism, and the ε of all the rounds with its own events."""
     sampling = participation.sampling(M)
-    mechanism = algorithm.bind(D, M, participation.expected(M), sampling, ROUNDS, secure)
+    mechanism = algorithm.bind(D, participation.expected(M), sampling, ROUNDS, secure)
     return mechanism, compose([(mechanism.event(sampling), ROUNDS)], algorithm.delta).epsilon
 
 
@@ -59,7 +60,7 @@ def test_a_pure_target_is_kept_at_delta_0_by_every_split(target, per):
     """The ε of a report is recomputed from its probabilities, whose rounding shows where p is near to 1."""
     for secure in (False, True):
         algorithm = ldp_fedexp(clip=0.3, mechanism="privunit", target_epsilon=target, target_per=per)
-        mechanism = algorithm.bind(D, M, M, Full().sampling(M), ROUNDS, secure)
+        mechanism = algorithm.bind(D, M, Full().sampling(M), ROUNDS, secure)
         assert isinstance(mechanism, SecurePrivUnit) == secure
         count = ROUNDS if per == "total" else 1
         pure = compose([(mechanism.event(Full().sampling(M)), count)], 0.0).epsilon

@@ -12,7 +12,6 @@ from dpfedexp import AdaptiveClip, InputError, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.clipping import INSIDE, LARGEST_CLIP, SMALLEST_CLIP, clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian, Report
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.models import linear_regression
 
 ENDS = (SMALLEST_CLIP, LARGEST_CLIP)
@@ -56,7 +55,7 @@ def test_a_mechanism_keeps_its_own_radius_whatever_a_client_sends(radius, secure
     scalar = 3.0 if numerator == "paper" else None
     mechanism = CentralGaussian(radius, 2.0, numerator=numerator, scalar_multiplier=scalar)
     if secure:
-        mechanism = secure_mechanism(mechanism, strict=secure == "strict")
+        mechanism = mechanism.secure(strict=secure == "strict")
     generator = torch.Generator().manual_seed(1)
     for row in (torch.randn(40, generator=generator) * 3e37, torch.full((40,), LEAST), torch.full((40,), math.nan)):
         sums = mechanism.collect(Report(row[None]))

@@ -59,7 +59,7 @@ def advance(
     SCAFFOLD's control variate asks for two public numbers: the expected `share` of the clients that took part, and `travel` = τη_l,
     how far a client goes per unit of gradient.
     """
-    eta_g = algorithm.rule(release, mechanism)
+    eta_g = algorithm.rule(release)
     w, server = algorithm.server.step(state.w, release.c_bar, eta_g, state.server)
     radius = state.radius
     if isinstance(algorithm.clip, AdaptiveClip):

@@ -17,7 +17,7 @@ from events_by_hand import central, local
 from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, chain, compose, gdp
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.events import GaussianEvent, Sampling, to_json
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 
 EVENT = central(5.0)

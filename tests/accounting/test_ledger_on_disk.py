@@ -9,8 +9,8 @@ import pytest
 from events_by_hand import central
 
 from dpfedexp.accounting import Budget, Ledger, chain
+from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.ledger import FORMAT, VERSION
-from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.errors import InputError, LedgerError
 
 

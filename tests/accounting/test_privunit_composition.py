@@ -12,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from dpfedexp.accounting import PrivUnitEvent, compose
 from dpfedexp.accounting import privunit as accountant
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 
 PAPER = exact_event(2.0, 2.0, 2.0)
 OTHER = PrivUnitEvent(p=0.7, cap=0.3, epsilon2=1.0, k=2, nominal=3.0)
@@ -72,7 +72,7 @@ def test_50_rounds_match_50_digits():
     rounds, epsilon = 50, 289.67
     with mpmath.workdps(50):
         lattices = []
-        for part in accountant.three_points(PAPER):
+        for part in PAPER.losses():
             up = mpmath.mpf(part.up)
             down = up * mpmath.exp(-mpmath.mpf(part.step))
             pmf = {0: mpmath.mpf(1)}
@@ -138,7 +138,7 @@ def test_many_different_mechanisms_fall_back_and_stay_below_the_pure_sum():
 
 def test_overlapping_caps_are_charged_as_randomised_response():
     event = PrivUnitEvent(p=0.9, cap=0.6, epsilon2=1.0, k=2, nominal=3.0)
-    direction = accountant.three_points(event)[0]
+    direction = event.losses()[0]
     assert direction.up == pytest.approx(1 / (1 + math.exp(-event.direction_epsilon)))
     assert direction.stay == pytest.approx(0.0, abs=1e-15)
 

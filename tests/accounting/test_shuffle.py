@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpfedexp.accounting import compose, shuffle
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 
 
 def clones_delta(epsilon0: float, n: int, epsilon: float) -> float:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.statements.statement import membership_advantage, strength
 from dpfedexp.accounting.statements.wording import _PUSHED_OUT, wrap
 

@@ -12,13 +12,13 @@ from dp_accounting.pld import PLDAccountant
 from events_by_hand import central, local
 
 from dpfedexp import Sgd, dp_scaffold, train
-from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose
 from dpfedexp.accounting.events import from_json, to_json
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting.statements import views
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.models import linear_regression
 
 DELTA = 1e-5
@@ -98,7 +98,7 @@ MECHANISMS = [
 @pytest.mark.parametrize("secure", [None, False, True])
 def test_grid_of_settings_replaced_costs_more_than_left_out_and_less_than_leaving_out_twice(sampling, secure):
     for mechanism in MECHANISMS:
-        event = mechanism.event(sampling) if secure is None else secure_mechanism(mechanism, secure).event(sampling)
+        event = mechanism.event(sampling) if secure is None else mechanism.secure(secure).event(sampling)
         replaced, left_out = both(event)
         # A replacement is one client left out and one added: at most twice the shift.
         twice = compose([(replace(event.under("add-remove"), joint_mu=2 * event.under("add-remove").mu), 50)], DELTA)
@@ -122,8 +122,8 @@ def test_the_other_adjacency_is_what_a_run_under_it_would_be_charged():
         for sampling in (FULL, POISSON, FIXED):
             assert mechanism.event(sampling).under(other) == replace(mechanism, adjacency=other).event(sampling)
             for strict in (False, True):
-                there = secure_mechanism(mechanism, strict).event(sampling).under(other)
-                assert there == secure_mechanism(replace(mechanism, adjacency=other), strict).event(sampling)
+                there = mechanism.secure(strict).event(sampling).under(other)
+                assert there == replace(mechanism, adjacency=other).secure(strict).event(sampling)
 
 
 def test_the_papers_scalar_costs_each_adjacency_its_own_joint_shift():
@@ -194,8 +194,8 @@ LOCAL = {
     "the naive numerator": (LocalGaussian(0.3, 0.7, "naive"), FULL, 1000, "squared norm"),
     "Poisson cohorts": (LocalGaussian(0.3, 0.7), POISSON, 1000, "only some"),
     "fixed-size cohorts": (LocalGaussian(0.3, 0.7, "free"), FIXED, 1000, "only some"),
-    "strict noise": (secure_mechanism(LocalGaussian(0.3, 0.7, "free"), True), FULL, 1000, "rounded"),
-    "strict noise, squares": (secure_mechanism(LocalGaussian(0.3, 0.7, "paper"), True), FULL, 1000, "squared norm"),
+    "strict noise": (LocalGaussian(0.3, 0.7, "free").secure(True), FULL, 1000, "rounded"),
+    "strict noise, squares": (LocalGaussian(0.3, 0.7, "paper").secure(True), FULL, 1000, "squared norm"),
     "unknown reports": (LocalGaussian(0.3, 0.7), FULL, 0, "not known how many"),
     "PrivUnit": (PrivUnit(0.3, 237), FULL, 1000, "shuffling"),
     "PrivUnit, the paper's γ": (PrivUnit(0.3, 237, gamma="paper"), FULL, 1000, "shuffling"),
@@ -235,7 +235,7 @@ def test_one_round_without_a_figure_leaves_none_for_the_run():
 def test_readers_of_the_models_never_learn_more_than_the_server(n, z):
     for mechanism in (
         LocalGaussian(0.3, z),
-        secure_mechanism(LocalGaussian(0.3, z)),
+        LocalGaussian(0.3, z).secure(),
         PrivUnit(0.3, 50, 0.1 * z, 0.1 * z, 0.1),
     ):
         charges = [(mechanism.event(FULL), 20)]
@@ -268,15 +268,15 @@ TWO_QUERIES = (Query("update", 1.0, 2.0, 5.0), Query("squared norms", 1.0, 1.0, 
         ([(central(5.0), 5), (central(5.0, rate=0.1), 5)], False),
         ([(CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=2.5).event(FULL), 5)], True),
         ([(GaussianEvent("central", "replace-one", TWO_QUERIES, attained=True), 5)], False),
-        ([(secure_mechanism(CentralGaussian(0.3, 5.0)).event(FULL), 5)], False),
-        ([(secure_mechanism(CentralGaussian(0.3, 5.0), True).event(FULL), 5)], False),
-        ([(central(5.0), 5), (secure_mechanism(CentralGaussian(0.3, 5.0)).event(FULL), 5)], False),
+        ([(CentralGaussian(0.3, 5.0).secure().event(FULL), 5)], False),
+        ([(CentralGaussian(0.3, 5.0).secure(True).event(FULL), 5)], False),
+        ([(central(5.0), 5), (CentralGaussian(0.3, 5.0).secure().event(FULL), 5)], False),
         ([(LocalGaussian(0.3, 0.7, "paper").event(FULL), 5)], True),
         ([(LocalGaussian(0.3, 0.7).event(POISSON), 5)], False),
-        ([(secure_mechanism(LocalGaussian(0.3, 0.7)).event(FULL), 5)], False),
+        ([(LocalGaussian(0.3, 0.7).secure().event(FULL), 5)], False),
         ([(PrivUnit(0.3, 50).event(FULL), 50)], True),
         ([(PrivUnit(0.3, 50).event(POISSON), 50)], False),
-        ([(secure_mechanism(PrivUnit(0.3, 50)).event(FULL), 50)], False),
+        ([(PrivUnit(0.3, 50).secure().event(FULL), 50)], False),
         ([(exact_event(2.0, 2.0, 2.0), 10**6)], False),
         ([(exact_event(2.0, 2.0, 2.0), 5), (local(0.7), 5)], False),
     ],

@@ -10,7 +10,6 @@ from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import make_sums
 from dpfedexp.mechanisms.privunit import sample_direction
-from dpfedexp.mechanisms.secure import secure_mechanism
 
 SAMPLES, CONFIDENCE = 4000, 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
@@ -365,8 +364,10 @@ def test_the_planted_bugs_are_caught_on_the_grid_too():
     @dataclass(frozen=True)
     class Halved(type(honest)):
         def release(self, sums, denominator, noise, scalar_noise):
-            return secure_mechanism(CentralGaussian(self.clip, self.noise_multiplier / 2)).release(
-                sums, denominator, noise, scalar_noise
+            return (
+                CentralGaussian(self.clip, self.noise_multiplier / 2)
+                .secure()
+                .release(sums, denominator, noise, scalar_noise)
             )
 
     fields = {name: getattr(honest, name) for name in honest.__dataclass_fields__}

@@ -9,8 +9,9 @@ from dpfedexp import dp_fedavg
 from dpfedexp.audit.runs.blackbox import balanced_signs
 from dpfedexp.audit.runs.flower_run import audit_flower, observe
 from dpfedexp.audit.runs.observed import bounds, participation, repetition
-from dpfedexp.flower import DpFedExp, server
-from dpfedexp.mechanisms import secure_gaussian
+from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.server import strategy as server
+from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Poisson
 

@@ -9,7 +9,7 @@ from dpfedexp import dp_fedavg
 from dpfedexp.audit.runs import blackbox, isolation, state
 from dpfedexp.audit.runs.blackbox import audit_history, balanced_signs, observe
 from dpfedexp.audit.runs.observed import bounds, participation, repetition
-from dpfedexp.mechanisms import secure_gaussian
+from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import KeyedNoise, Streams
 from dpfedexp.participation import Poisson

@@ -13,7 +13,8 @@ from scipy.stats import ks_2samp
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
-from dpfedexp.flower import DpFedExp, client, private_training, train_hosted
+from dpfedexp.flower import DpFedExp, private_training, train_hosted
+from dpfedexp.flower.node import mod as client
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.noise.streams import KeyedNoise, Streams
@@ -87,7 +88,7 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         monkeypatch.setattr(__name__ + ".Silence", Fixed)
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
         monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
-        monkeypatch.setattr("dpfedexp.algorithms.secure_mechanism", lambda mechanism, strict: mechanism)
+        monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
     monkeypatch.setattr(client, "deployment_noise", lambda: silence)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     app = plain_app(federation, model, LOCAL)

@@ -11,12 +11,12 @@ from dpfedexp.algorithms import fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, strategy_from
 from dpfedexp.flower.node.announcement import Announcement
-from dpfedexp.flower.node.price import client_event, total
+from dpfedexp.flower.node.price import total
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import LoopbackGrid, plain_app, problem
-from .test_client import ask, guard_file
+from .test_mod import ask, guard_file
 
 LOCAL = {
     "federation.clients": 3,
@@ -113,7 +113,7 @@ def test_no_more_hosted_clients_are_answered_for_than_were_announced(config):
 def test_an_equal_pure_epsilon_that_composes_to_more_is_refused(split):
     """Fifty reports of (2, 2, 2) cost ε = 289.7 at δ = 1e-5, of (2.9, 0.1, 3) 299.8, and a single one of each 6."""
     announced, other = PrivUnit(0.5, 4, 2.0, 2.0, 2.0), PrivUnit(0.5, 4, *split)
-    assert total([(client_event(other), 50)], 1e-5) > total([(client_event(announced), 50)], 1e-5)
+    assert total([(other.client_event(), 50)], 1e-5) > total([(announced.client_event(), 50)], 1e-5)
     state = RecordDict()
     assert not ask(announced, state=state, rounds=50).has_error()
     assert "the parts of PrivUnit's epsilon are not those" in reason(other, state=state, rounds=50)

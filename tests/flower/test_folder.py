@@ -17,8 +17,10 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.flower import DpFedExp, client, folder
+from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.node import mod as client
 from dpfedexp.flower.server import checkpoint as files
+from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
 from dpfedexp.local import Sgd
 

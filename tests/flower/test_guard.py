@@ -18,13 +18,14 @@ from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.errors import InputError
-from dpfedexp.flower import Guard, guard_ledger, private_training
+from dpfedexp.flower import Guard, private_training
 from dpfedexp.flower.messages import REPORT, REQUEST, Request
-from dpfedexp.flower.node.price import Refused, client_event, node_charge, total
+from dpfedexp.flower.node import guard_ledger
+from dpfedexp.flower.node.price import Refused, node_charge, total
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 
-from .test_client import ask, guard_file
+from .test_mod import ask, guard_file
 
 DELTA = 1e-5
 WIDE = {"max_epsilon_per_round": 1e6, "max_epsilon_total": 1e6}
@@ -58,7 +59,7 @@ def guard(tmp_path) -> Guard:
 def test_a_request_for_many_hosted_clients_is_charged_for_all_of_them_or_refused(tmp_path):
     """The attack: one client costs 3.92 of a limit of 4, and a server that asks for 14 in one message learns ε = 82."""
     mechanism = CentralGaussian(0.3, 2.2)
-    one = client_event(mechanism)
+    one = mechanism.client_event()
     assert compose([(one, 1)], DELTA).epsilon == pytest.approx(3.92, abs=0.1)
     real = gdp.epsilon(14 * one.mu, DELTA)
     assert real > 80
@@ -111,7 +112,7 @@ def _clipped(value: float, radius: float) -> Clipped:
 def test_a_privunit_node_is_charged_once_for_every_hosted_report(tmp_path):
     guard = Guard.load(guard_file(tmp_path, mechanisms=["privunit"], **WIDE))
     guard.admit(request(PrivUnit(0.3, 4), clients=(0, 1, 2), hosted=3))
-    assert [entry.event for entry in book(tmp_path).entries] == [client_event(PrivUnit(0.3, 4))] * 3
+    assert [entry.event for entry in book(tmp_path).entries] == [PrivUnit(0.3, 4).client_event()] * 3
     with pytest.raises(Refused, match="max_epsilon_per_round of 17"):
         replace(guard, max_epsilon_per_round=17.0).admit(request(PrivUnit(0.3, 4), round=2, clients=(0, 1, 2, 3)))
 
@@ -123,7 +124,7 @@ def test_requests_for_different_hosted_clients_of_one_round_share_its_limit(tmp_
     admitted = admitted_of(
         guard, (request(mechanism, clients=(c,), hosted=100) for c in range(100)), "max_epsilon_per_round of 4"
     )
-    one = client_event(mechanism).mu
+    one = mechanism.client_event().mu
     assert admitted == max(k for k in range(100) if gdp.epsilon(k * one, DELTA) <= 4.0)
     assert gdp.compose(e.event.mu for e in book(tmp_path).entries) == pytest.approx(admitted * one)
     guard.admit(request(mechanism, round=2, clients=(0,), hosted=100), run="r")
@@ -132,7 +133,7 @@ def test_requests_for_different_hosted_clients_of_one_round_share_its_limit(tmp_
 
 def test_repeated_local_requests_of_one_round_compose_against_its_limit(tmp_path):
     guard = Guard.load(guard_file(tmp_path, max_epsilon_total=1e6))
-    event = client_event(LocalGaussian(0.3, 5.0))
+    event = LocalGaussian(0.3, 5.0).client_event()
     admitted = admitted_of(guard, [request(LocalGaussian(0.3, 5.0))] * 100, "max_epsilon_per_round of 4")
     assert admitted == max(n for n in range(100) if total([(event, n)], DELTA) <= 4.0)
 
@@ -339,7 +340,7 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
 def test_a_ledger_of_the_version_before_anchors_gets_one(guard, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfedexp.accounting.ledger.VERSION", 1)
     with Ledger.create(guard.ledger) as old:
-        old.charge(1, client_event(LocalGaussian(0.3, 9.0)))
+        old.charge(1, LocalGaussian(0.3, 9.0).client_event())
     monkeypatch.undo()
     guard.admit(request(round=2))
     assert len(book(tmp_path)) == 2
@@ -358,7 +359,7 @@ def test_an_answer_waits_while_another_message_holds_the_ledger(guard):
     with guard_ledger.guard_ledger(guard.path, guard.ledger) as ledger:
         waiting.start()
         assert not done.wait(0.3), "it must wait"
-        ledger.charge(1, client_event(LocalGaussian(0.3, 9.0)))
+        ledger.charge(1, LocalGaussian(0.3, 9.0).client_event())
     assert done.wait(30)
     waiting.join()
 
@@ -366,7 +367,7 @@ def test_an_answer_waits_while_another_message_holds_the_ledger(guard):
 def test_of_many_messages_at_once_only_those_within_the_total_are_admitted(tmp_path):
     guard = Guard.load(guard_file(tmp_path, max_epsilon_per_round=1e6))
     mechanism = LocalGaussian(0.3, 3.0)
-    affordable = max(n for n in range(1, 50) if total([(client_event(mechanism), n)], DELTA) <= 9.0)
+    affordable = max(n for n in range(1, 50) if total([(mechanism.client_event(), n)], DELTA) <= 9.0)
     assert 2 <= affordable < 12
 
     def admit(number: int) -> str:
@@ -388,13 +389,13 @@ def test_events_in_a_guards_ledger_read_back_as_written(guard, tmp_path):
     )
     entry = book(tmp_path).entries[0]
     assert isinstance(entry.event, GaussianEvent)
-    assert entry.event.mu == pytest.approx(3 * client_event(CentralGaussian(0.3, 5.0, "replace-one", "paper", 1.0)).mu)
+    assert entry.event.mu == pytest.approx(3 * CentralGaussian(0.3, 5.0, "replace-one", "paper", 1.0).client_event().mu)
 
 
 def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
     """What was shown: the ledger of a node that hosts ten said ε 4.5 under add-remove, the price of one of them."""
     mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, count_noise=4.0)
-    one, (ten, count) = client_event(mechanism), node_charge(mechanism, 10)
+    one, (ten, count) = mechanism.client_event(), node_charge(mechanism, 10)
     assert count == 1
     for adjacency in ("replace-one", "add-remove"):
         assert ten.under(adjacency).mu == pytest.approx(10 * one.under(adjacency).mu)

@@ -15,19 +15,17 @@ from scipy.stats import chi
 from dpfedexp.accounting import Sampling
 from dpfedexp.clipping import Clipped
 from dpfedexp.errors import InputError
-from dpfedexp.flower.mechanism_text import decode, encode
 from dpfedexp.flower.messages import (
     REPORT,
     REQUEST,
     Request,
-    norm_bound,
-    on_grid,
     read_sums,
     report_content,
     sums_content,
 )
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
+from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.noise.lattice import step_for
 from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
@@ -173,9 +171,9 @@ def test_sums_that_so_many_hosted_clients_can_not_have_are_refused(changes, reas
 
 
 def test_the_bound_on_a_report_is_the_clip_and_the_noise_that_honest_clients_exceed_once_in_1e15():
-    assert norm_bound(COUNTED, 100) == 0.5
+    assert COUNTED.norm_bound(100) == 0.5
     local = LocalGaussian(0.5, 0.7)
-    assert norm_bound(local, 100) == pytest.approx(0.5 + 0.35 * chi(100).isf(1e-15), rel=1e-9)
+    assert local.norm_bound(100) == pytest.approx(0.5 + 0.35 * chi(100).isf(1e-15), rel=1e-9)
 
 
 def test_every_honest_privunit_report_is_within_the_bound_though_its_direction_is_rounded():
@@ -183,7 +181,7 @@ def test_every_honest_privunit_report_is_within_the_bound_though_its_direction_i
     levels = mechanism.scalar.magnitude(torch.arange(mechanism.scalar.k + 1)).abs().max()
     longest = float(levels) / mechanism.direction.m
     # A direction counts as one up to 1e-3, so c may be longer by that much, and no more.
-    assert norm_bound(mechanism, WIDTH) == pytest.approx(longest * 1.001, rel=1e-12)
+    assert mechanism.norm_bound(WIDTH) == pytest.approx(longest * 1.001, rel=1e-12)
 
 
 @pytest.mark.parametrize("field", ["clip", "noise_multiplier"])
@@ -205,7 +203,7 @@ def test_the_dimension_of_a_mechanism_is_whole():
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
     mechanism = deployed(PAPER)
     given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.tensor(1.0).double(), 2)
-    found = on_grid(given, mechanism)
+    found = mechanism.settled(given)
     for value, before, step in (
         (found.vector, given.vector, step_for(mechanism.noise_multiplier * mechanism.clip)),
         (found.squares, given.squares, step_for(mechanism.scalar_multiplier * mechanism.clip**2)),

@@ -16,10 +16,10 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.accounting.compose import compose
 from dpfedexp.errors import InputError
 from dpfedexp.flower import deployment_noise, private_training, privatize
-from dpfedexp.flower.mechanism_text import decode, encode
 from dpfedexp.flower.messages import HOSTED, REPORT, REQUEST, Request
-from dpfedexp.flower.node.price import client_event, total
+from dpfedexp.flower.node.price import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
+from dpfedexp.mechanisms.text import decode, encode
 
 from .loopback import through_the_wire
 
@@ -196,7 +196,7 @@ def test_the_guard_charges_every_answer_and_stops_at_its_total_over_restarts(tmp
     path = guard_file(tmp_path)
     node = {"dpfedexp-guard": str(path)}
     mechanism = LocalGaussian(0.3, 2.2)
-    event = client_event(mechanism, Sampling())
+    event = mechanism.client_event()
     affordable = max(n for n in range(1, 50) if compose([(event, n)], 1e-5).epsilon <= 9.0)
     assert 1 < affordable < 20
     for number in range(1, affordable + 1):
@@ -269,14 +269,14 @@ def test_neither_the_message_nor_the_run_can_name_the_guard(tmp_path):
 def test_a_client_charges_full_price_under_sampling():
     """Amplification hides who took part from others, not from a node that knows that it was asked."""
     mechanism = CentralGaussian(0.3, 2.2, "add-remove")
-    sampled = client_event(mechanism, Sampling("poisson", 0.01))
+    sampled = mechanism.client_event()
     assert compose([(sampled, 1)], 1e-5).epsilon == pytest.approx(
         compose([(CentralGaussian(0.3, 2.2, "replace-one").event(Sampling()), 1)], 1e-5).epsilon
     )
 
 
 def test_totals_over_central_and_local_rounds_add():
-    local, central = (client_event(m, Sampling()) for m in (LocalGaussian(1, 3.0), CentralGaussian(1, 3.0)))
+    local, central = (m.client_event() for m in (LocalGaussian(1, 3.0), CentralGaussian(1, 3.0)))
     both = total([(local, 2), (central, 3)], 1e-5)
     parts = compose([(local, 2)], 5e-6).epsilon + compose([(central, 3)], 5e-6).epsilon
     assert both == pytest.approx(parts)

@@ -11,7 +11,8 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
-from dpfedexp.flower import DpFedExp, client
+from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.node import mod as client
 from dpfedexp.flower.server.nodes import seated
 from dpfedexp.local import Sgd
 from dpfedexp.runs.verify import recompute, verify_run

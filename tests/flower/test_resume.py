@@ -11,7 +11,9 @@ from flwr.app import ArrayRecord
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedadam, dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.flower import DpFedExp, client, server
+from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.node import mod as client
+from dpfedexp.flower.server import strategy as server
 from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem

@@ -13,8 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
-from dpfedexp.flower import DpFedExp, client
+from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
+from dpfedexp.flower.node import mod as client
 from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.server.nodes import choose
 from dpfedexp.local import Sgd

@@ -17,10 +17,10 @@ with instrumented():
     from dpfedexp.accounting import Sampling
     from dpfedexp.clipping import clip
     from dpfedexp.errors import InputError
-    from dpfedexp.flower import mechanism_text as spec
     from dpfedexp.flower import messages as wire
     from dpfedexp.flower.node.guard import Guard
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+    from dpfedexp.mechanisms import text as spec
     from dpfedexp.noise.streams import Streams
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -89,7 +89,7 @@ def _reply(request: wire.Request, rest: bytes) -> None:
     assert bool(sums.vector.isfinite().all())
     clients = max(1, len(request.clients))
     assert sums.count == clients
-    assert float(sums.vector.norm()) <= clients * wire.norm_bound(request.mechanism, WIDTH) * (1 + 1e-5)
+    assert float(sums.vector.norm()) <= clients * request.mechanism.norm_bound(WIDTH) * (1 + 1e-5)
     assert np.isfinite(float(sums.squares))
     assert 0 <= float(sums.within) <= clients
 

@@ -33,7 +33,7 @@ def one(data: bytes) -> None:
         settings = config.load(path, [override.decode("utf-8", "surrogateescape") for override in overrides])
         settings.check()
         local, participation = settings.build_local(), settings.build_participation()
-        mechanism = settings.build_algorithm().bind(7, 100, participation.expected(100), Sampling(), 3)
+        mechanism = settings.build_algorithm().bind(7, participation.expected(100), Sampling(), 3)
         assert mechanism.event(Sampling())
         assert local
         config.parse(config.tomllib.loads(settings.to_toml()))

@@ -11,7 +11,6 @@ from scipy import stats
 
 from dpfedexp.clipping import Clipped
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Report
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.noise.chacha import ChaChaNoise
 
 TRIALS, WIDTH = 300, 256
@@ -64,13 +63,13 @@ def test_plain_noise_gives_its_input_away_through_its_low_bits(name):
 def test_noise_on_the_grid_gives_nothing_away(name, strict):
     mechanism, bits = CASES[name]
     trials = TRIALS // 6 if strict else TRIALS
-    assert abs(accuracy(secure_mechanism(mechanism, strict), bits, trials) - 0.5) < CHANCE * (TRIALS / trials) ** 0.5
+    assert abs(accuracy(mechanism.secure(strict), bits, trials) - 0.5) < CHANCE * (TRIALS / trials) ** 0.5
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_grid_the_low_bits_of_both_inputs_have_the_same_law(name):
     """The last four bits of the whole numbers: uniform under either input, so they are the same function of nothing."""
-    mechanism = secure_mechanism(CASES[name][0])
+    mechanism = CASES[name][0].secure()
     step = 2.0**-21
     for bit in (0, 1):
         units = outputs(mechanism, bit, ChaChaNoise(), 400) / step
@@ -84,7 +83,7 @@ def test_a_report_on_the_grid_does_not_depend_on_bits_below_it():
     """Two updates that differ only below the grid give the same distribution: with the same draws, the same report."""
     from dpfedexp.noise.streams import Streams
 
-    mechanism = secure_mechanism(CentralGaussian(CLIP, 5.0))
+    mechanism = CentralGaussian(CLIP, 5.0).secure()
     noise = Streams(0).at("noise", 1)
     rows = [
         torch.tensor([[0.25, -0.5]], dtype=torch.float64),

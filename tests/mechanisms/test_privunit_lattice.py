@@ -5,18 +5,17 @@ import torch
 
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.noise.chacha import ChaChaNoise
 
 
 @pytest.mark.parametrize(("dimension", "exponent"), [(4, -13), (16, -14), (17, -15), (64, -15), (65, -16), (5000, -19)])
 def test_the_step_is_two_to_the_minus_twelve_of_the_power_of_two_below_a_typical_coordinate(dimension, exponent):
-    assert secure_mechanism(PrivUnit(1.0, dimension)).step == 2.0**exponent
-    assert 2.0**-13 < secure_mechanism(PrivUnit(1.0, dimension)).step * dimension**0.5 <= 2.0**-12
+    assert PrivUnit(1.0, dimension).secure().step == 2.0**exponent
+    assert 2.0**-13 < PrivUnit(1.0, dimension).secure().step * dimension**0.5 <= 2.0**-12
 
 
 def test_every_coordinate_of_a_report_is_a_whole_number_of_steps_and_the_row_keeps_its_length():
-    mechanism = secure_mechanism(PrivUnit(1.0, 17))
+    mechanism = PrivUnit(1.0, 17).secure()
     rows = torch.randn(50, 17, generator=torch.Generator().manual_seed(0))
     report = mechanism.randomize(clip(rows, 1.0), torch.arange(50), ChaChaNoise())
     units = report.vector.double() / mechanism.step

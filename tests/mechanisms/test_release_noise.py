@@ -8,7 +8,6 @@ import torch
 from dpfedexp.accounting import Sampling, compose
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.noise import lattice as grid_module
 
 CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
@@ -41,7 +40,7 @@ def sums_of(mechanism):
 
 
 def test_the_count_and_the_squared_norms_have_noise_of_their_own_in_a_secure_release():
-    mechanism = secure_mechanism(EVERYTHING)
+    mechanism = EVERYTHING.secure()
     sums = sums_of(mechanism)
     quiet = mechanism.release(sums, M, Constant(0.0), Constant(0.0, 0.0))
     noisy = mechanism.release(sums, M, Constant(1.0), Constant(1.0, -2.0))
@@ -73,7 +72,7 @@ def test_the_plain_release_has_the_same_three_noises():
 
 def test_the_secure_count_is_centred():
     """One client more, within the clip or not, moves the released count by a half, as is charged."""
-    mechanism = secure_mechanism(EVERYTHING)
+    mechanism = EVERYTHING.secure()
     base = sums_of(mechanism)
     for bit in (0.0, 1.0):
         more = type(base)(base.vector, base.squares, base.within + bit, base.count + 1)
@@ -95,7 +94,7 @@ def discrete(monkeypatch):
 
 
 def test_all_three_noises_of_a_strict_release_are_discrete(discrete):
-    mechanism = secure_mechanism(EVERYTHING, strict=True)
+    mechanism = EVERYTHING.secure(strict=True)
     sums = sums_of(mechanism)
     released = mechanism.release(sums, M, Forbidden(), Forbidden())
     assert len(discrete) == 3
@@ -107,7 +106,7 @@ def test_all_three_noises_of_a_strict_release_are_discrete(discrete):
 
 
 def test_a_strict_local_report_has_discrete_noise_only(discrete):
-    mechanism = secure_mechanism(LocalGaussian(CLIP, 0.7), strict=True)
+    mechanism = LocalGaussian(CLIP, 0.7).secure(strict=True)
     rows = torch.zeros(4, 9)
     report = mechanism.randomize(Clipped(rows, torch.ones(4, dtype=torch.bool)), torch.arange(4), Forbidden())
     assert len(discrete) == 1
@@ -115,13 +114,13 @@ def test_a_strict_local_report_has_discrete_noise_only(discrete):
 
 
 def test_plain_secure_noise_is_never_discrete(discrete):
-    mechanism = secure_mechanism(EVERYTHING)
+    mechanism = EVERYTHING.secure()
     mechanism.release(sums_of(mechanism), M, Constant(1.0), Constant(1.0, 1.0))
     assert discrete == []
 
 
 def test_the_grid_of_the_squared_norms_is_charged_on_top_of_the_joint_shift():
-    plain, ours = EVERYTHING.event(Sampling()), secure_mechanism(EVERYTHING).event(Sampling())
+    plain, ours = EVERYTHING.event(Sampling()), EVERYTHING.secure().event(Sampling())
     assert ours.joint_mu == pytest.approx(plain.joint_mu + 2.0**-19, rel=1e-14)
     assert compose([(ours, 10)], 1e-5).epsilon > compose([(plain, 10)], 1e-5).epsilon
 
@@ -134,7 +133,7 @@ def test_the_grid_of_the_squared_norms_is_charged_on_top_of_the_joint_shift():
 )
 def test_strict_noise_is_charged_more_than_the_gaussian_in_every_query(mechanism, sampling):
     more = 1.0 + 2.0**-20
-    grid, ours = secure_mechanism(mechanism).event(sampling), secure_mechanism(mechanism, strict=True).event(sampling)
+    grid, ours = mechanism.secure().event(sampling), mechanism.secure(strict=True).event(sampling)
     assert len(grid.queries) == len(ours.queries)
     for a, b in zip(grid.queries, ours.queries, strict=True):
         assert (b.bound / b.noise, b.sensitivity / b.noise) == pytest.approx(
@@ -145,8 +144,6 @@ def test_strict_noise_is_charged_more_than_the_gaussian_in_every_query(mechanism
 
 
 def test_strict_local_noise_is_charged_more_too():
-    plain, ours = (
-        m.event(Sampling()) for m in (LocalGaussian(CLIP, 0.7), secure_mechanism(LocalGaussian(CLIP, 0.7), True))
-    )
+    plain, ours = (m.event(Sampling()) for m in (LocalGaussian(CLIP, 0.7), LocalGaussian(CLIP, 0.7).secure(True)))
     assert ours.mu == pytest.approx(plain.mu * (1 + 2.0**-20), rel=1e-14)
     assert not math.isclose(ours.mu, plain.mu, rel_tol=1e-9)

@@ -12,7 +12,6 @@ from dpfedexp.clipping import clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.lattice import STRICT_BITS
@@ -41,7 +40,7 @@ def one_round(mechanism, noise, scalar):
 def test_the_secure_release_is_the_plain_one_to_within_the_grid(name):
     """The same draws; truncation moves each client by less than a step, rounding the noise by half a step."""
     plain, noise, scalar = CENTRAL[name], Streams(3).at("noise", 1), Streams(3).at("scalar", 1)
-    ours, theirs = one_round(secure_mechanism(plain), noise, scalar), one_round(plain, noise, scalar)
+    ours, theirs = one_round(plain.secure(), noise, scalar), one_round(plain, noise, scalar)
     step = 2.0 * 0.3 * 2.0**-20
     assert float((ours.c_bar - theirs.c_bar).abs().max()) <= 1.5 * step
     if name in ("free", "adaptive"):
@@ -52,7 +51,7 @@ def test_the_secure_release_is_the_plain_one_to_within_the_grid(name):
 def test_a_secure_report_is_the_plain_one_to_within_the_grid(name):
     plain, noise = LOCAL[name], Streams(3).at("noise", 1)
     kept = clip(ROWS, 0.3)
-    ours = secure_mechanism(plain).randomize(kept, torch.arange(40), _Same(noise)).vector
+    ours = plain.secure().randomize(kept, torch.arange(40), _Same(noise)).vector
     theirs = plain.randomize(kept, torch.arange(40), _Same(noise)).vector
     assert float((ours - theirs).abs().max()) <= 2 * 0.21 * 2.0**-20 + 1e-6
 
@@ -71,7 +70,7 @@ class _Same:
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_grid_is_charged_for_what_it_costs_and_no_more(mechanism, strict):
     for sampling in (Sampling(), Sampling("poisson", 0.1)):
-        plain, ours = mechanism.event(sampling), secure_mechanism(mechanism, strict).event(sampling)
+        plain, ours = mechanism.event(sampling), mechanism.secure(strict).event(sampling)
         assert plain.mu <= ours.mu <= plain.mu * (1 + 2.0**-19) + 2.0**-18
         if not strict and plain.joint_mu is None:
             assert ours == replace(plain, attained=False)
@@ -110,7 +109,7 @@ def test_the_ratio_of_discrete_to_rounded_noise_is_as_the_proof_says():
 
 def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
     plain = PrivUnit(0.3, 50)
-    ours = secure_mechanism(plain)
+    ours = plain.secure()
     rows = torch.zeros(20_000, 50)
     rows[:, 7] = 0.2
     report = ours.randomize(clip(rows, 0.3), torch.arange(len(rows)), ChaChaNoise())
@@ -124,9 +123,9 @@ def test_privunit_reports_lie_on_a_grid_and_keep_their_law():
 
 def test_what_can_not_be_secure_is_refused():
     with pytest.raises(InputError, match="PrivUnit"):
-        secure_mechanism(PrivUnit(0.3, 50), strict=True)
+        PrivUnit(0.3, 50).secure(strict=True)
     with pytest.raises(InputError, match="not private"):
-        secure_mechanism(NoPrivacy())
+        NoPrivacy().secure()
     with pytest.raises(InputError, match="not private"):
         run(fedavg(), secure=True)
 

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.config import parse
 from dpfedexp.mechanisms import Release
-from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian, SecureLocalGaussian
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
 from dpfedexp.models import linear_regression
 from dpfedexp.report.folder import report
 from dpfedexp.runs import checkpoint

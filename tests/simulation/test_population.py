@@ -9,7 +9,7 @@ from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.config import parse
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.streams import KeyedNoise

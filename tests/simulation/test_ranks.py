@@ -13,17 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpfedexp import (
-    Federation,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_scaffold,
-    fedavg,
-    ldp_fedexp,
-    train,
-)
+from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, fedavg, ldp_fedexp, train
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load
 from dpfedexp.data import synthetic_regression

@@ -182,8 +182,8 @@ def test_adaptive_clipping_costs_exactly_what_a_fixed_clip_costs():
     from dpfedexp.accounting import Sampling
 
     algorithm = cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
-    bound = algorithm.bind(500, 1000, 1000.0, Sampling(), 50)
-    fixed = cdp_fedexp(clip=1.0, noise_multiplier=5.0).bind(500, 1000, 1000.0, Sampling(), 50)
+    bound = algorithm.bind(500, 1000.0, Sampling(), 50)
+    fixed = cdp_fedexp(clip=1.0, noise_multiplier=5.0).bind(500, 1000.0, Sampling(), 50)
     assert bound.noise_multiplier == pytest.approx(5.00626, abs=1e-5)
     assert bound.event(Sampling()).mu == pytest.approx(fixed.event(Sampling()).mu, rel=1e-12)
 

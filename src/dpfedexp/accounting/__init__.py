@@ -2,7 +2,7 @@
 
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit
 from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon_curve, guarantee
-from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, Query, Sampling
+from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.accounting.ledger import Budget, Entry, Ledger
 from dpfedexp.accounting.statements.statement import PrivacyStatement
@@ -18,6 +18,7 @@ __all__ = [
     "PrivUnitEvent",
     "PrivacyCost",
     "PrivacyStatement",
+    "PureEvent",
     "Query",
     "Sampling",
     "affordable_rounds",

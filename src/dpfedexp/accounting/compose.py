@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from dpfedexp.accounting import gdp, privunit
-from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent
+from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent
 from dpfedexp.errors import InputError, require
 
 Setting = Literal["central", "local", "none"]
@@ -46,7 +46,7 @@ class Guarantee:
 @dataclass(frozen=True)
 class PrivacyCost:
     """The same rounds per round and in total. δ is for the total; a Gaussian round is quoted at the same δ, and a
-    PrivUnit report at `delta_round` = 0, because its ε is pure. `exact` is for the total."""
+    report that is ε-DP by itself at `delta_round` = 0. `exact` is for the total."""
 
     epsilon_round: float
     epsilon_total: float
@@ -79,7 +79,7 @@ def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
     """What `rounds` rounds of the same event promise: per round and in total."""
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
     total = compose([(event, rounds)], delta)
-    delta_round = 0.0 if isinstance(event, PrivUnitEvent) else delta
+    delta_round = 0.0 if event.family == "report" else delta
     return PrivacyCost(
         epsilon_round=compose([(event, 1)], delta_round).epsilon,
         epsilon_total=total.epsilon,
@@ -105,10 +105,10 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
     if not counts:
         return Guarantee(0.0, delta, "replace-one", "none", NOTHING, exact=True)
     adjacency, setting = _common(counts)
-    if any(isinstance(event, NonPrivateEvent) for event, _ in counts):
+    if any(event.family == "none" for event, _ in counts):
         return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE, exact=True)
     gaussian = [(event, n) for event, n in counts if isinstance(event, GaussianEvent)]
-    reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent)]
+    reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent | PureEvent)]
     if not reports:
         epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
         return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
@@ -143,7 +143,7 @@ def is_amplified(event: GaussianEvent) -> bool:
 
 
 def _common(counts: Iterable[tuple[Event, int]]) -> tuple[Adjacency, Setting]:
-    private = [event for event, _ in counts if not isinstance(event, NonPrivateEvent)]
+    private = [event for event, _ in counts if event.family != "none"]
     for name in ("adjacency", "setting"):
         values = sorted({getattr(event, name) for event in private})
         if len(values) > 1:

@@ -1,4 +1,4 @@
-"""Exact composition of PrivUnit × ScalarDP reports.
+"""Exact composition of reports by the law of their privacy loss: PrivUnit × ScalarDP, and anything else that is ε-DP by itself.
 
 The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most
 half of the sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
@@ -20,13 +20,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpfedexp.accounting.events import PrivUnitEvent, Sampling
-from dpfedexp.errors import require
+from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent
+from dpfedexp.accounting.events.loss import ThreePoint, randomised_response
 
 EXACT = "exact PrivUnit composition"
-BOUND = "PrivUnit composition"
-"""The same composition where it is an upper bound: caps that overlap, rounded reports, or clients that sit some rounds out."""
 RENYI = "RDP of the exact PrivUnit pair"
+RENYI_BOUND = "RDP of randomised response"
 PURE = "pure ε sum"
 
 _MAX_EXACT_REPORTS = 20_000
@@ -34,66 +33,38 @@ _MAX_ATOMS = 2_000_000
 _ORDERS = 1.0 + np.logspace(-4, 5, 600)
 
 
-@dataclass(frozen=True)
-class ThreePoint:
-    """A privacy loss that is +step with probability `up`, −step with probability `up`·e^{−step}, and 0 otherwise."""
-
-    step: float
-    up: float
-
-    @property
-    def down(self) -> float:
-        return self.up * math.exp(-self.step)
-
-    @property
-    def stay(self) -> float:
-        return max(0.0, 1.0 - self.up - self.down)
-
-
-def three_points(event: PrivUnitEvent) -> tuple[ThreePoint, ...]:
-    """The independent parts of one report's privacy loss."""
-    direction = event.direction_epsilon
-    # Caps above one half overlap; randomised response dominates anything that is L-DP.
-    up = event.p if event.cap <= 0.5 else 1.0 / (1.0 + math.exp(-direction))
-    level = ThreePoint(event.epsilon2, 1.0 / (1.0 + event.k * math.exp(-event.epsilon2)))
-    return tuple(part for part in (ThreePoint(direction, up), level) if part.step > 0.0)
-
-
-def exact_event(epsilon0: float, epsilon1: float, epsilon2: float) -> PrivUnitEvent:
-    """The event of PrivUnit(ε₀, ε₁) with the exact γ and ScalarDP(ε₂): the same in every dimension."""
-    for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1), ("epsilon2", epsilon2)):
-        require(0.0 < value <= 500.0, f"{name} is {value}; it must be above 0 and at most 500.")
-    levels = math.ceil(math.exp(epsilon2 / 3.0) * (1.0 - 1e-12))
-    p, cap = 1.0 / (1.0 + math.exp(-epsilon0)), 1.0 / (1.0 + math.exp(epsilon1))
-    nominal = epsilon0 + epsilon1 + epsilon2
-    return PrivUnitEvent(p, cap, epsilon2, levels, nominal, sampling=Sampling(), attained=True)
-
-
-def pure_epsilon(charges: Iterable[tuple[PrivUnitEvent, int]]) -> float:
+def pure_epsilon(charges: Iterable[tuple[ReportEvent, int]]) -> float:
     """The sum of the exact ε of every report: holds at δ = 0."""
     return math.fsum(event.epsilon * count for event, count in charges)
 
 
-def epsilon(charges: Sequence[tuple[PrivUnitEvent, int]], delta: float) -> tuple[float, str]:
+def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ over all the reports, and the name of the accountant that proved it."""
     return _epsilon(tuple(charges), delta)
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(charges: tuple[tuple[PrivUnitEvent, int], ...], delta: float) -> tuple[float, str]:
+def _epsilon(charges: tuple[tuple[ReportEvent, int], ...], delta: float) -> tuple[float, str]:
     pure = pure_epsilon(charges)
     if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
     parts = _parts(charges)
     if _tractable(parts):
-        exact = all(event.exact for event, _ in charges)
-        tight, name = _invert(_Losses.of(parts), pure, delta), EXACT if exact else BOUND
+        tight, name = _invert(_Losses.of(parts), pure, delta), _composition(charges)
     else:
-        tight, name = _renyi_epsilon(parts, delta), RENYI
+        only = all(isinstance(event, PrivUnitEvent) for event, _ in charges)
+        tight, name = _renyi_epsilon(parts, delta), RENYI if only else RENYI_BOUND
     return min((pure, PURE), (tight, name))
 
 
-def delta(charges: Iterable[tuple[PrivUnitEvent, int]], epsilon: float) -> float:
+def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
+    """Its name. It is an upper bound where caps overlap, reports are rounded, or clients sit some rounds out."""
+    names = sorted({event.composition for event, _ in charges})
+    exact = all(event.exact for event, _ in charges)
+    return ("exact " if exact else "") + " and ".join(names)
+
+
+def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
     """The exact δ(ε) of all the reports together."""
     return _Losses.of(_parts(charges)).delta(epsilon)
 
@@ -103,7 +74,7 @@ def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> floa
     parts: dict[ThreePoint, int] = {}
     for one, count in charges:
         if one > 0.0:
-            part = ThreePoint(one, 1.0 / (1.0 + math.exp(-one)))
+            part = randomised_response(one)
             parts[part] = parts.get(part, 0) + count
     pure = math.fsum(part.step * count for part, count in parts.items())
     if delta <= 0.0 or not parts:
@@ -112,10 +83,10 @@ def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> floa
     return min(pure, tight)
 
 
-def _parts(charges: Iterable[tuple[PrivUnitEvent, int]]) -> dict[ThreePoint, int]:
+def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
     parts: dict[ThreePoint, int] = {}
     for event, count in charges:
-        for part in three_points(event):
+        for part in event.losses():
             parts[part] = parts.get(part, 0) + count
     return parts
 

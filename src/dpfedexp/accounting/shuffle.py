@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from dpfedexp.accounting import privunit
-from dpfedexp.accounting.events import PrivUnitEvent
+from dpfedexp.accounting.events import ReportEvent
 
 SHUFFLE = "amplification by shuffling"
 
@@ -29,7 +29,7 @@ def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
     return min(epsilon0, math.log1p(math.tanh(epsilon0 / 2.0) * spread))
 
 
-def epsilon(charges: Sequence[tuple[PrivUnitEvent, int]], delta: float, clients: int) -> float | None:
+def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
     """ε at δ over all the rounds for whoever sees each of them shuffled; None where a round is not amplified."""
     rounds = sum(n for _, n in charges)
     share = delta if rounds == 1 else delta / (2.0 * rounds)

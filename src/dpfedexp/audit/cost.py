@@ -10,7 +10,6 @@ import torch
 
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, Mechanism
-from dpfedexp.mechanisms.secure import secure_mechanism
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 
@@ -33,8 +32,8 @@ def noise_cost(dimension: int, *, strict: bool = True, passes: int = 9) -> Cost:
     """Plain and secure passes alternate, so that what else the machine does hits both alike."""
     mechanism = CentralGaussian(0.3, 5.0, numerator="free")
     plain = _release(mechanism, Streams(0), dimension)
-    secure = _release(secure_mechanism(mechanism), SystemStreams(), dimension)
-    exact = _release(secure_mechanism(mechanism, strict=True), SystemStreams(), dimension) if strict else None
+    secure = _release(mechanism.secure(), SystemStreams(), dimension)
+    exact = _release(mechanism.secure(strict=True), SystemStreams(), dimension) if strict else None
     times = [(_seconds(plain, 20), _seconds(secure, 20)) for _ in range(passes)]
     slow = None if exact is None else min(_seconds(exact, 1) for _ in range(3))
     return Cost(dimension, min(t[0] for t in times), min(t[1] for t in times), slow)

@@ -24,7 +24,7 @@ from dpfedexp.accounting import (
     calibrate_privunit,
     guarantee,
 )
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.statements.views import models_only, other_adjacency
 from dpfedexp.accounting.statements.wording import figure
 from dpfedexp.cli import privacy_runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ class Settings(Section):
         facts = self.resolved
         sampling = self.build_participation().sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        return self.build_algorithm().event(facts.parameters, facts.clients, facts.cohort, sampling, rounds, secure)
+        return self.build_algorithm().event(facts.parameters, facts.cohort, sampling, rounds, secure)
 
     def check(self) -> None:
         """Everything that can be wrong without looking at data, before any folder is made."""
@@ -274,8 +275,7 @@ def _algorithm(settings: AlgorithmSettings) -> Algorithm:
         given["epsilons"] = tuple(2.0 if e is None else e for e in epsilons)
     if "clip" not in given and name not in ("fedavg", "fedexp"):
         raise InputError(f"algorithm.clip is missing; {name} needs a positive number or 'adaptive'.")
-    try:
-        return algorithms.ALGORITHMS[name](**given)
-    except TypeError as error:
-        wrong = str(error).rpartition("argument ")[2].strip("'")
-        raise InputError(f"algorithm.{wrong} is not a setting of {name}; leave it out.") from None
+    takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
+    for wrong in (key for key in given if key not in takes):
+        raise InputError(f"algorithm.{wrong} is not a setting of {name}; leave it out.")
+    return algorithms.ALGORITHMS[name](**given)

@@ -13,26 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from scipy.special import chdtri
 
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.clipping import row_norms
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import strict_array
-from dpfedexp.flower.mechanism_text import decode, encode
 from dpfedexp.flower.noise import deployed
-from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Report
-from dpfedexp.mechanisms.secure_gaussian import SecureCentralGaussian
-from dpfedexp.noise.lattice import step_for, truncate
+from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.base import Part
+from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.sums import Sums
 
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
 """Record names: the request, the report, and the rows that an app returns for the clients that its node hosts."""
-
-_NEVER = 1e-15
-"""How often an honest report may fall outside the bound that robustness puts on it."""
 
 
 @dataclass(frozen=True)
@@ -155,69 +150,33 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
     if request.clients:
         return _read_hosted(arrays["vector"], said, request, width)
     vector = torch.from_numpy(strict_array(arrays["vector"], "float32", (width,)))[None]
-    report = Report(vector, _level(said, request.mechanism), _within(said, request.mechanism))
-    _check_norm(request.mechanism, vector)
-    return request.mechanism.collect(report)
+    mechanism = request.mechanism
+    parts = {part: _part(said, part) for part in mechanism.parts}
+    report = Report(vector, level=parts.get("level"), within=parts.get("within"))
+    mechanism.check_report(report)
+    return mechanism.collect(report)
+
+
+def _part(said: ConfigRecord, part: Part) -> torch.Tensor:
+    """One whole number beside the vector; the mechanism says whether it is in range."""
+    value = said.get(part)
+    if part == "within":
+        require(value in (0, 1), "its clipping bit is not 0 or 1")
+        return torch.tensor([bool(value)])
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise InputError(f"its {part} is out of range")
+    return torch.tensor([value])
 
 
 def _read_hosted(array: Array, said: ConfigRecord, request: Request, width: int) -> Sums:
     vector = torch.from_numpy(strict_array(array, "float64", (width,)))
+    mechanism, n, slack = request.mechanism, len(request.clients), 1 + 1e-6
     count, squares, within = said.get("count"), said.get("squares"), said.get("within")
-    require(count == len(request.clients), "it does not count the clients that were asked")
-    n, bound = len(request.clients), norm_bound(request.mechanism, width)
-    slack = 1 + 1e-6
-    require(float(row_norms(vector[None])[0]) <= n * bound * slack, "its sum is longer than so many reports can be")
-    # A squared norm and a bit are never negative, but PrivUnit's unbiased estimate of a square can be.
-    least = -n * bound**2 * slack if isinstance(request.mechanism, PrivUnit) else 0.0
-    for value, low, high in ((squares, least, n * bound**2 * slack), (within, 0.0, float(n))):
-        require(isinstance(value, float) and low <= value <= high, "one of its statistics is out of range")
+    require(count == n, "it does not count the clients that were asked")
+    longest = n * mechanism.norm_bound(width) * slack
+    require(float(row_norms(vector[None])[0]) <= longest, "its sum is longer than so many reports can be")
+    low, high = mechanism.square_bounds(width)
+    for value, least, most in ((squares, n * low * slack, n * high * slack), (within, 0.0, float(n))):
+        require(isinstance(value, float) and least <= value <= most, "one of its statistics is out of range")
     scalar = torch.tensor([squares, within], dtype=torch.float64)
-    return on_grid(Sums(vector, scalar[0], scalar[1], n), request.mechanism)
-
-
-def on_grid(sums: Sums, mechanism: Mechanism) -> Sums:
-    """A node's sums truncated to the grid of the server's noise, where they are already if the node is honest."""
-    if not isinstance(mechanism, SecureCentralGaussian):
-        return sums
-    step = step_for(mechanism.noise_multiplier * mechanism.clip)
-    squares = sums.squares
-    if mechanism.scalar_multiplier is not None:
-        square_step = step_for(mechanism.scalar_multiplier * mechanism.clip**2)
-        squares = truncate(squares, square_step).double() * square_step
-    within = sums.within.round()
-    return Sums(truncate(sums.vector, step).double() * step, squares, within, sums.count)
-
-
-def _level(said: ConfigRecord, mechanism: Mechanism) -> torch.Tensor | None:
-    if not isinstance(mechanism, PrivUnit):
-        return None
-    level = said.get("level")
-    if not isinstance(level, int) or not 0 <= level <= mechanism.scalar.k:
-        raise InputError("its level is out of range")
-    return torch.tensor([level])
-
-
-def _within(said: ConfigRecord, mechanism: Mechanism) -> torch.Tensor | None:
-    if not isinstance(mechanism, CentralGaussian) or mechanism.count_noise is None:
-        return None
-    require(said.get("within") in (0, 1), "its clipping bit is not 0 or 1")
-    return torch.tensor([bool(said["within"])])
-
-
-def _check_norm(mechanism: Mechanism, vector: torch.Tensor) -> None:
-    """In local privacy the server can't clip without bias, but no honest client sends a vector of any size."""
-    norm = float(row_norms(vector)[0])
-    if isinstance(mechanism, PrivUnit):
-        require(abs(norm - 1.0) < 1e-3, "its direction is not a unit vector")
-    elif isinstance(mechanism, LocalGaussian):
-        require(norm <= norm_bound(mechanism, vector.shape[1]), "it is longer than any honest report")
-
-
-def norm_bound(mechanism: Mechanism, width: int) -> float:
-    """The largest norm of one client's vector in the sums, that of honest noise included."""
-    if isinstance(mechanism, LocalGaussian):
-        return mechanism.clip + mechanism.sigma * float(chdtri(width, _NEVER)) ** 0.5
-    if isinstance(mechanism, PrivUnit):
-        levels = torch.arange(mechanism.scalar.k + 1)
-        return float(mechanism.scalar.magnitude(levels).abs().max()) / mechanism.direction.m * (1 + 1e-3)
-    return mechanism.clip
+    return mechanism.settled(Sums(vector, scalar[0], scalar[1], n))

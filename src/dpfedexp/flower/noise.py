@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.mechanisms import Mechanism, Noise, NoPrivacy
-from dpfedexp.mechanisms.secure import secure_mechanism
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.participation import Participation
 
@@ -16,10 +16,10 @@ def deployment_noise() -> Noise:
 
 def deployed(mechanism: Mechanism) -> Mechanism:
     """The mechanism on the grid, so that no low bit of a release tells what it was added to."""
-    return mechanism if isinstance(mechanism, NoPrivacy) else secure_mechanism(mechanism)
+    return mechanism.secure() if mechanism.is_private else mechanism
 
 
 def bind(algorithm: Algorithm, participation: Participation, dimension: int, clients: int, rounds: int) -> Mechanism:
     """The mechanism of the first round: the server's, and the one that a node finds announced in the same settings."""
     sampling, cohort = participation.sampling(clients), participation.expected(clients)
-    return algorithm.bind(dimension, clients, cohort, sampling, rounds, secure=algorithm.private)
+    return algorithm.bind(dimension, cohort, sampling, rounds, secure=algorithm.private)

@@ -1,26 +1,41 @@
-"""What every mechanism owns: a client's side, the server's side, and the event that the accountant charges."""
+"""What every mechanism owns: a client's side, the server's side, and the event that the accountant charges.
+
+Whatever another room needs to know about a mechanism is asked here, so that nobody asks for its class. A new mechanism is a frozen
+dataclass in a file of its own that extends `Mechanism`, and a line in `registry.py`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Event, Sampling
-from dpfedexp.clipping import BLOCK, Clipped
+from dpfedexp.accounting.events import Adjacency, Event, Sampling
+from dpfedexp.accounting.events.cap import GammaRule
+from dpfedexp.accounting.events.charges import RoundSettings
+from dpfedexp.clipping import BLOCK, AdaptiveClip, Clipped
+from dpfedexp.errors import InputError, require
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
+
+Numerator = Literal["free", "paper", "naive"]
+Secure = bool | Literal["strict"]
+Part = Literal["level", "within"]
+"""What a report may carry beside its vector."""
 
 
 @dataclass(frozen=True)
 class Report:
     """What a chunk of clients sends, one row per client.
 
-    vector  the update, the update with the free rule's coordinate, or PrivUnit's unit vector V
-    level   PrivUnit's randomised level Ĵ, else None
-    within  the bit that adaptive clipping sums, else None
+    Args:
+        vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
+        level: PrivUnit's randomised level Ĵ, else None.
+        within: the bit that adaptive clipping sums, else None.
     """
 
     vector: Tensor
@@ -39,43 +54,230 @@ class Report:
 class Release:
     """What leaves the mechanism, and may be seen by anyone.
 
-    c_bar      the mean update that moves the model
-    statistic  the scalar that the step-size rule asks for, None where it asks for none
-    within     the noisy fraction of clients within the clip, None without adaptive clipping
-    clip       the radius C that was in force
+    Args:
+        c_bar: the mean update that moves the model.
+        statistic: the scalar that the step-size rule asks for, None where it asks for none.
+        within: the noisy fraction of clients within the clip, None without adaptive clipping.
+        clip: the radius C that was in force.
+        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
     """
 
     c_bar: Tensor
     statistic: float | None
     within: float | None
     clip: float
-
-
-class Mechanism(Protocol):
-    """One object that owns all three sides of the same promise, so that noise and accounting can't drift apart."""
+    sigma: float = 0.0
 
     @property
-    def clip(self) -> float: ...
+    def numerator(self) -> float:
+        """The statistic, for a rule that can't do without."""
+        if self.statistic is None:
+            raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
+        return self.statistic
 
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run asks of its mechanism, and the public facts that it is made for.
+
+    Args:
+        clip: the radius C, or how it adapts.
+        numerator: which statistic the step size needs, None for none.
+        noise_multiplier: z of Gaussian noise; None where a target is given.
+        target_epsilon: the ε that `rounds` rounds together may cost at `delta`; None where the noise is given.
+        delta: δ of the target.
+        adjacency: between which data sets the rounds must not tell.
+        epsilons: PrivUnit's ε₀, ε₁, ε₂.
+        gamma: PrivUnit's cap.
+        dimension: parameters of the model.
+        cohort: the public number of clients that sums are divided by.
+        rounds: how many rounds the target is for.
+        sampling: who takes part, as the accountant is told.
+        secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+    """
+
+    clip: float | AdaptiveClip
+    numerator: Numerator | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float = 1e-5
+    adjacency: Adjacency = "replace-one"
+    epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
+    gamma: GammaRule = "exact"
+    dimension: int = 1
+    cohort: float = 1.0
+    rounds: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    secure: Secure = False
+
+    @property
+    def radius(self) -> float:
+        """The clip of a mechanism that does not adapt it."""
+        if isinstance(self.clip, AdaptiveClip):
+            raise InputError(ADAPTIVE_LOCAL)
+        return self.clip
+
+    def drawn(self, mechanism: Mechanism) -> Mechanism:
+        """The mechanism with the kind of noise that is asked for."""
+        return mechanism.secure(strict=self.secure == "strict") if self.secure else mechanism
+
+
+ADAPTIVE_LOCAL = (
+    "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
+    "so it needs mechanism 'central-gaussian'."
+)
+
+
+class Mechanism(ABC):
+    """One object that owns all three sides of the same promise, so that noise and accounting can't drift apart.
+
+    A subclass is a frozen dataclass. It must say `is_local`: a local round is charged before its reports are sent, a central one
+    before its release, so a wrong answer would charge too late.
+    """
+
+    kind: ClassVar[str]
+    """Its name in the registry: in settings, messages, guard files and on the command line."""
+    is_local: ClassVar[bool]
+    """Whether a client's own report is the release, so that the server need not be trusted."""
+    is_private: ClassVar[bool] = True
+    """Whether it promises anything at all."""
+
+    clip: float
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        missing = [name for name in ("kind", "is_local") if getattr(cls, name, None) is None]
+        if missing and not inspect.isabstract(cls):
+            raise TypeError(f"the mechanism {cls.__name__} does not say {' and '.join(missing)}; both must be set.")
+
+    # Made from what a run asks for
+
+    @classmethod
+    @abstractmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        """The mechanism of the first round, with every constant in place.
+
+        Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever secure
+        noise costs: `terms.rounds` rounds together stay at or below the target.
+        """
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        """Raises `InputError` for terms that can't be met, before model and federation are known."""
+        require(not isinstance(terms.clip, AdaptiveClip), ADAPTIVE_LOCAL)
+        require(
+            terms.adjacency == "replace-one",
+            "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
+        )
+
+    @classmethod
+    def round_event(cls, settings: RoundSettings) -> Event:
+        """What one round costs where only its settings are known (`dpfedexp privacy`)."""
+        terms = Terms(
+            clip=1.0,
+            noise_multiplier=settings.noise_multiplier,
+            adjacency=settings.adjacency,
+            epsilons=settings.epsilons,
+            gamma=settings.gamma,
+            dimension=settings.dimension or 2,
+            sampling=settings.sampling,
+        )
+        cls.check_terms(terms)
+        return cls.bound(terms).event(settings.sampling)
+
+    # A client's side
+
+    @abstractmethod
     def width(self, dimension: int) -> int:
         """How long `Sums.vector` is for a model of this dimension."""
-        ...
 
+    @abstractmethod
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
         """The client's side: from updates inside the ball to what is sent."""
-        ...
 
+    def estimate(self, report: Report) -> Tensor:
+        """A report as an estimate of the client's own update, [n, d]."""
+        return report.vector
+
+    def check_model(self, dimension: int) -> None:
+        """Raises `InputError` where the mechanism is made for a model of another size."""
+        return
+
+    # The server's side
+
+    @abstractmethod
     def collect(self, report: Report) -> Sums:
         """The server's side of one chunk; enforces again whatever the guarantee of the others rests on."""
-        ...
 
+    @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         """From sums to what may be seen. `denominator` is public; the two noises are independent streams."""
-        ...
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What a report carries beside its vector."""
+        return ()
+
+    def check_report(self, report: Report) -> None:
+        """Raises `InputError` where no honest client sends this: in local privacy a server can't clip without bias."""
+        return
+
+    def norm_bound(self, width: int) -> float:
+        """The largest norm of one client's vector in the sums, that of honest noise included."""
+        return self.clip
+
+    def square_bounds(self, width: int) -> tuple[float, float]:
+        """Between which values one client's share of `Sums.squares` lies."""
+        return 0.0, self.norm_bound(width) ** 2
+
+    def settled(self, sums: Sums) -> Sums:
+        """Sums that were added elsewhere, brought to the form that `release` adds noise to."""
+        return sums
+
+    # The promise
+
+    @abstractmethod
     def event(self, sampling: Sampling) -> Event:
         """What one round costs."""
-        ...
+
+    def client_event(self) -> Event:
+        """What one round costs a client that answers it: all of its data may be replaced, and it knows that it was asked."""
+        return self.event(Sampling()).unsampled()
+
+    def secure(self, strict: bool = False) -> Mechanism:
+        """The same mechanism with noise on a lattice, which hides nothing in low bits: the same fields and adjacency.
+
+        Formal guarantee: that of this mechanism; what is charged says where the lattice costs anything. `strict` takes exact
+        discrete Gaussian noise, which leaves nothing to the quality of floating-point sampling and is far slower.
+        """
+        raise InputError(f"secure is set, but the mechanism {self.kind!r} has no secure variant; use secure = false.")
+
+    def log_ratio(self, seen: Any, here: Tensor, there: Tensor) -> Any:
+        """The log-likelihood ratio of reports between two updates, for the audit; None where no formula is at hand.
+
+        Args:
+            seen: reports as float64 rows: the vector, then the level where there is one.
+            here: one client's update, [1, d].
+            there: its neighbour's.
+        """
+        return None
+
+    def counts_are_public(self, sampling: Sampling) -> bool:
+        """Whether it may be shown how many clients took part."""
+        return True
+
+    @property
+    def adapts_clip(self) -> bool:
+        """Whether its clip changes from round to round, by a count that it releases."""
+        return False
+
+    def at_radius(self, radius: float) -> Self:
+        """The mechanism with the clip that is in force, which adaptive clipping moves."""
+        return self if radius == self.clip else replace(self, clip=radius)  # type: ignore[type-var]
+
+    def settings(self) -> dict[str, Any]:
+        """Its own fields, which a secure variant is made from."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def total(rows: Tensor) -> Tensor:

@@ -7,17 +7,31 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpfedexp.accounting.events import Event, NonPrivateEvent, Sampling
-from dpfedexp.clipping import Clipped, row_norms
-from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
+from dpfedexp.accounting.events import NonPrivateEvent, Sampling
+from dpfedexp.clipping import AdaptiveClip, Clipped, row_norms
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, make_sums, total
+from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 
 
 @dataclass(frozen=True)
-class NoPrivacy:
+class NoPrivacy(Mechanism):
     """Sends the update as it is. Guarantee: none; event: `NonPrivateEvent`."""
 
+    kind = "none"
+    is_local = False
+    is_private = False
+
     clip: float = math.inf
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        return
+
+    @classmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip))
 
     def width(self, dimension: int) -> int:
         return dimension
@@ -33,5 +47,8 @@ class NoPrivacy:
         count = max(sums.count, 1)
         return Release(sums.vector / count, float(sums.squares) / count, None, self.clip)
 
-    def event(self, sampling: Sampling) -> Event:
+    def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()
+
+    def secure(self, strict: bool = False) -> Mechanism:
+        raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")

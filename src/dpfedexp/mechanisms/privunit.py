@@ -8,94 +8,28 @@ the cap "with probability γ", which must read p: taken literally, E[z] points a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
-from scipy.special import betaincc, betainccinv, betaincinv, betaln
+from scipy.special import betainccinv, betaincinv
 from torch import Tensor
 
-from dpfedexp.accounting.events import Event, PrivUnitEvent, Sampling
+from dpfedexp.accounting import compose
+from dpfedexp.accounting.events import PrivUnitEvent, Sampling
+from dpfedexp.accounting.events.cap import Direction, GammaRule, direction
+from dpfedexp.accounting.events.charges import privunit
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Terms, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
+from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 
-GammaRule = Literal["exact", "paper", "optimal"]
 _FEW = 2**12
 _NOTHING = 1e-30
 """Norms below this are zero, because their inverse is not a float32."""
-
-
-@dataclass(frozen=True)
-class Direction:
-    """The constants of PrivUnit on the sphere in R^d: P(cap) = p, cap {⟨v,u⟩ ≥ γ} of mass q, and log m with ‖z‖ = 1/m."""
-
-    dimension: int
-    p: float
-    gamma: float
-    q: float
-    log_m: float
-
-    @property
-    def m(self) -> float:
-        return math.exp(self.log_m)
-
-    @property
-    def epsilon(self) -> float:
-        """The exact ε of V: the log of the ratio of the density inside the cap to that outside."""
-        return math.log(self.p / (1 - self.p)) + math.log((1 - self.q) / self.q)
-
-
-def _direction(dimension: int, p: float, gamma: float, q: float) -> Direction:
-    half = (dimension - 1) / 2
-    log_m = (
-        -betaln(0.5, half)
-        + half * math.log1p(-gamma * gamma)
-        - math.log(dimension - 1)
-        + math.log((p - q) / (q * (1 - q)))
-    )
-    return Direction(dimension, p, gamma, q, float(log_m))
-
-
-@lru_cache(maxsize=256)
-def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule = "exact") -> Direction:
-    """PrivUnit's constants.
-
-    exact    the largest γ that ε₁ allows: q = 1/(1 + e^{ε₁})
-    paper    γ = tanh(ε₁/2)·sqrt(π/(2(d−1))), the paper's first condition: only sufficient, and unsound at d = 2
-    optimal  ε₀ + ε₁ split so that 1/m, and with it the variance, is smallest (Asi, Feldman and Talwar 2022)
-    """
-    require(dimension >= 2, f"PrivUnit needs a model of at least 2 parameters; this one has {dimension}.")
-    for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1)):
-        require(0 < value <= 500, f"{name} is {value}; it must be above 0 and at most 500.")
-    if rule == "optimal":
-        total = epsilon0 + epsilon1
-        best = minimize_scalar(
-            lambda e0: -direction(dimension, e0, total - e0).log_m,
-            bounds=(1e-3 * total, 0.999 * total),
-            method="bounded",
-            options={"xatol": 1e-6 * total},
-        )
-        return direction(dimension, float(best.x), total - float(best.x))
-    p = 1 / (1 + math.exp(-epsilon0))
-    half = (dimension - 1) / 2
-    if rule == "exact":
-        q = 1 / (1 + math.exp(epsilon1))
-        return _direction(dimension, p, math.sqrt(betainccinv(0.5, half, 2 * q)), q)
-    if rule != "paper":
-        raise InputError(f"gamma is {rule!r}; it must be 'exact', 'paper' or 'optimal'.")
-    gamma = math.tanh(epsilon1 / 2) * math.sqrt(math.pi / (2 * (dimension - 1)))
-    require(
-        gamma < 1,
-        f"the paper's rule gives gamma = {gamma:.3f} for epsilon1 = {epsilon1} and {dimension} parameters, an empty cap; "
-        "use gamma='exact'.",
-    )
-    return _direction(dimension, p, gamma, 0.5 * float(betaincc(0.5, half, gamma * gamma)))
 
 
 @lru_cache(maxsize=256)
@@ -161,8 +95,11 @@ def sample_direction(
 
 
 @dataclass(frozen=True)
-class PrivUnit:
+class PrivUnit(Mechanism):
     """c_i = r̂_i·z_i with z_i from PrivUnit(ε₀, ε₁) and r̂_i from ScalarDP(ε₂); sends (Ĵ, V)."""
+
+    kind = "privunit"
+    is_local = True
 
     clip: float
     dimension: int
@@ -178,6 +115,28 @@ class PrivUnit:
     @property
     def scalar(self) -> ScalarDP:
         return ScalarDP(self.epsilon2, self.clip)
+
+    @classmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        if terms.target_epsilon is None:
+            return terms.drawn(PrivUnit(terms.radius, terms.dimension, *terms.epsilons, gamma=terms.gamma))
+        one = terms.target_epsilon / terms.rounds
+        # The ε of a report is computed from its probabilities, so it need not be what was asked for to the last digit.
+        for less in (0.0, *(2.0**-k for k in range(52, 1, -2))):
+            split = best_split(one * (1.0 - less), terms.dimension)
+            mechanism = PrivUnit(terms.radius, terms.dimension, *split)
+            if compose([(mechanism.event(Sampling()), terms.rounds)], 0.0).epsilon <= terms.target_epsilon:
+                return terms.drawn(mechanism)
+        raise InputError(
+            f"target_epsilon is {terms.target_epsilon:g} over {terms.rounds} rounds, where PrivUnit's probabilities are no longer "
+            "below 1; lower it."
+        )
+
+    def check_model(self, dimension: int) -> None:
+        require(
+            self.dimension == dimension,
+            f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.",
+        )
 
     def width(self, dimension: int) -> int:
         return dimension
@@ -199,9 +158,13 @@ class PrivUnit:
 
     def reconstruct(self, report: Report) -> tuple[Tensor, Tensor]:
         """r̂ and c = r̂·V/m for every row: what the paper says the client sends."""
-        assert report.level is not None
+        if report.level is None:
+            raise InputError("the report has no level; PrivUnit sends one beside its direction.")
         r_hat = self.scalar.magnitude(report.level)
         return r_hat, (r_hat / self.direction.m).to(report.vector.dtype)[:, None] * report.vector
+
+    def estimate(self, report: Report) -> Tensor:
+        return self.reconstruct(report)[1]
 
     def recover(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """r̂ and ŝ from c alone, by the nearest magnitude that ScalarDP can give."""
@@ -216,7 +179,62 @@ class PrivUnit:
         count = max(sums.count, 1)
         return Release(sums.vector / count, float(sums.squares) / count, None, self.clip)
 
-    def event(self, sampling: Sampling) -> Event:
-        nominal = self.epsilon0 + self.epsilon1 + self.epsilon2
-        p, cap = self.direction.p, self.direction.q
-        return PrivUnitEvent(p, cap, self.epsilon2, self.scalar.k, nominal, sampling=sampling, attained=True)
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return ("level",)
+
+    def check_report(self, report: Report) -> None:
+        levels = torch.zeros(0) if report.level is None else report.level
+        require(
+            len(levels) > 0 and bool(((levels >= 0) & (levels <= self.scalar.k)).all()), "its level is out of range"
+        )
+        require(float((row_norms(report.vector) - 1.0).abs().max()) < 1e-3, "its direction is not a unit vector")
+
+    def norm_bound(self, width: int) -> float:
+        levels = torch.arange(self.scalar.k + 1)
+        return float(self.scalar.magnitude(levels).abs().max()) / self.direction.m * (1 + 1e-3)
+
+    def square_bounds(self, width: int) -> tuple[float, float]:
+        """An unbiased estimate of a square can be negative."""
+        most = self.norm_bound(width) ** 2
+        return -most, most
+
+    def event(self, sampling: Sampling) -> PrivUnitEvent:
+        epsilons = (self.epsilon0, self.epsilon1, self.epsilon2)
+        return privunit(*epsilons, gamma=self.gamma, dimension=self.dimension, sampling=sampling)
+
+    def log_ratio(self, seen: np.ndarray, here: Tensor, there: Tensor) -> np.ndarray | None:
+        """In which of the two caps a direction lies, and which level it has; for opposite directions at the ends of the norm."""
+        gamma, u = self.direction.gamma, here[0].double().numpy()
+        height, level = seen[:, :-1] @ (u / np.linalg.norm(u)), seen[:, -1]
+        caps = self.direction.epsilon * ((height >= gamma).astype(float) - (height <= -gamma))
+        return caps + self.epsilon2 * ((level == self.scalar.k).astype(float) - (level == 0))
+
+    def secure(self, strict: bool = False) -> SecurePrivUnit:
+        require(not strict, "secure is 'strict' with PrivUnit, which draws no Gaussian noise; use secure = true.")
+        return SecurePrivUnit(**self.settings())
+
+
+@dataclass(frozen=True)
+class SecurePrivUnit(PrivUnit):
+    """`PrivUnit` computed in double precision and rounded to a public lattice of about 2⁻¹²/√d.
+
+    Formal guarantee: that of `PrivUnit` for the ideal direction, of which the report is the rounding. The computed direction
+    differs from the ideal one by about 2⁻⁵²/√d in a coordinate, so a report is not exactly that rounding with probability about
+    d·2⁻⁴⁰.
+    """
+
+    @property
+    def step(self) -> float:
+        return 2.0 ** (math.frexp(self.dimension**-0.5)[1] - 1 - 12)
+
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+        kind = clipped.vectors.dtype
+        report = super().randomize(Clipped(clipped.vectors.double(), clipped.within), clients, noise)
+        return Report((report.vector / self.step).round().mul(self.step).to(kind), level=report.level)
+
+    def event(self, sampling: Sampling) -> PrivUnitEvent:
+        return replace(super().event(sampling), attained=False)
+
+    def secure(self, strict: bool = False) -> SecurePrivUnit:
+        return self

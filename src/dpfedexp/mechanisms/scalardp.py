@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.events.cap import level_count
 from dpfedexp.errors import InputError, require
 
 
@@ -27,7 +28,7 @@ class ScalarDP:
 
     @property
     def k(self) -> int:
-        return math.ceil(math.exp(self.epsilon2 / 3) * (1 - 1e-12))
+        return level_count(self.epsilon2)
 
     @property
     def a(self) -> float:

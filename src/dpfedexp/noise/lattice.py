@@ -1,8 +1,8 @@
-"""Whole numbers instead of floats: sums and noise on one grid, so that no low bit of a release tells what it was added to.
+"""Whole numbers instead of floats: sums and noise on one lattice, so that no low bit of a release tells what it was added to.
 
-The step g of a grid is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero, which
-never makes a norm larger: a vector in the ball of radius C stays in it, and its sensitivity claim holds without a correction. Whole
-numbers are held in int64 and float64; the latter is exact below 2⁵³, and `check_room` refuses anything that could come near.
+The step g of a lattice is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero,
+which never makes a norm larger: a vector in the ball of radius C stays in it, and its sensitivity claim holds without a correction.
+Whole numbers are held in int64 and float64; the latter is exact below 2⁵³, and `check_room` refuses anything that could come near.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ BITS = 20
 double precision reaches every step, in the tails too."""
 
 STRICT_BITS = 30
-"""Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting (`gaussian.STRICT_EXCESS`)."""
+"""Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting, up to `STRICT_EXCESS`."""
+
+STRICT_EXCESS = 2.0**-20
+"""How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
 
 _EXACT = 2.0**52
 
 
 def step_for(deviation: float, strict: bool = False) -> float:
-    """The grid's step for noise of this standard deviation: 2^BITS of them, or up to twice as many, make one deviation.
+    """The lattice's step for noise of this standard deviation: 2^BITS of them, or up to twice as many, make one deviation.
 
     >>> step_for(1.5) == 2.0**-20
     True
@@ -45,19 +48,21 @@ def check_room(count: int, bound: float, step: float) -> None:
     """Whether the sum of so many contributions can be held exactly."""
     require(
         count * (bound / step) < _EXACT,
-        f"the sum of {count} clients needs more than 52 bits on the grid of secure noise; use more noise or fewer clients.",
+        f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
     )
 
 
 def add_noise(values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False) -> Tensor:
-    """Values on the grid plus noise on the grid, [n, width] float64.
+    """Values on the lattice plus noise on the lattice, [n, width] float64.
 
     Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because a whole number of steps moves through the
     rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
     """
     units = values / step
     if not bool((units == units.round()).all()):
-        raise InputError("the sums are not on the grid of secure noise; all of them must come from a secure mechanism.")
+        raise InputError(
+            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
+        )
     # One representable number up, so that rounding of the quotient never makes the noise smaller.
     scale = math.nextafter(deviation / step, math.inf)
     if strict:

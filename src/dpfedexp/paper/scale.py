@@ -76,6 +76,6 @@ def _noise_multiplier(settings: Settings) -> float | None:
     given = settings.build_algorithm()
     plain = replace(given, clip=1.0, numerator=None, mechanism="central-gaussian")
     clients = settings.data.clients
-    bound = plain.bind(1, clients, clients, Full().sampling(clients), settings.run.rounds)
+    bound = plain.bind(1, clients, Full().sampling(clients), settings.run.rounds)
     assert isinstance(bound, CentralGaussian)
     return bound.noise_multiplier

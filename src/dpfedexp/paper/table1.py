@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose, guarantee, joint_mu
 from dpfedexp.accounting.events import Event
-from dpfedexp.accounting.privunit import exact_event
+from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.mechanisms import PrivUnit
 
 CLIENTS = 1000

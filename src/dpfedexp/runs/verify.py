@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event, NonPrivateEvent
+from dpfedexp.accounting.events import Event
 from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
@@ -204,9 +204,7 @@ def _check_planned(ledger: Ledger, planned: Event, delta: float) -> Check:
     want = compose([(planned, 1)], delta)
     for event, _ in ledger.charges():
         have = compose([(event, 1)], delta)
-        same = _close(have.epsilon, want.epsilon) and isinstance(event, NonPrivateEvent) == isinstance(
-            planned, NonPrivateEvent
-        )
+        same = _close(have.epsilon, want.epsilon) and (event.family == "none") == (planned.family == "none")
         if not same or (have.adjacency, have.setting) != (want.adjacency, want.setting):
             return Check(
                 "configuration",

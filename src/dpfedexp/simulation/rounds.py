@@ -21,7 +21,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.local import schedule
-from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
+from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
@@ -170,7 +170,7 @@ class Simulation:
                     own = (
                         clipped.vectors[: len(part)]
                         if self.algorithm.scaffold == "update"
-                        else _sent(mechanism, report)
+                        else mechanism.estimate(report)
                     )
                     controls.append(self._control(state, part, own))
                 added = mechanism.collect(report)
@@ -263,11 +263,6 @@ def _filled(clients: Tensor, count: int) -> Tensor:
     if len(clients) == count:
         return clients
     return torch.cat([clients, clients[-1:].expand(count - len(clients))])
-
-
-def _sent(mechanism: Mechanism, report: Report) -> Tensor:
-    """A local report as an estimate of the client's update."""
-    return mechanism.reconstruct(report)[1] if isinstance(mechanism, PrivUnit) else report.vector
 
 
 def check_scaffold(algorithm: Algorithm, task: Task) -> None:

@@ -21,7 +21,7 @@ from dpfedexp.evaluation import Evaluate, on_test_set
 from dpfedexp.layout import Layout
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss, resolve
-from dpfedexp.mechanisms.secure import Secure
+from dpfedexp.mechanisms import Secure
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
@@ -302,7 +302,7 @@ def prepare(
         chunk = automatic_chunk(trial or task, limit, chosen.in_flight, isolated=isolated)
     if trial is not None:
         chunk, unit = widths(cohort, chunk, chosen.unit, fixed=sampling.kind != "poisson")
-    mechanism = algorithm.bind(layout.dimension, declared, cohort, sampling, rounds, secure)
+    mechanism = algorithm.bind(layout.dimension, cohort, sampling, rounds, secure)
     system = SystemStreams() if secure else None
     bound = Simulation(
         task, chosen, algorithm, mechanism, everyone, streams, chunk, diagnostics, system, unit, declared=declared

@@ -14,7 +14,7 @@ from typing import Any
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent
+from dpfedexp.accounting.events import Event
 from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
@@ -144,21 +144,16 @@ def strength(epsilon: float) -> str:
 
 
 def _nominal(charges: Sequence[tuple[Event, int]]) -> float | None:
-    """PrivUnit's nominal ε of the most expensive round, where its exact one differs."""
-    reports = [event for event, _ in charges if isinstance(event, PrivUnitEvent)]
-    if not reports or len(reports) < len(charges):
+    """The ε that was asked for in the most expensive round, where the exact one differs."""
+    dearest = max((event for event, _ in charges), key=lambda event: event.strength, default=None)
+    if dearest is None or any(event.nominal is None for event, _ in charges) or dearest.nominal is None:
         return None
-    dearest = max(reports, key=lambda event: event.epsilon)
-    return None if math.isclose(dearest.nominal, dearest.epsilon, rel_tol=1e-9) else dearest.nominal
+    return None if math.isclose(dearest.nominal, dearest.strength, rel_tol=1e-9) else dearest.nominal
 
 
 def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
     """How cohorts were drawn: one kind, or all that occur."""
-    kinds = {
-        event.sampling.kind
-        for event, _ in charges
-        if isinstance(event, GaussianEvent | PrivUnitEvent) and event.sampling
-    }
+    kinds = {event.sampling.kind for event, _ in charges if event.sampling is not None}
     return ", ".join(sorted(kinds)) or "full"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dpfedexp.accounting import shuffle
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent
+from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent, ReportEvent
 from dpfedexp.accounting.statements.promise import View
 
 OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
@@ -38,7 +38,7 @@ Counts = Sequence[tuple[Event, int]]
 
 def round_delta(charges: Counts, delta: float) -> float:
     """The δ at which a single round is quoted: 0 where every round is pure."""
-    return 0.0 if charges and all(isinstance(event, PrivUnitEvent) for event, _ in charges) else delta
+    return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
 
 
 def view(charges: Counts, delta: float) -> View:
@@ -70,7 +70,7 @@ def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> 
     if not charges or any(event.setting != "local" for event, _ in charges):
         return None, ""
     gaussian = [(event, n) for event, n in charges if isinstance(event, GaussianEvent)]
-    reports = [(event, n) for event, n in charges if isinstance(event, PrivUnitEvent)]
+    reports = [(event, n) for event, n in charges if isinstance(event, PrivUnitEvent | PureEvent)]
     if gaussian and reports:
         return None, MIXED
     return _shuffled(reports, delta, reporting) if reports else _summed(gaussian, delta, reporting, clients)
@@ -95,7 +95,7 @@ def _of_the_sum(event: GaussianEvent, reporting: int, clients: int) -> GaussianE
     return replace(event, queries=queries, attained=event.attained and reporting == clients)
 
 
-def _shuffled(charges: Sequence[tuple[PrivUnitEvent, int]], delta: float, reporting: int) -> tuple[View | None, str]:
+def _shuffled(charges: Sequence[tuple[ReportEvent, int]], delta: float, reporting: int) -> tuple[View | None, str]:
     """The server's sums do not depend on the order of the reports, so whoever sees the models sees no more than a shuffle."""
     for event, _ in charges:
         if event.sampling is None:

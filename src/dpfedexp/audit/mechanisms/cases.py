@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.joint import FREE_THRESHOLD
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
-from dpfedexp.mechanisms.gaussian import Numerator
-from dpfedexp.mechanisms.privunit import GammaRule
-from dpfedexp.mechanisms.secure import secure_mechanism
+from dpfedexp.mechanisms.base import Numerator
 
 DIMENSION = 8
 GAMMAS: tuple[GammaRule, ...] = ("exact", "paper", "optimal")
@@ -53,7 +52,7 @@ class Case:
 def standard_cases() -> list[Case]:
     plain = [*_central_cases(0.5, 2.0), *_local_cases(0.5, 2.0), *_privunit_cases(0.5)]
     secure = [
-        Case(f"{c.name}, secure", secure_mechanism(c.mechanism), c.here, c.there, c.denominator, c.within)
+        Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.within)
         for c in plain
         if not c.name.endswith(("coordinate", "naive rule", "paper γ", "optimal γ"))
     ]

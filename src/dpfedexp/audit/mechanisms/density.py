@@ -15,7 +15,7 @@ import torch
 from scipy.integrate import quad
 from scipy.special import betainc, betaincc, gammaln
 
-from dpfedexp.accounting import PrivUnitEvent, Sampling
+from dpfedexp.accounting import Sampling
 from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import distance, distance_limit, rare
 from dpfedexp.audit.power import Power
@@ -28,7 +28,6 @@ from dpfedexp.noise.streams import Streams
 def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
     """The exact ε of the densities beside the event's; then the sampler's cap, height and rest beside theirs."""
     event = mechanism.event(Sampling())
-    assert isinstance(event, PrivUnitEvent)
     p, cap = mechanism.direction.p, cap_mass(mechanism.dimension, mechanism.direction.gamma)
     direction = abs(math.log(p / cap) - math.log((1 - p) / (1 - cap)))
     exact = direction + level_epsilon(mechanism)

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.correlation import correlation_limit, distance, distance_limit, largest_correlation, rare
 from dpfedexp.audit.result import Result, skip
-from dpfedexp.mechanisms import Noise
+from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import ChaCha20, ChaChaNoise, SystemStreams
 from dpfedexp.noise.streams import Streams
 

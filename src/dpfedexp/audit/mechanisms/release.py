@@ -2,8 +2,8 @@
 
 The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbours send) and knows every
 other client. A linear discriminant, fitted on one half of the samples, finds the best direction also where noises are not what they
-should be, such as equal in two coordinates; the other half proves the bound. PrivUnit's attacker has the likelihood ratio that is
-claimed, and one that is learnt from a histogram, which also sees what no formula says.
+should be, such as equal in two coordinates; the other half proves the bound. A report that is ε-DP by itself is attacked with the
+likelihood ratio that its mechanism claims, and with one that is learnt from a histogram.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import math
 
 import numpy as np
 
-from dpfedexp.accounting import GaussianEvent, Sampling, compose
+from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
 from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.audit.mechanisms.histogram import learnt_ratio
 from dpfedexp.audit.mechanisms.samples import samples_of
 from dpfedexp.audit.power import power_of_shift, power_of_tests
 from dpfedexp.audit.result import Result
-from dpfedexp.mechanisms import PrivUnit
 
 DELTA = 0.01
 """Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""
@@ -29,13 +28,12 @@ CURVE = (0.001, 0.003, 0.01, 0.03, 0.1)
 
 def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> list[Result]:
     """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
-    if isinstance(case.mechanism, PrivUnit):
-        return _privunit(case, case.mechanism, samples, seed, confidence)
+    event = case.mechanism.event(Sampling())
+    if not isinstance(event, GaussianEvent):
+        return _reports(case, event, samples, seed, confidence)
     here, there = _views(case, samples, seed)
     direction = discriminant(here[::2], there[::2])
     attack = Distinguisher(here @ direction, there @ direction, confidence)
-    event = case.mechanism.event(Sampling())
-    assert isinstance(event, GaussianEvent)
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
 
     def result(unit: str, score: Score, claim: float, curve: tuple[tuple[float, float, float], ...] = ()) -> Result:
@@ -65,19 +63,20 @@ def discriminant(here: Floats, there: Floats) -> Floats:
     return np.linalg.solve(whitened, shift / scale) / scale
 
 
-def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
-    event = mechanism.event(Sampling())
+def _reports(case: Case, event: Event, samples: int, seed: int, confidence: float) -> list[Result]:
+    """A report that is ε-DP by itself, at δ = 0: the likelihood ratio that its mechanism claims, where it says one, and a learnt
+    one, which also sees what no formula says."""
     here, there = _views(case, samples, seed)
     score = epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
-    views = {
-        "": (claimed_ratio(mechanism, here), claimed_ratio(mechanism, there)),
-        ", learnt": learnt_ratio(here, there),
-    }
+    claimed = [case.mechanism.log_ratio(seen, case.here, case.there) for seen in (here, there)]
+    views = {", learnt": learnt_ratio(here, there, levels="level" in case.mechanism.parts)}
+    if claimed[0] is not None and claimed[1] is not None:
+        views = {"": (claimed[0], claimed[1]), **views}
     found = []
     for name, pair in views.items():
         attack = Distinguisher(*pair, confidence)
-        power = power_of_tests(*_rates(mechanism), (len(pair[0]), len(pair[1])), score, confidence)
+        power = power_of_tests(*_rates(event), (len(pair[0]), len(pair[1])), score, confidence)
         curve = tuple(
             (d, attack.bound(epsilon_score(d)).value, compose([(event, 1)], d).epsilon) for d in CURVE if not name
         )
@@ -87,15 +86,8 @@ def _privunit(case: Case, mechanism: PrivUnit, samples: int, seed: int, confiden
     return found
 
 
-def claimed_ratio(mechanism: PrivUnit, seen: Floats) -> Floats:
-    """The log-likelihood ratio of a report: in which of the two caps its direction lies, and which level it has."""
-    gamma, height, level = mechanism.direction.gamma, seen[:, 0], seen[:, -1]
-    caps = mechanism.direction.epsilon * ((height >= gamma).astype(float) - (height <= -gamma))
-    return caps + mechanism.epsilon2 * ((level == mechanism.scalar.k).astype(float) - (level == 0))
-
-
-def _rates(mechanism: PrivUnit) -> tuple[Floats, Floats]:
-    """Of the test {inside the first client's cap, at the highest level}, which is the best there is at δ = 0."""
-    p, q, scalar = mechanism.direction.p, mechanism.direction.q, mechanism.scalar
-    kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
-    return np.array([p * kept]), np.array([(1 - p) * q / (1 - q) * (1 - kept) / scalar.k])
+def _rates(event: Event) -> tuple[Floats, Floats]:
+    """Of the test "every part of the loss is at its largest", the best there is at δ = 0, under both inputs."""
+    losses = [] if isinstance(event, GaussianEvent | NonPrivateEvent) else event.losses()
+    here = math.prod(part.up for part in losses)
+    return np.array([here]), np.array([here * math.exp(-math.fsum(part.step for part in losses))])

@@ -9,7 +9,7 @@ from torch import Tensor
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.clipping import Clipped, clip
-from dpfedexp.mechanisms import CentralGaussian, Mechanism, PrivUnit, Release, Report
+from dpfedexp.mechanisms import Mechanism, Release, Report
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
@@ -30,18 +30,18 @@ def affordable(count: int) -> int:
 def samples_of(case: Case, count: int, seed: int, there: bool) -> Floats:
     """What is seen in so many rounds of one of the two inputs; fewer where a release can only be had one at a time."""
     rows = case.there if there else case.here
-    if isinstance(case.mechanism, CentralGaussian):
-        last = None if len(case.here) != len(case.there) and there else case.within[int(there)]
-        return _central(case, case.mechanism, _sums(case.mechanism, rows, last), count, seed + there)
-    return _local(case.mechanism, rows, count, _streams(case, seed + there))
+    if case.mechanism.is_local:
+        return _local(case.mechanism, rows, count, _streams(case, seed + there))
+    last = None if len(case.here) != len(case.there) and there else case.within[int(there)]
+    return _central(case, case.mechanism, _sums(case.mechanism, rows, last), count, seed + there)
 
 
 def _streams(case: Case, seed: int) -> Streams | SystemStreams:
     return SystemStreams() if case.secure else Streams(seed)
 
 
-def _sums(mechanism: CentralGaussian, rows: Tensor, last: bool | None) -> Sums:
-    within = torch.ones(len(rows), dtype=torch.bool) if mechanism.count_noise is not None else None
+def _sums(mechanism: Mechanism, rows: Tensor, last: bool | None) -> Sums:
+    within = torch.ones(len(rows), dtype=torch.bool) if "within" in mechanism.parts else None
     if within is not None and last is not None:
         within[-1] = last
     return mechanism.collect(Report(rows, within=within))
@@ -60,7 +60,7 @@ class Given:
         raise TypeError("a central release draws no uniforms")
 
 
-def _central(case: Case, mechanism: CentralGaussian, sums: Sums, count: int, seed: int) -> Floats:
+def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int) -> Floats:
     """What `release` shows, round after round, for the same sums.
 
     A plain release is an affine function of its draws. Where that is seen in a thousand releases, the function is read off from one
@@ -86,7 +86,7 @@ def _central(case: Case, mechanism: CentralGaussian, sums: Sums, count: int, see
     return np.array([*real.tolist(), *(release(row) for row in draws[CHECKED : affordable(count)])])
 
 
-def _release(case: Case, mechanism: CentralGaussian, sums: Sums, streams: SystemStreams, number: int) -> Release:
+def _release(case: Case, mechanism: Mechanism, sums: Sums, streams: SystemStreams, number: int) -> Release:
     return mechanism.release(
         sums, case.denominator, streams.at("central noise", number), streams.at("central scalar noise", number)
     )
@@ -107,11 +107,11 @@ def _shown(release: Release) -> list[float]:
 
 def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | SystemStreams) -> Floats:
     """What many clients of one chunk send: for every sample one with this update, and its neighbours, whose update is known."""
-    if isinstance(mechanism, PrivUnit):
+    if "level" in mechanism.parts:
         clipped = Clipped(row.expand(count, -1), torch.ones(count, dtype=torch.bool))
         report = mechanism.randomize(clipped, torch.arange(count), streams.at("local noise", 1))
-        assert report.level is not None
-        return torch.cat([report.vector.double(), report.level.double()[:, None]], dim=1).numpy()
+        levels = torch.zeros(count) if report.level is None else report.level
+        return torch.cat([report.vector.double(), levels.double()[:, None]], dim=1).numpy()
     rows = torch.zeros(count, 1 + NEIGHBOURS, row.shape[1])
     rows[:, 0] = row
     kept = clip(rows.flatten(0, 1), mechanism.clip)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import chi2
 
-from dpfedexp.accounting import Event, GaussianEvent, compose
+from dpfedexp.accounting import Event, compose
 from dpfedexp.audit.bounds import Floats, Score, epsilon_score, lower_bound, mu_score, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import correlation_limit, largest_correlation, rare
 from dpfedexp.audit.power import power_of_sampling
@@ -39,8 +39,7 @@ class Observed:
     @property
     def rate(self) -> float:
         """How often a client is said to take part."""
-        assert isinstance(self.event, GaussianEvent)
-        return self.event.sampling.rate
+        return 1.0 if self.event.sampling is None else self.event.sampling.rate
 
 
 def bounds(seen: Observed, confidence: float) -> list[Result]:

@@ -25,12 +25,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from dpfedexp.errors import InputError
-from dpfedexp.flower.mechanism_text import decode, encode, kind_of
 from dpfedexp.flower.messages import Request
-from dpfedexp.flower.node.price import Refused, client_event, is_split_as, node_charge, strength, total
+from dpfedexp.flower.node.price import Refused, node_charge, total
 from dpfedexp.flower.noise import bind, deployed
 from dpfedexp.flower.sections import read_settings
-from dpfedexp.mechanisms import CentralGaussian, Mechanism, NoPrivacy
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms.text import decode, encode
 
 _log = logging.getLogger("flwr")
 
@@ -58,7 +58,7 @@ class Announcement:
 
     @staticmethod
     def of_request(request: Request) -> Announcement:
-        if isinstance(request.mechanism, NoPrivacy):
+        if not request.mechanism.is_private:
             raise Refused(
                 "mechanism 'none' sends updates as they are, and the run's configuration announces no algorithm without privacy "
                 "(algorithm.name 'fedavg' or 'fedexp'); announce one, or list 'none' in this node's guard file."
@@ -67,22 +67,23 @@ class Announcement:
 
     def check(self, request: Request) -> None:
         """Raises `Refused` if the request asks for more than this."""
-        kind, announced_kind = kind_of(request.mechanism), kind_of(self.mechanism)
+        kind, announced_kind = request.mechanism.kind, self.mechanism.kind
         if kind != announced_kind:
             raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
         if request.size > self.hosted:
             raise Refused(f"the request is for {request.size} hosted clients, and this run announced {self.hosted}.")
-        event, announced = client_event(request.mechanism), client_event(self.mechanism)
-        if not strength(event) <= strength(announced) * _ROUNDING:
+        event, announced = request.mechanism.client_event(), self.mechanism.client_event()
+        if not event.strength <= announced.strength * _ROUNDING:
             cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
             raise Refused(
                 f"the round costs epsilon {cost:.4g} at delta {_DELTA:g}, above the {limit:.4g} that this run announced."
             )
-        if not is_split_as(event, announced, _SEARCH):
-            raise Refused("the parts of PrivUnit's epsilon are not those that this run announced, and compose to more.")
+        if not event.tells_no_more_than(announced, _SEARCH):
+            raise Refused(
+                "the parts of the report's epsilon are not those that this run announced, and compose to more."
+            )
         clip, most = request.mechanism.clip, self.mechanism.clip
-        adaptive = isinstance(self.mechanism, CentralGaussian) and self.mechanism.count_noise is not None
-        if not (adaptive or clip <= most * _ROUNDING):
+        if not (self.mechanism.adapts_clip or clip <= most * _ROUNDING):
             raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
 
 
@@ -135,7 +136,7 @@ def _tell(announcement: Announcement) -> None:
     _log.info(
         "This node has no guard file and joins a run of %d rounds with mechanism %r: epsilon %.4g a round at delta %g",
         announcement.rounds,
-        kind_of(announcement.mechanism),
+        announcement.mechanism.kind,
         total([(event, count)], _DELTA),
         _DELTA,
     )

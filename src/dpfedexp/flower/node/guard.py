@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError, LedgerError, nearest, require
-from dpfedexp.flower.mechanism_text import KINDS, kind_of
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.node.guard_ledger import guard_ledger
-from dpfedexp.flower.node.price import Refused, beside, node_charge, total
+from dpfedexp.flower.node.price import Refused, node_charge, total
+from dpfedexp.mechanisms.registry import check_name
 
 NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"
@@ -80,8 +80,7 @@ class Guard:
         require(values["delta"] < 1, f"guard: delta is {values['delta']}; it must be below 1.")
         require(isinstance(values["mechanisms"], list), "guard: mechanisms must be a list of names.")
         for name in values["mechanisms"]:
-            if not isinstance(name, str) or name not in KINDS:
-                raise InputError(f"guard: mechanism {name!r} does not exist.{nearest(str(name), KINDS)}")
+            check_name(name, "guard: mechanism")
         return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"])})
 
     @property
@@ -94,7 +93,7 @@ class Guard:
         The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
         """
         mechanism = request.mechanism
-        kind = kind_of(mechanism)
+        kind = mechanism.kind
         if kind not in self.mechanisms:
             raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {', '.join(self.mechanisms) or 'none'}.")
         if mechanism.clip > self.max_clip:
@@ -104,7 +103,7 @@ class Guard:
         try:
             with guard_ledger(self.path, self.ledger) as ledger:
                 earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
-                event = beside(event, earlier)
+                event = event.beside(earlier)
                 self._check_round(total([*((e, 1) for e in earlier), (event, count)], self.delta))
                 self._check_total(total([*ledger.charges(), (event, count)], self.delta))
                 for _ in range(count):

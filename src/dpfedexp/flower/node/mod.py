@@ -30,7 +30,8 @@ from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.noise import deployment_noise
 from dpfedexp.layout import Layout
-from dpfedexp.mechanisms import Mechanism, Noise, PrivUnit, Report
+from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.noise import Noise
 
 _log = logging.getLogger("flwr")
 
@@ -73,11 +74,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
             raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
         layout = layout_of(model)
         w = to_flat(model, layout).float()
-        if isinstance(request.mechanism, PrivUnit):
-            require(
-                request.mechanism.dimension == len(w),
-                f"the mechanism is for {request.mechanism.dimension} parameters, but the model has {len(w)}.",
-            )
+        request.mechanism.check_model(len(w))
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
         guard = _guard(context)

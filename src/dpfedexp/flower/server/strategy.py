@@ -21,7 +21,6 @@ from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.mechanism_text import encode, is_local
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import bind, deployment_noise
@@ -31,7 +30,9 @@ from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_node
 from dpfedexp.flower.server.replies import Counts, collect
 from dpfedexp.layout import Layout
 from dpfedexp.local import Sgd
-from dpfedexp.mechanisms import CentralGaussian, Mechanism, Noise
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms.text import encode
+from dpfedexp.noise import Noise
 from dpfedexp.participation import Full, Poisson
 from dpfedexp.round import State, advance, at_radius
 
@@ -175,7 +176,7 @@ class DpFedExp(Strategy):
         records: dict[str, Any] = {MODEL: to_arrays(self.state.w, self.layout), "config": config}
         if self.state.control is not None:
             records[CONTROL] = to_arrays(self.state.control, self.layout)
-        if is_local(mechanism):
+        if mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         return [
             Message(
@@ -192,10 +193,10 @@ class DpFedExp(Strategy):
         """Add what is valid, charge, release, move the model, and write the checkpoint; only then does anything leave."""
         mechanism = at_radius(self.mechanism, self.state.radius)
         event = mechanism.event(self.sampling)
-        public = self._counts_are_public(mechanism)
+        public = mechanism.counts_are_public(self.sampling)
         sums, counts = collect(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
         self._check_floor(server_round, counts, mechanism)
-        if not is_local(mechanism):
+        if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
         release = mechanism.release(sums, expected, self.noise(), self.noise())
@@ -292,7 +293,7 @@ class DpFedExp(Strategy):
         left_out = [WHO_ANSWERS]
         if self.clients_per_node > 1:
             left_out.append(TRUSTED_NODES)
-        if not self._counts_are_public(self.mechanism):
+        if not self.mechanism.counts_are_public(self.sampling):
             left_out.append(WHETHER_IT_FAILED)
         planned = [(self.mechanism.event(self.sampling), self.rounds)]
         return PrivacyStatement.from_charges(
@@ -351,18 +352,12 @@ class DpFedExp(Strategy):
         if counts.valid >= needed:
             return
         why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
-        if not self._counts_are_public(mechanism):
+        if not mechanism.counts_are_public(self.sampling):
             why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
         cost = (
-            "It was charged: the reports had been sent." if is_local(mechanism) else "Nothing was released or charged."
+            "It was charged: the reports had been sent." if mechanism.is_local else "Nothing was released or charged."
         )
         raise RoundFailed(f"round {server_round} failed: {why}. {cost} Resume to try it again.")
-
-    def _counts_are_public(self, mechanism: Mechanism) -> bool:
-        """How many took part is secret where the guarantee hides who did: under Poisson sampling and add-remove adjacency."""
-        if not isinstance(mechanism, CentralGaussian):
-            return True
-        return self.sampling.kind == "full" and mechanism.adjacency == "replace-one"
 
 
 def _travel(algorithm: Algorithm, local: Sgd | None, clients_per_node: int) -> float | None:

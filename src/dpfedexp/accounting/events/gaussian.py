@@ -1,18 +1,16 @@
-"""What a round did, in numbers that any accountant can interpret.
-
-An event is a frozen value made by a mechanism from its own fields. Accounting knows mechanisms only by these events; the ledger
-is a list of them. The JSON form of an event may gain fields but never change the meaning of one: old ledgers must stay readable.
-"""
+"""Gaussian queries that are released together: what they move by, and the noise on them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError
 
 Adjacency = Literal["replace-one", "add-remove"]
+Family = Literal["gaussian", "report", "none"]
 ADJACENCIES = ("replace-one", "add-remove")
 BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
 """What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
@@ -63,6 +61,11 @@ class Query:
         replaced = 2.0 * self.bound if diameter is None else diameter
         return replace(self, sensitivity=replaced if adjacency == "replace-one" else self.bound, diameter=replaced)
 
+    def scaled(self, factor: float) -> Query:
+        """The same query with contributions `factor` times as large."""
+        diameter = None if self.diameter is None else self.diameter * factor
+        return replace(self, bound=self.bound * factor, sensitivity=self.sensitivity * factor, diameter=diameter)
+
 
 @dataclass(frozen=True)
 class GaussianEvent:
@@ -73,6 +76,8 @@ class GaussianEvent:
     `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbours, under either
     adjacency, moves the release by exactly its supremum. `beside_sum` matters in a local round.
     """
+
+    family: ClassVar[Family] = "gaussian"
 
     setting: Literal["central", "local"]
     adjacency: Adjacency
@@ -96,6 +101,51 @@ class GaussianEvent:
         queries = tuple(q.under(adjacency, self.adjacency) for q in self.queries)
         return replace(self, adjacency=adjacency, queries=queries, joint_mu=self.other_mu, other_mu=self.joint_mu)
 
+    def scaled(self, factor: float) -> GaussianEvent:
+        """The same queries with contributions `factor` times as large."""
+        if factor == 1:
+            return self
+        joint, other = (None if mu is None else mu * factor for mu in (self.joint_mu, self.other_mu))
+        return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
+
+    def unsampled(self) -> GaussianEvent:
+        """The same release for somebody who knows who took part."""
+        return replace(self, sampling=Sampling())
+
+    def hosted(self, clients: int) -> tuple[GaussianEvent, int]:
+        """What an answer for so many clients of one holder is charged with, and how often.
+
+        Central: all the holder's data together move the sum `clients` times as far as one client's, in every query of the round
+        (by the triangle inequality the joint shift too), while the noise stays the same. Local: each client's report has noise of
+        its own, so the reports compose, which for Gaussian noise is exactly one event with √clients times the shift.
+        """
+        return self.scaled(clients if self.setting == "central" else math.sqrt(clients)), 1
+
+    def beside(self, earlier: Iterable[object]) -> GaussianEvent:
+        """What pays for this answer to a round that the same holder answered before, with `earlier` charged for it.
+
+        A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
+        √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
+        """
+        if self.setting != "central":
+            return self
+        before = _norm(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == "central")
+        return self if before == 0 or self.mu == 0 else self.scaled(math.sqrt(1.0 + 2.0 * before / self.mu))
+
+    def tells_no_more_than(self, other: object, rounding: float) -> bool:
+        """Whether any number of these tells no more than as many of `other`, whose `strength` is at least this one's."""
+        return True
+
+    @property
+    def strength(self) -> float:
+        """A number that orders events of one kind by what they cost."""
+        return self.mu
+
+    @property
+    def nominal(self) -> None:
+        """The ε that was asked for, where it differs from the one that is spent."""
+        return None
+
     @property
     def separate_mu(self) -> float:
         """The queries composed one by one: sqrt(Σ (sensitivity/noise)²)."""
@@ -112,96 +162,5 @@ class GaussianEvent:
         return _norm(q.bound / q.noise if q.noise > 0 else math.inf for q in self.queries)
 
 
-@dataclass(frozen=True)
-class PrivUnitEvent:
-    """One PrivUnit × ScalarDP report of one client.
-
-    The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
-    randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
-    `sampling` is None in ledgers that do not say who took part. `attained` is False where the report is rounded, which can only
-    hide more.
-    """
-
-    p: float
-    cap: float
-    epsilon2: float
-    k: int
-    nominal: float
-    setting: Literal["local"] = "local"
-    adjacency: Adjacency = "replace-one"
-    sampling: Sampling | None = None
-    attained: bool = False
-
-    @property
-    def exact(self) -> bool:
-        """Whether the composition below is the exact one: opposite caps are disjoint, and every client takes part."""
-        return self.attained and self.cap <= 0.5 and self.sampling is not None and self.sampling.kind == "full"
-
-    @property
-    def direction_epsilon(self) -> float:
-        if self.p >= 1.0 or self.cap <= 0.0:
-            return math.inf
-        return math.log(self.p) + math.log1p(-self.cap) - math.log(self.cap) - math.log1p(-self.p)
-
-    @property
-    def epsilon(self) -> float:
-        """The exact pure ε of one report."""
-        return self.direction_epsilon + self.epsilon2
-
-
-@dataclass(frozen=True)
-class NonPrivateEvent:
-    """A round that promises nothing."""
-
-    setting: Literal["none"] = "none"
-    adjacency: Adjacency = "replace-one"
-
-
-Event = GaussianEvent | PrivUnitEvent | NonPrivateEvent
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    return {"kind": type(event).__name__, **asdict(event)}
-
-
-def from_json(data: dict[str, Any]) -> Event:
-    """The event that `to_json` wrote; a clear error for anything else."""
-    fields = dict(data)
-    kind = fields.pop("kind", None)
-    try:
-        match kind:
-            case "GaussianEvent":
-                fields["queries"] = tuple(Query(**q) for q in fields["queries"])
-                fields["sampling"] = Sampling(**fields["sampling"])
-                gaussian = GaussianEvent(**fields)
-                _check_optional(gaussian)
-                return gaussian
-            case "PrivUnitEvent":
-                if fields.get("sampling") is not None:
-                    fields["sampling"] = Sampling(**fields["sampling"])
-                report = PrivUnitEvent(**fields)
-                _check_optional(report)
-                return report
-            case "NonPrivateEvent":
-                return NonPrivateEvent(**fields)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"an event of kind {kind!r} has wrong fields: {error}.") from None
-    raise InputError(f"event kind is {kind!r}; it must be GaussianEvent, PrivUnitEvent or NonPrivateEvent.")
-
-
-def _check_optional(event: GaussianEvent | PrivUnitEvent) -> None:
-    """Whether the fields that a ledger may leave out are of the right type."""
-    require(type(event.attained) is bool, f"attained is {event.attained!r}; it must be true or false.")
-    if isinstance(event, GaussianEvent):
-        require(
-            event.beside_sum in get_args(BesideSum),
-            f"beside_sum is {event.beside_sum!r}; it must be one of {', '.join(get_args(BesideSum))}.",
-        )
-        numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}
-        for name, value in numbers.items():
-            right = value is None or (type(value) in (int, float) and value >= 0.0)
-            require(right, f"{name} is {value!r}; it must be a number, zero or more.")
-
-
-def _norm(ratios) -> float:
+def _norm(ratios: Iterable[float]) -> float:
     return math.sqrt(sum(r * r for r in ratios))

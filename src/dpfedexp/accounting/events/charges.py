@@ -1,0 +1,154 @@
+"""What one round of each mechanism charges, from its settings alone.
+
+The mechanisms, the command line and the paper's tables all make their events here, so that none can charge what another would not.
+Everything is in units of the clip C, so rounds with different adaptive clips are the same event.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from dpfedexp.accounting.events import (
+    Adjacency,
+    BesideSum,
+    GaussianEvent,
+    NonPrivateEvent,
+    PrivUnitEvent,
+    Query,
+    Sampling,
+)
+from dpfedexp.accounting.events.cap import GammaRule, direction, level_count
+from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.errors import InputError, require
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What an event is made from where there is no run yet: `dpfedexp privacy`, tables, sweeps.
+
+    Args:
+        noise_multiplier: z of Gaussian noise, on the sum (central) or on each report (local).
+        adjacency: between which data sets the round must not tell.
+        sampling: who takes part.
+        epsilons: PrivUnit's ε₀, ε₁, ε₂.
+        gamma: PrivUnit's cap.
+        dimension: parameters of the model, where the event depends on them.
+    """
+
+    noise_multiplier: float | None = None
+    adjacency: Adjacency = "replace-one"
+    sampling: Sampling = field(default_factory=Sampling)
+    epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
+    gamma: GammaRule = "exact"
+    dimension: int | None = None
+
+
+def central_gaussian(
+    noise_multiplier: float,
+    adjacency: Adjacency = "replace-one",
+    sampling: Sampling = Sampling(),
+    *,
+    scalar_multiplier: float | None = None,
+    count_noise: float | None = None,
+) -> GaussianEvent:
+    """A trusted server's noisy sum, with the paper's squared norms and the adaptive clip's count where they are released too.
+
+    Args:
+        noise_multiplier: z, the noise on the sum of updates over C.
+        adjacency: replace-one moves the sum by 2C, add-remove by C.
+        sampling: who takes part.
+        scalar_multiplier: the noise on the sum of squared norms over C²; None where they are not released.
+        count_noise: the noise on the number of clients within the clip; None where it is not released.
+    """
+    z, both = noise_multiplier, 2.0 if adjacency == "replace-one" else 1.0
+    queries = [Query("update", 1.0, both, z, diameter=2.0)]
+    replaced, left_out = 2.0 / z, 1.0 / z
+    if scalar_multiplier is not None:
+        queries.append(Query("squared norms", 1.0, 1.0, scalar_multiplier, diameter=1.0))
+        replaced = joint_mu(1.0, z, scalar_multiplier)
+        left_out = math.hypot(left_out, 1.0 / scalar_multiplier)
+    if count_noise is not None:
+        queries.append(Query("within clip", 0.5, 0.5 * both, count_noise, diameter=1.0))
+        replaced, left_out = math.hypot(replaced, 1.0 / count_noise), math.hypot(left_out, 0.5 / count_noise)
+    # Attained, all queries at once: an update of norm C, left out or turned round; its bit is free to differ, because an
+    # update of norm C may have been longer before it was clipped.
+    full = sampling.kind == "full"
+    event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full)
+    if not full or len(queries) == 1:
+        return event
+    joint, other = (replaced, left_out) if adjacency == "replace-one" else (left_out, replaced)
+    return replace(event, joint_mu=joint, other_mu=other)
+
+
+def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, squares: bool = False) -> GaussianEvent:
+    """A client's own report with noise zC in every coordinate.
+
+    Args:
+        noise_multiplier: z, the noise on a report over C.
+        sampling: who takes part. The server sees who sent what, so it amplifies nothing; the event names it for other readers.
+        squares: whether the server's step size uses the squared norm of every report.
+    """
+    update = Query("update", 1.0, 2.0, noise_multiplier, diameter=2.0)
+    beside: BesideSum = "squares" if squares else "nothing"
+    return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)
+
+
+def privunit(
+    epsilon0: float,
+    epsilon1: float,
+    epsilon2: float,
+    *,
+    gamma: GammaRule = "exact",
+    dimension: int | None = None,
+    sampling: Sampling = Sampling(),
+) -> PrivUnitEvent:
+    """A report of PrivUnit(ε₀, ε₁) × ScalarDP(ε₂); with the exact γ it is the same in every dimension."""
+    for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1), ("epsilon2", epsilon2)):
+        require(0.0 < value <= 500.0, f"{name} is {value}; it must be above 0 and at most 500.")
+    if gamma == "exact":
+        p, cap = 1.0 / (1.0 + math.exp(-epsilon0)), 1.0 / (1.0 + math.exp(epsilon1))
+    else:
+        if dimension is None or dimension < 2:
+            raise InputError(
+                f"dimension is {dimension} with gamma {gamma!r}, whose cap depends on it; it must be the number of parameters, "
+                "at least 2."
+            )
+        constants = direction(dimension, epsilon0, epsilon1, gamma)
+        p, cap = constants.p, constants.q
+    nominal = epsilon0 + epsilon1 + epsilon2
+    return PrivUnitEvent(p, cap, epsilon2, level_count(epsilon2), nominal, sampling=sampling, attained=True)
+
+
+def central_gaussian_round(settings: RoundSettings) -> GaussianEvent:
+    return central_gaussian(_noise(settings, "central-gaussian"), settings.adjacency, settings.sampling)
+
+
+def local_gaussian_round(settings: RoundSettings) -> GaussianEvent:
+    _require_replace_one(settings, "local-gaussian")
+    return local_gaussian(_noise(settings, "local-gaussian"), settings.sampling)
+
+
+def privunit_round(settings: RoundSettings) -> PrivUnitEvent:
+    _require_replace_one(settings, "privunit")
+    return privunit(*settings.epsilons, gamma=settings.gamma, dimension=settings.dimension, sampling=settings.sampling)
+
+
+def non_private_round(settings: RoundSettings) -> NonPrivateEvent:
+    return NonPrivateEvent()
+
+
+def _noise(settings: RoundSettings, name: str) -> float:
+    z = settings.noise_multiplier
+    if z is None:
+        raise InputError(f"noise-multiplier is missing; {name} needs one, such as --noise-multiplier 5.")
+    require(z > 0.0 and math.isfinite(z), f"noise-multiplier is {z}; it must be a finite number above 0.")
+    return z
+
+
+def _require_replace_one(settings: RoundSettings, name: str) -> None:
+    require(
+        settings.adjacency == "replace-one",
+        f"adjacency is {settings.adjacency!r} with {name}; it must be 'replace-one', because a client that reports by itself "
+        "cannot be hidden by leaving it out.",
+    )

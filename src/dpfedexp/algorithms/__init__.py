@@ -1,0 +1,25 @@
+"""The paper's algorithms by name, one to a file: each composes a mechanism, a clip, a step-size rule and a server."""
+
+from collections.abc import Callable
+
+from dpfedexp.algorithms.algorithm import Algorithm
+from dpfedexp.algorithms.cdp_fedexp import cdp_fedexp
+from dpfedexp.algorithms.dp_fedadam import dp_fedadam
+from dpfedexp.algorithms.dp_fedavg import dp_fedavg
+from dpfedexp.algorithms.dp_scaffold import dp_scaffold
+from dpfedexp.algorithms.fedavg import fedavg
+from dpfedexp.algorithms.fedexp import fedexp
+from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp, naive_ldp_fedexp
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedexp": fedexp,
+    "dp_fedavg": dp_fedavg,
+    "dp_fedadam": dp_fedadam,
+    "cdp_fedexp": cdp_fedexp,
+    "ldp_fedexp": ldp_fedexp,
+    "naive_ldp_fedexp": naive_ldp_fedexp,
+    "dp_scaffold": dp_scaffold,
+}
+
+__all__ = ["ALGORITHMS", "Algorithm", *ALGORITHMS]

@@ -1,0 +1,166 @@
+"""What is run: a mechanism, a clip, a step-size rule and a server, by their settings.
+
+An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, cohort, rounds), where noise that was
+asked for by its ε is calibrated for the mechanism that runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from dpfedexp.accounting import Event, Sampling
+from dpfedexp.accounting.events import ADJACENCIES, Adjacency
+from dpfedexp.accounting.events.cap import GammaRule
+from dpfedexp.algorithms.rules import Rule
+from dpfedexp.clipping import AdaptiveClip, check_radius
+from dpfedexp.errors import InputError, is_number, nearest, require
+from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
+from dpfedexp.mechanisms.base import Numerator
+from dpfedexp.server import Extrapolate, Server
+
+Clip = float | AdaptiveClip | Literal["adaptive"]
+Control = Literal["update", "report"]
+"""What a client's own control variate follows in DP-SCAFFOLD: its clipped update, or the randomised report of it."""
+Per = Literal["total", "round"]
+Epsilons = tuple[float, float, float]
+PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
+"""PrivUnit's ε₀, ε₁, ε₂ of the paper's experiments."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What is run: everything but the data, the model and the local steps.
+
+    Args:
+        name: what statements and tables call it.
+        mechanism: the name of its mechanism (`dpfedexp.mechanisms.MECHANISMS`).
+        rule: from a release to η_g (`dpfedexp.algorithms.rules`).
+        clip: the radius C, or how it adapts.
+        numerator: which statistic the rule asks the mechanism for.
+        noise_multiplier: z of Gaussian noise; exactly one of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        adjacency: replace-one hides what a client holds, add-remove that it takes part.
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
+        gamma: PrivUnit's cap.
+        server: what moves the model (`dpfedexp.server`).
+        scaffold: what DP-SCAFFOLD's control variates follow, None without.
+        average_last: how many of the newest iterates the reported model averages.
+
+    >>> from dpfedexp import dp_fedavg
+    >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).private
+    True
+    """
+
+    name: str
+    mechanism: str
+    rule: Rule = field(repr=False)
+    clip: float | AdaptiveClip = math.inf
+    numerator: Numerator | None = None
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    target_per: Per = "total"
+    delta: float = 1e-5
+    adjacency: Adjacency = "replace-one"
+    epsilons: Epsilons = PAPER_EPSILONS
+    gamma: GammaRule = "exact"
+    server: Server = field(default_factory=Extrapolate)
+    scaffold: Control | None = None
+    average_last: int = 1
+
+    def __post_init__(self) -> None:
+        kind = mechanism_class(self.mechanism)
+        require(
+            isinstance(self.average_last, int) and self.average_last >= 1,
+            f"average_last is {self.average_last!r}; it must be a positive whole number.",
+        )
+        radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
+        if kind.is_private or radius != math.inf:
+            check_radius("clip", radius)
+        if kind.is_private:
+            self._check_privacy()
+            kind.check_terms(self._terms())
+
+    def _check_privacy(self) -> None:
+        for name in ("noise_multiplier", "target_epsilon", "delta"):
+            value = getattr(self, name)
+            require(
+                value is None or (is_number(value) and not isinstance(value, bool)),
+                f"{name} is {value!r}; it must be a number.",
+            )
+        require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
+        for name, words in (("adjacency", ADJACENCIES), ("target_per", get_args(Per)), ("gamma", get_args(GammaRule))):
+            if getattr(self, name) not in words:
+                wrong = getattr(self, name)
+                raise InputError(f"{name} is {wrong!r}, which does not exist.{nearest(str(wrong), words)}")
+        require(
+            isinstance(self.epsilons, (tuple, list)) and len(self.epsilons) == 3,
+            f"epsilons is {self.epsilons!r}; it must be three numbers, PrivUnit's (epsilon0, epsilon1, epsilon2).",
+        )
+        if self.target_epsilon is not None:
+            require(self.target_epsilon > 0, f"target_epsilon is {self.target_epsilon}; it must be positive.")
+
+    @property
+    def private(self) -> bool:
+        """Whether it promises anything."""
+        return mechanism_class(self.mechanism).is_private
+
+    def bind(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Mechanism:
+        """The mechanism that runs in the first round, with every constant in place: on the lattice with `secure`.
+
+        Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever secure
+        noise costs: all the rounds together (or one of them, by `target_per`) stay at or below the target.
+
+        Args:
+            dimension: parameters of the model.
+            cohort: the public number of clients that sums are divided by.
+            sampling: who takes part, as the accountant is told.
+            rounds: how many rounds the target is for.
+            secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+        """
+        return mechanism_class(self.mechanism).bound(self._terms(dimension, cohort, sampling, rounds, secure))
+
+    def event(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Event:
+        """What one round of the bound algorithm charges; the arguments are those of `bind`."""
+        return self.bind(dimension, cohort, sampling, rounds, secure).event(sampling)
+
+    def _terms(
+        self,
+        dimension: int = 1,
+        cohort: float = 1.0,
+        sampling: Sampling = Sampling(),
+        rounds: int = 1,
+        secure: Secure = False,
+    ) -> Terms:
+        return Terms(
+            clip=self.clip,
+            numerator=self.numerator,
+            noise_multiplier=self.noise_multiplier,
+            target_epsilon=self.target_epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            epsilons=self.epsilons,
+            gamma=self.gamma,
+            dimension=dimension,
+            cohort=cohort,
+            rounds=rounds if self.target_per == "total" else 1,
+            sampling=sampling,
+            secure=secure,
+        )
+
+
+def clip_of(clip: Clip) -> float | AdaptiveClip:
+    """The clip from what a user may write for it."""
+    if isinstance(clip, AdaptiveClip):
+        return clip
+    if isinstance(clip, str):
+        if clip != "adaptive":
+            raise InputError(f"clip is {clip!r}; it must be a positive number or 'adaptive'.")
+        return AdaptiveClip()
+    require(
+        is_number(clip) and not isinstance(clip, bool), f"clip is {clip!r}; it must be a positive number or 'adaptive'."
+    )
+    return float(clip)

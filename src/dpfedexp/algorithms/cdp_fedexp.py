@@ -1,0 +1,59 @@
+"""CDP-FedEXP (Algorithm 2): a trusted server, whose step size sets itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dpfedexp.accounting.events import Adjacency
+from dpfedexp.algorithms import rules
+from dpfedexp.algorithms.algorithm import Algorithm, Clip, Per, clip_of
+from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, nearest
+
+RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.cdp}
+
+
+@checked(instead=INSTEAD)
+def cdp_fedexp(
+    *,
+    clip: Clip,
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    target_per: Per = "total",
+    delta: float = 1e-5,
+    adjacency: Adjacency = "replace-one",
+    numerator: Literal["free", "paper"] = "free",
+    average_last: int = 2,
+) -> Algorithm:
+    """CDP-FedEXP (Algorithm 2). The free rule by default: the paper's step size at DP-FedAvg's own ε.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
+        numerator: where ‖Δ‖² comes from: "free", one more coordinate in the same ball, or the "paper"'s own noisy query.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+
+    >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
+    1.0
+    """
+    if numerator not in RULES:
+        raise InputError(f"numerator is {numerator!r}, which does not exist.{nearest(str(numerator), RULES)}")
+    return Algorithm(
+        "cdp_fedexp",
+        "central-gaussian",
+        RULES[numerator],
+        clip_of(clip),
+        numerator,
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        target_per=target_per,
+        delta=delta,
+        adjacency=adjacency,
+        average_last=average_last,
+    )

@@ -1,0 +1,59 @@
+"""DP-FedAdam: Adam on the server (Reddi et al. 2021)."""
+
+from __future__ import annotations
+
+from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events.cap import GammaRule
+from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
+from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.algorithms.rules import one
+from dpfedexp.arguments import checked
+from dpfedexp.server import Adam
+
+
+@checked(instead=INSTEAD)
+def dp_fedadam(
+    *,
+    clip: Clip,
+    mechanism: str = "central-gaussian",
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    target_per: Per = "total",
+    delta: float = 1e-5,
+    adjacency: Adjacency = "replace-one",
+    epsilons: Epsilons = PAPER_EPSILONS,
+    gamma: GammaRule = "exact",
+    server_rate: float = 0.03,
+) -> Algorithm:
+    """DP-FedAdam: the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        mechanism: who adds the noise: "central-gaussian", "local-gaussian", "privunit", or another that is registered.
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
+        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
+        server_rate: Adam's rate on the server.
+
+    >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr
+    0.03
+    """
+    return Algorithm(
+        "dp_fedadam",
+        mechanism,
+        one,
+        clip_of(clip),
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        target_per=target_per,
+        delta=delta,
+        adjacency=adjacency,
+        epsilons=epsilons,
+        gamma=gamma,
+        server=Adam(lr=server_rate),
+    )

@@ -1,0 +1,69 @@
+"""DP-SCAFFOLD at client level: control variates at DP-FedAvg's ε."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events.cap import GammaRule
+from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Control, Epsilons, Per, clip_of
+from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.algorithms.rules import one
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms import mechanism_class
+
+
+@checked(instead=INSTEAD)
+def dp_scaffold(
+    *,
+    clip: Clip,
+    mechanism: str = "central-gaussian",
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    target_per: Per = "total",
+    delta: float = 1e-5,
+    adjacency: Adjacency = "replace-one",
+    epsilons: Epsilons = PAPER_EPSILONS,
+    gamma: GammaRule = "exact",
+    control: Control = "update",
+) -> Algorithm:
+    """DP-SCAFFOLD at client level: the server's control variate comes from what is released anyway, at DP-FedAvg's ε.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
+        mechanism: who adds the noise: "central-gaussian", "local-gaussian", "privunit", or another that is registered.
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
+        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
+        control: what a client's own control variate follows: its clipped "update", which never leaves it, or, in a local setting,
+            the "report" that it sent, noise and all.
+
+    >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
+    'update'
+    """
+    if control not in get_args(Control):
+        raise InputError(f"control is {control!r}; it must be 'update' or 'report'.")
+    require(
+        control == "update" or mechanism_class(mechanism).is_local,
+        "control is 'report', but only in a local setting does a client randomise what it sends; use 'update'.",
+    )
+    return Algorithm(
+        "dp_scaffold",
+        mechanism,
+        one,
+        clip_of(clip),
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        target_per=target_per,
+        delta=delta,
+        adjacency=adjacency,
+        epsilons=epsilons,
+        gamma=gamma,
+        scaffold=control,
+    )

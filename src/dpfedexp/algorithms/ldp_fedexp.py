@@ -1,0 +1,117 @@
+"""LDP-FedEXP (Algorithm 1): every client randomises its own update, and the server's step size still sets itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from dpfedexp.accounting.events.cap import GammaRule
+from dpfedexp.algorithms import rules
+from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
+from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, nearest
+from dpfedexp.mechanisms.base import Numerator
+
+GAUSSIAN_RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.ldp_gaussian, "naive": rules.naive}
+
+
+@checked(instead=INSTEAD)
+def ldp_fedexp(
+    *,
+    clip: Clip,
+    mechanism: Literal["local-gaussian", "privunit"] = "local-gaussian",
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    target_per: Per = "total",
+    delta: float = 1e-5,
+    epsilons: Epsilons = PAPER_EPSILONS,
+    gamma: GammaRule = "exact",
+    numerator: Numerator | None = None,
+    average_last: int = 2,
+) -> Algorithm:
+    """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
+
+    The Gaussian default is the free rule; PrivUnit has the paper's, which costs nothing either.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to.
+        mechanism: "local-gaussian" or "privunit".
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
+        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
+        numerator: where ‖Δ‖² comes from with Gaussian noise: "free", "paper" or "naive"; None for the default.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+
+    >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
+    'free'
+    """
+    if mechanism == "privunit":
+        if numerator not in (None, "paper"):
+            raise InputError(
+                f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out."
+            )
+        rule: rules.Rule = rules.ldp_privunit
+        chosen: Numerator | None = None
+    elif mechanism == "local-gaussian":
+        chosen = numerator or "free"
+        if chosen not in GAUSSIAN_RULES:
+            raise InputError(f"numerator is {chosen!r}, which does not exist.{nearest(chosen, GAUSSIAN_RULES)}")
+        rule = GAUSSIAN_RULES[chosen]
+    else:
+        known = ("local-gaussian", "privunit")
+        raise InputError(f"mechanism is {mechanism!r} for ldp_fedexp.{nearest(str(mechanism), known)}")
+    return Algorithm(
+        "ldp_fedexp",
+        mechanism,
+        rule,
+        clip_of(clip),
+        chosen,
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        target_per=target_per,
+        delta=delta,
+        epsilons=epsilons,
+        gamma=gamma,
+        average_last=average_last,
+    )
+
+
+@checked(instead=INSTEAD)
+def naive_ldp_fedexp(
+    *,
+    clip: Clip,
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    target_per: Per = "total",
+    delta: float = 1e-5,
+    average_last: int = 2,
+) -> Algorithm:
+    """The paper's biased variant (eq:naive), for its figures: do not train with it.
+
+    Args:
+        clip: the radius C of the ball that updates are clipped to.
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
+        target_per: whether the target is for all rounds together or for each.
+        delta: δ of the promise.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
+
+    >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
+    'naive'
+    """
+    naive = ldp_fedexp(
+        clip=clip,
+        numerator="naive",
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        target_per=target_per,
+        delta=delta,
+        average_last=average_last,
+    )
+    return replace(naive, name="naive_ldp_fedexp")

@@ -1,0 +1,127 @@
+"""Gaussian noise that every client adds to its own update, plain and on a lattice: the server is not trusted.
+
+The noise multiplier z is the noise's standard deviation on a report in units of the clip C: the paper's local setting is z = 0.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scipy.special import chdtri
+from torch import Tensor
+
+from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.events.charges import local_gaussian
+from dpfedexp.clipping import Clipped, row_norms
+from dpfedexp.errors import require
+from dpfedexp.mechanisms.base import Mechanism, Numerator, Release, Report, Terms, make_sums, total
+from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
+from dpfedexp.mechanisms.free import lift
+from dpfedexp.noise import Noise
+from dpfedexp.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
+from dpfedexp.sums import Sums
+
+_NEVER = 1e-15
+"""How often an honest report may be longer than `norm_bound` says."""
+
+
+@dataclass(frozen=True)
+class LocalGaussian(Mechanism):
+    """Every client adds its own noise; the server is not trusted.
+
+    Formal guarantee: a client's report is its vector inside the ball of radius C plus noise of standard deviation zC per
+    coordinate: replacing the client's whole data set moves it by at most 2C. Everything the server does is post-processing, the
+    step size included.
+    """
+
+    kind = "local-gaussian"
+    is_local = True
+
+    clip: float
+    noise_multiplier: float
+    numerator: Numerator | None = None
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        super().check_terms(terms)
+        check_gaussian(terms)
+
+    @classmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        return with_noise(terms, lambda z: LocalGaussian(terms.radius, z, terms.numerator))
+
+    @property
+    def sigma(self) -> float:
+        return self.noise_multiplier * self.clip
+
+    def width(self, dimension: int) -> int:
+        return dimension + (self.numerator == "free")
+
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+        rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+        drawn = noise.normal(clients, rows.shape[1], rows.device, rows.dtype)
+        return Report(rows + self.sigma * drawn)
+
+    def estimate(self, report: Report) -> Tensor:
+        return report.vector[:, :-1] if self.numerator == "free" else report.vector
+
+    def collect(self, report: Report) -> Sums:
+        squares = row_norms(report.vector).square().sum() if self._uses_squares else None
+        return make_sums(total(report.vector), squares, None, len(report.vector))
+
+    def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
+        mean = sums.vector / max(sums.count, 1)
+        if self.numerator == "free":
+            return Release(mean[:-1], float(mean[-1]), None, self.clip, self.sigma)
+        statistic = float(sums.squares) / max(sums.count, 1) if self.numerator else None
+        return Release(mean, statistic, None, self.clip, self.sigma)
+
+    def check_report(self, report: Report) -> None:
+        norm = float(row_norms(report.vector).max())
+        require(norm <= self.norm_bound(report.vector.shape[1]), "it is longer than any honest report")
+
+    def norm_bound(self, width: int) -> float:
+        return self.clip + self.sigma * float(chdtri(width, _NEVER)) ** 0.5
+
+    def event(self, sampling: Sampling) -> GaussianEvent:
+        return local_gaussian(self.noise_multiplier, sampling, squares=self._uses_squares)
+
+    def secure(self, strict: bool = False) -> SecureLocalGaussian:
+        return SecureLocalGaussian(**self.settings(), strict=strict)
+
+    @property
+    def _uses_squares(self) -> bool:
+        return self.numerator in ("paper", "naive")
+
+
+@dataclass(frozen=True)
+class SecureLocalGaussian(LocalGaussian):
+    """`LocalGaussian` whose report is a whole number of steps in every coordinate.
+
+    Formal guarantee: the row is truncated toward zero before the noise, so its sensitivity is at most 2C, and the report is the
+    rounding of the ideal one. In strict mode the noise is discrete Gaussian, charged at (1 + 2⁻²⁰)·μ.
+
+    Whoever sees only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps to a deviation that
+    sum has, up to a probability of about e^(−2π²·2⁴⁰), the law of a Gaussian of n times the variance plus independent noise, so
+    it is no less private than that Gaussian. In strict mode every report is rounded to single precision as well, which the sum
+    does not determine, so nothing is claimed about it.
+    """
+
+    strict: bool = False
+
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+        rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+        step = step_for(self.sigma, self.strict)
+        check_room(1, self.clip, step)
+        noisy = add_noise(truncate(rows, step).double() * step, step, self.sigma, noise, self.strict)
+        return Report(noisy.to(rows.dtype))
+
+    def event(self, sampling: Sampling) -> GaussianEvent:
+        event = replace(super().event(sampling), attained=False)
+        if not self.strict:
+            return event
+        rounded = replace(event, beside_sum="rounding") if event.beside_sum == "nothing" else event
+        return rounded.scaled(1.0 + STRICT_EXCESS)
+
+    def secure(self, strict: bool = False) -> SecureLocalGaussian:
+        return self

@@ -1,0 +1,85 @@
+"""A mechanism as text, so that a server can tell its clients exactly what is run.
+
+A client builds the same object from it, and with it the same noise and the same event for its own ledger. What comes over a network
+is checked field by field, by the types that the mechanism's own class declares: a server may be wrong or worse.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.base import Mechanism
+from dpfedexp.mechanisms.registry import check_name, mechanism_class
+
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
+
+
+def encode(mechanism: Mechanism) -> str:
+    """
+    >>> from dpfedexp.mechanisms import LocalGaussian
+    >>> encode(LocalGaussian(0.3, 0.7))
+    '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
+    """
+    values = {name: getattr(mechanism, name) for name in _types(mechanism.kind)}
+    finite = {name: None if value == math.inf else value for name, value in values.items()}
+    return json.dumps({"kind": mechanism.kind, **finite}, separators=(",", ":"))
+
+
+def decode(text: str) -> Mechanism:
+    """The mechanism that `encode` wrote; a sentence for anything else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError("the mechanism is not valid JSON.") from None
+    require(isinstance(values, dict), "the mechanism is not a JSON object.")
+    kind = check_name(values.pop("kind", None), "the mechanism's kind")
+    types = _types(kind)
+    require(
+        set(values) == set(types), f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(types)}."
+    )
+    unclipped = values["clip"] is None and not mechanism_class(kind).is_private
+    for name, value in values.items():
+        if not (name == "clip" and unclipped):
+            _check(name, value, types[name])
+    if unclipped:
+        values["clip"] = math.inf
+    return mechanism_class(kind)(**values)
+
+
+@lru_cache(maxsize=32)
+def _types(kind: str) -> dict[str, Any]:
+    """The fields of a mechanism as its class declares them."""
+    declared = mechanism_class(kind)
+    hints = get_type_hints(declared)
+    return {field.name: hints[field.name] for field in fields(declared)}  # type: ignore[arg-type]
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and NoneType in kinds:
+        return
+    words = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    if words:
+        require(
+            isinstance(value, str) and value in words, f"the mechanism's {name} is {value!r}, which does not exist."
+        )
+        return
+    if bool in kinds:
+        require(isinstance(value, bool), f"the mechanism's {name} is {value!r}; it must be true or false.")
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(number and 0 < value < math.inf, f"the mechanism's {name} is {value!r}; it must be a positive number.")
+    require(
+        _SMALLEST <= value <= _LARGEST,
+        f"the mechanism's {name} is {value!r}; it must be between {_SMALLEST:g} and {_LARGEST:g}.",
+    )
+    require(
+        float in kinds or isinstance(value, int), f"the mechanism's {name} is {value!r}; it must be a whole number."
+    )

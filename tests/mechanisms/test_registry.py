@@ -1,0 +1,197 @@
+"""Every mechanism of the registry, and one that a user adds, through everything that asks a mechanism something."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dpfedexp
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, fedavg, train
+from dpfedexp.accounting import Ledger, PrivacyStatement, compose
+from dpfedexp.accounting.events import Sampling, from_json, to_json
+from dpfedexp.accounting.events.charges import RoundSettings
+from dpfedexp.audit.mechanisms.cases import Case
+from dpfedexp.audit.mechanisms.release import audit_mechanism
+from dpfedexp.cli import app
+from dpfedexp.clipping import Clipped, clip
+from dpfedexp.mechanisms import MECHANISMS, Mechanism, mechanism_class
+from dpfedexp.mechanisms.registry import round_event
+from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.noise.streams import Streams
+
+from .local_laplace import ENTRY
+
+D, CLIENTS = 6, 12
+ASKED = {
+    "none": {},
+    "central-gaussian": {"noise_multiplier": 1.0},
+    "local-gaussian": {"noise_multiplier": 1.0},
+    "privunit": {"epsilons": (1.0, 1.0, 1.0)},
+    "local-laplace": {"target_epsilon": 6.0},
+}
+NAMES = [*MECHANISMS, "local-laplace"]
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setitem(MECHANISMS, "local-laplace", ENTRY)
+
+
+def algorithm(name):
+    return fedavg() if name == "none" else dp_fedavg(clip=0.5, mechanism=name, **ASKED[name])
+
+
+def bound(name, **more) -> Mechanism:
+    return algorithm(name).bind(D, float(CLIENTS), Sampling(), 3, **more)
+
+
+def problem():
+    generator = torch.Generator().manual_seed(1)
+    rows = [(torch.randn(4, D - 1, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)]
+    return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
+
+
+def test_this_table_asks_every_mechanism_of_the_registry():
+    assert set(ASKED) == set(MECHANISMS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mechanism_says_what_it_is(name):
+    kind = mechanism_class(name)
+    assert kind.kind == name
+    assert type(kind.is_local) is bool
+    assert kind.__doc__
+    assert ("guarantee" in kind.__doc__.lower()) or name == "privunit", "privunit's is its module's"
+    assert MECHANISMS[name].summary
+
+
+def test_a_mechanism_that_does_not_say_whether_it_is_local_can_not_be_written():
+    with pytest.raises(TypeError, match="is_local"):
+
+        class Forgetful(mechanism_class("none")):
+            kind = "forgetful"
+            is_local = None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mechanism_is_the_same_after_a_journey_as_text(name):
+    mechanism = bound(name)
+    assert decode(encode(mechanism)) == mechanism
+    assert {"kind", *(field.name for field in fields(mechanism))} == set(json.loads(encode(mechanism)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_simulator_charges_the_mechanisms_own_event_and_the_statement_says_so(name, tmp_path):
+    model, clients = problem()
+    path = tmp_path / "ledger.jsonl"
+    given = {"local": Sgd(lr=0.1, steps=2), "rounds": 3, "progress": False, "device": "cpu"}
+    run = train(model, clients, algorithm(name), ledger=path, **given)
+    event = bound(name).event(Sampling())
+    assert Ledger.open(path).charges() == [(event, 3)]
+    assert from_json(json.loads(json.dumps(to_json(event)))) == event
+    total = compose([(event, 3)], 1e-5)
+    assert run.privacy.epsilon_total == total.epsilon
+    assert run.privacy.private == mechanism_class(name).is_private
+    assert PrivacyStatement.from_json(run.privacy.to_json()) == run.privacy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_add_to_what_one_process_collects(name):
+    mechanism, streams = bound(name), Streams(3).at("local noise", 1)
+    rows = clip(torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(2)), mechanism.clip)
+    everyone = torch.arange(CLIENTS)
+
+    def sums(who):
+        return mechanism.collect(mechanism.randomize(Clipped(rows.vectors[who], rows.within[who]), who, streams))
+
+    whole, halves = sums(everyone), sums(everyone[:5]) + sums(everyone[5:])
+    torch.testing.assert_close(whole.vector, halves.vector, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whole.squares, halves.squares, rtol=1e-6, atol=1e-9)
+    assert whole.count == halves.count == CLIENTS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flower_runs_it_and_charges_what_the_simulator_charges_with_secure_noise(name, tmp_path):
+    pytest.importorskip("flwr")
+    from tests.flower.loopback import LoopbackGrid, plain_app
+    from tests.flower.loopback import problem as posed
+    from tests.flower.test_agreement import LOCAL, flower_run
+
+    federation, model = posed(6, D)
+    announced = {"algorithm.name": "fedavg", "federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
+    grid = LoopbackGrid(plain_app(federation, model, LOCAL), 6, run_config=announced if name == "none" else {})
+    strategy, result = flower_run(tmp_path, algorithm(name), federation, model, rounds=2, grid=grid)
+    assert len(result.arrays) == len(model.state_dict())
+    private = mechanism_class(name).is_private
+    mechanism = algorithm(name).bind(D, 6.0, Sampling(), 2, secure=private)
+    assert Ledger.open(tmp_path / "ledger.jsonl").charges() == [(mechanism.event(Sampling()), 2)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_pays_for_everyone_whom_it_hosts(name):
+    event = bound(name).client_event()
+    ten, count = event.hosted(10)
+    one, all_ten = (compose(charges, 1e-5).epsilon for charges in ([(event, 1)], [(ten, count)]))
+    assert all_ten > one or one == float("inf")
+    assert event.tells_no_more_than(event, 1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_the_audit_finds_no_more_than_is_claimed_and_something(name):
+    mechanism = bound(name)
+    ends = torch.zeros(2, D)
+    ends[0, 0], ends[1, 0] = 0.5, -0.5
+    known = torch.zeros(0 if mechanism.is_local else 2, D)
+    here, there = (torch.cat([known, end[None]]) for end in ends)
+    results = audit_mechanism(Case(name, mechanism, here, there), 20_000, 5, 0.999999)
+    assert all(result.lower <= result.claim for result in results)
+    # Laplace noise is worst for updates that differ in every coordinate, so this pair does not come near its claim.
+    assert name == "local-laplace" or all(result.holds for result in results)
+    assert max(result.lower for result in results) > 0.05, "and it is not blind"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "local-laplace"])
+def test_the_command_line_prices_a_round_as_the_mechanism_does(name):
+    if name == "none":
+        assert round_event(name, RoundSettings()).family == "none"
+        return
+    flags = {"privunit": ["--epsilon0", "1", "--epsilon1", "1", "--epsilon2", "1"]}.get(
+        name, ["--noise-multiplier", "1"]
+    )
+    told = CliRunner().invoke(app, ["privacy", "epsilon", "--mechanism", name, "--rounds", "3", "--json", *flags])
+    assert told.exit_code == 0, told.output
+    expected = compose([(bound(name).event(Sampling()), 3)], 1e-5).epsilon
+    assert json.loads(told.stdout)["epsilon_total"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_by_its_settings_is_the_round_that_runs(name):
+    asked = {key: value for key, value in ASKED[name].items() if key != "target_epsilon"}
+    if name == "local-laplace":
+        with pytest.raises(InputError, match="target_epsilon"):
+            round_event(name, RoundSettings(**asked))
+        return
+    assert round_event(name, RoundSettings(**asked, dimension=D)) == bound(name).event(Sampling())
+
+
+def test_an_unknown_mechanism_is_answered_with_the_nearest_one():
+    with pytest.raises(InputError, match="Did you mean 'central-gaussian'"):
+        dp_fedavg(clip=1.0, mechanism="central-gausian", noise_multiplier=1.0)
+
+
+def test_nobody_asks_a_mechanism_for_its_class():
+    root = Path(dpfedexp.__file__).parent
+    classes = "CentralGaussian|LocalGaussian|PrivUnit|NoPrivacy|Mechanism"
+    asks = re.compile(rf"isinstance\([^)]*\b(Secure)?({classes})\b(?!Event)")
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in root.rglob("*.py")
+        if "mechanisms" not in path.relative_to(root).parts[:1]
+        for line in path.read_text().splitlines()
+        if asks.search(line)
+    ]
+    assert found == []
