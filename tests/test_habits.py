@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpfedexp
+from tests.covered import summary
 
 yaml = pytest.importorskip("yaml")
 
@@ -61,3 +62,16 @@ def test_the_makefile_targets_that_contributors_are_told_exist():
 def test_the_changelog_has_a_place_for_what_is_not_released():
     titles = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert titles[0] == "Unreleased"
+
+
+def test_the_summary_of_coverage_names_files_below_80_percent_the_worst_first():
+    def share(percent: float) -> dict:
+        return {"summary": {"percent_covered": percent}}
+
+    files = {"a.py": share(79.9), "b.py": share(80.0), "c.py": share(12.5), "d.py": share(100.0)}
+    totals = {"percent_covered": 88.0, "covered_lines": 88, "num_statements": 100}
+    assert summary({"files": files, "totals": totals}) == [
+        " 12.5%  c.py",
+        " 79.9%  a.py",
+        " 88.0%  in all: 88 of 100 statements in 4 files; 2 below 80%",
+    ]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +38,14 @@ def environment(folder: Path) -> dict[str, str]:
     return others | {"DPFEDEXP_PRIVATE": str(folder / "private")}
 
 
-def step(words: list[str], folder: Path, *, title: str | None = None) -> str:
-    """Run a command in the folder and print how long it took.
+def computed() -> float:
+    """CPU seconds of all processes that this one started and that have ended: a figure that a busy machine hardly changes."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def step(words: list[str], folder: Path, title: str) -> str:
+    """Run a command in the folder and print how long it took, and how long its processes computed.
 
     Returns:
         What it printed.
@@ -47,9 +53,10 @@ def step(words: list[str], folder: Path, *, title: str | None = None) -> str:
     Raises:
         Failure: its exit code was not 0.
     """
-    start = time.monotonic()
+    start, before = time.monotonic(), computed()
     done = subprocess.run(words, cwd=folder, env=environment(folder.parent), capture_output=True, text=True)
-    print(f"{time.monotonic() - start:7.1f} s  {title or ' '.join(words)}", flush=True)
+    seconds = f"{time.monotonic() - start:7.1f} s, {computed() - before:6.1f} s computing"
+    print(f"{seconds}:  {title}", flush=True)
     if done.returncode != 0:
         raise Failure(f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -70,16 +77,14 @@ def require_files(folder: Path, *names: str) -> None:
 
 def install(wheel: Path, root: Path, work: Path) -> Path:
     """A new environment in `root` with the wheel in it; returns its folder of programs."""
-    start = time.monotonic()
-    venv.create(root / "venv", with_pip=True, symlinks=True)
-    print(f"{time.monotonic() - start:7.1f} s  a new environment", flush=True)
+    step([sys.executable, "-m", "venv", str(root / "venv")], work, "a new environment")
     programs = root / "venv" / "bin"
     # Modules are compiled when first imported: compiling all of torch and ray takes longer than everything that is run here.
     pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
     torch = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
-    step([*pip, torch], work, title=f"pip install {torch}")
+    step([*pip, torch], work, f"pip install {torch}")
     request = f"{wheel}[flower,secure]"
-    step([*pip, "-c", str(CONSTRAINTS), request], work, title=f"pip install {wheel.name}[flower,secure]")
+    step([*pip, "-c", str(CONSTRAINTS), request], work, f"pip install {wheel.name}[flower,secure]")
     return programs
 
 
@@ -91,12 +96,12 @@ def check_place(programs: Path, work: Path) -> None:
         "print(json.dumps([dpfedexp.__file__, dpfedexp.__version__, importlib.metadata.version('dpfedexp'), "
         f"[name for name in {DEVELOPMENT!r} if importlib.util.find_spec(name)]]))"
     )
-    place, stated, recorded, development = json.loads(step([python, "-c", code], work, title="import dpfedexp"))
+    place, stated, recorded, development = json.loads(step([python, "-c", code], work, "import dpfedexp"))
     require(Path(place).is_relative_to(programs.parent), f"dpfedexp was imported from {place}, not from the wheel")
     require(not Path(place).is_relative_to(SOURCE), f"dpfedexp was imported from the source tree, {place}")
     require(stated == recorded, f"dpfedexp.__version__ is {stated}, but the wheel's version is {recorded}")
     require(not development, f"installing the wheel brought packages for development along: {', '.join(development)}")
-    step([python, "-m", "pip", "check"], work, title="pip check")
+    step([python, "-m", "pip", "check"], work, "pip check")
 
 
 def check_demo(run: Callable[..., str], work: Path) -> None:
@@ -148,14 +153,16 @@ def main() -> int:
             check_place(programs, work)
 
             def run(*words: str) -> str:
-                return step([str(programs / "dpfedexp"), *words], work, title=" ".join(("dpfedexp", *words)))
+                return step([str(programs / "dpfedexp"), *words], work, " ".join(("dpfedexp", *words)))
 
             for check in (check_demo, check_table1, check_flower, check_run_and_report):
                 check(run, work)
         except Failure as failure:
             print(f"The wheel does not run: {failure}", file=sys.stderr)
             return 1
-    print(f"{time.monotonic() - start:7.1f} s  in all: {wheel.name} runs in a clean environment")
+    print(
+        f"{time.monotonic() - start:7.1f} s, {computed():6.1f} s computing:  {wheel.name} runs in a clean environment"
+    )
     return 0
 
 
