@@ -1,4 +1,4 @@
-"""How much of the package the tests ran, in a few lines: `python -m tests.covered` after `pytest --cov --cov-report=`.
+"""How much of the package the tests ran, in a few lines: `make coverage`.
 
 What runs in processes that tests start (the command line, killed runs, ranks, Flower) is not counted: figures are lower bounds.
 """
@@ -34,7 +34,7 @@ def main() -> int:
         try:
             measured.json_report(outfile=str(path))
         except coverage.exceptions.NoDataError:
-            print("no coverage was measured; `make test` measures it", file=sys.stderr)
+            print("no coverage was measured; `make coverage` measures it", file=sys.stderr)
             return 2
         report = json.loads(path.read_text())
     print("Coverage")
