@@ -1,0 +1,1 @@
+"""The built wheel in an environment of its own: `python -m tests.installed dist/dpfedexp-….whl`."""

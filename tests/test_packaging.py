@@ -1,0 +1,118 @@
+"""What is built holds what is in the tree, under one version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dpfedexp
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "dpfedexp"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def build(tree: Path, kind: str, folder: Path) -> Path:
+    """The wheel or the source distribution of a tree, by setuptools as every front end calls it."""
+    code = f"from setuptools.build_meta import build_{kind} as build; import sys; print(build(sys.argv[1]))"
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    """The SHA-256 of every file of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+
+
+def tree_files(folder: Path) -> set[str]:
+    """Every file below a folder, without what Python and editors leave behind."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in files if "__pycache__" not in path.parts and not path.name.startswith(".")}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    """The source distribution, the wheel that is built from it, and the wheel that is built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("built")
+    copy = folder / "copy"
+    ignored = shutil.ignore_patterns(
+        ".*", "*.egg-info", "__pycache__", "build", "dist", "tests", "results", "benchmarks", "runs"
+    )
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    sdist = build(copy, "sdist", folder / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return {
+        "sdist": sdist,
+        "from_sdist": build(unpacked, "wheel", folder / "from_sdist"),
+        "from_tree": build(copy, "wheel", folder / "from_tree"),
+    }
+
+
+def test_the_wheel_of_the_source_distribution_is_the_wheel_of_the_tree(built):
+    assert contents(built["from_sdist"]) == contents(built["from_tree"])
+
+
+def test_the_wheel_holds_every_file_of_the_package(built):
+    shipped = {name.removeprefix("dpfedexp/") for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/")}
+    assert tree_files(PACKAGE) - shipped == set()
+    assert {name for name in shipped if not name.startswith("experiments/")} - tree_files(PACKAGE) == set()
+    assert "py.typed" in shipped
+
+
+def test_the_wheel_holds_every_setting_of_the_paper_and_none_of_the_results(built):
+    shipped = {Path(name).name for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/experiments/")}
+    settings = {path.name for path in (ROOT / "experiments").glob("*.toml")}
+    assert settings
+    assert shipped == settings | {"__init__.py"}
+
+
+def test_every_folder_with_modules_is_a_package():
+    """A folder without __init__.py is not found by discovery; templates of other people's packages are the exception."""
+    folders = {path.parent for path in PACKAGE.rglob("*.py") if "template" not in path.parts}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_source_distribution_holds_what_a_reader_needs(built):
+    with tarfile.open(built["sdist"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "constraints.txt",
+    } <= names
+    assert "docs/security.md" in names
+
+
+def test_the_version_is_the_one_of_the_package(built):
+    assert built["from_sdist"].name == f"dpfedexp-{dpfedexp.__version__}-py3-none-any.whl"
+    assert "version" not in PROJECT["project"]
+
+
+def test_no_package_for_development_is_needed_to_run():
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = {line.lower() for line in (*PROJECT["project"]["dependencies"], *extras["flower"], *extras["secure"])}
+    assert needed.isdisjoint(line.lower() for line in extras["dev"])
