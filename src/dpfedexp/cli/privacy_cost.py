@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp.accounting import Event, GaussianEvent, PrivUnitEvent, Query, Sampling, guarantee
+from dpfedexp.accounting import Event, GaussianEvent, PrivUnitEvent, Sampling, guarantee
+from dpfedexp.accounting.gaussian_events import central_gaussian_event, local_gaussian_event
 from dpfedexp.accounting.privunit import exact_event
 from dpfedexp.accounting.statements.views import models_only, other_adjacency
 from dpfedexp.accounting.statements.wording import figure
@@ -33,14 +34,11 @@ class Plan:
     def event(self, z: float) -> GaussianEvent:
         require(z > 0.0 and math.isfinite(z), f"noise-multiplier is {z}; it must be a finite number above 0.")
         require(0.0 < self.rate <= 1.0, f"sampling-rate is {self.rate}; it must be above 0 and at most 1.")
-        both = 2.0 if self.adjacency == "replace-one" else 1.0
         sampling = Sampling() if self.rate == 1.0 else Sampling(self.sampling.value, self.rate)
         if self.mechanism == Mechanism.local_gaussian:
             self._require_replace_one()
-            update = Query("update", 1.0, 2.0, z, diameter=2.0)
-            return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum="nothing")
-        update = Query("update", 1.0, both, z, diameter=2.0)
-        return GaussianEvent("central", self.adjacency.value, (update,), sampling, attained=True)
+            return local_gaussian_event(z, sampling)
+        return central_gaussian_event(z, self.adjacency.value, sampling)
 
     def report(self, total: float | None = None) -> PrivUnitEvent:
         """PrivUnit's event; with `total`, its three ε scaled to sum to that."""

@@ -6,16 +6,16 @@ the sum over clients, its local setting z = 0.7 on each client's own update.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Adjacency, BesideSum, Event, GaussianEvent, Query, Sampling
-from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.accounting.events import Adjacency, Event, Sampling
+from dpfedexp.accounting.gaussian_events import central_gaussian_event, local_gaussian_event
 from dpfedexp.clipping import Clipped, clip, row_norms
+from dpfedexp.errors import require
 from dpfedexp.mechanisms.base import Noise, Release, Report, make_sums, total
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.sums import Sums
@@ -72,29 +72,17 @@ class CentralGaussian:
         return Release(mean, statistic, within, self.clip)
 
     def event(self, sampling: Sampling) -> Event:
-        # In units of C, so that rounds with different adaptive clips are the same event.
-        both = 2.0 if self.adjacency == "replace-one" else 1.0
-        queries = [Query("update", 1.0, both, self.noise_multiplier, diameter=2.0)]
-        replaced, left_out = 2.0 / self.noise_multiplier, 1.0 / self.noise_multiplier
-        if self.numerator == "paper":
-            assert self.scalar_multiplier is not None
-            queries.append(Query("squared norms", 1.0, 1.0, self.scalar_multiplier, diameter=1.0))
-            replaced = joint_mu(1.0, self.noise_multiplier, self.scalar_multiplier)
-            left_out = math.hypot(left_out, 1.0 / self.scalar_multiplier)
-        if self.count_noise is not None:
-            queries.append(Query("within clip", 0.5, 0.5 * both, self.count_noise, diameter=1.0))
-            replaced, left_out = (
-                math.hypot(replaced, 1.0 / self.count_noise),
-                math.hypot(left_out, 0.5 / self.count_noise),
-            )
-        # Attained, all queries at once: an update of norm C, left out or turned round; its bit is free to differ, because an
-        # update of norm C may have been longer before it was clipped.
-        full = sampling.kind == "full"
-        event = GaussianEvent("central", self.adjacency, tuple(queries), sampling, attained=full)
-        if not full or len(queries) == 1:
-            return event
-        joint, other = (replaced, left_out) if self.adjacency == "replace-one" else (left_out, replaced)
-        return replace(event, joint_mu=joint, other_mu=other)
+        require(
+            self.numerator != "paper" or self.scalar_multiplier is not None,
+            "scalar_multiplier is None with numerator 'paper', which releases the squared norms; it must be a positive number.",
+        )
+        return central_gaussian_event(
+            self.noise_multiplier,
+            self.adjacency,
+            sampling,
+            scalar_multiplier=self.scalar_multiplier if self.numerator == "paper" else None,
+            count_noise=self.count_noise,
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +122,4 @@ class LocalGaussian:
         return Release(mean, statistic, None, self.clip)
 
     def event(self, sampling: Sampling) -> Event:
-        # The server sees who sent what, so sampling amplifies nothing against it; the event names it for other readers.
-        update = Query("update", 1.0, 2.0, self.noise_multiplier, diameter=2.0)
-        beside: BesideSum = "squares" if self.numerator in ("paper", "naive") else "nothing"
-        return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)
+        return local_gaussian_event(self.noise_multiplier, sampling, squares=self.numerator in ("paper", "naive"))
