@@ -53,9 +53,12 @@ def built(tmp_path_factory) -> dict[str, Path]:
     """The source distribution, the wheel that is built from it, and the wheel that is built from a copy of the tree."""
     folder = tmp_path_factory.mktemp("built")
     copy = folder / "copy"
-    ignored = shutil.ignore_patterns(
-        ".*", "*.egg-info", "__pycache__", "build", "dist", "tests", "results", "benchmarks", "runs"
-    )
+    everywhere = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
+    outside = {str(ROOT): {"build", "dist", "tests", "benchmarks", "runs"}, str(ROOT / "experiments"): {"results"}}
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return everywhere(folder, names) | outside.get(folder, set())
+
     shutil.copytree(ROOT, copy, ignore=ignored)
     sdist = build(copy, "sdist", folder / "sdist")
     with tarfile.open(sdist) as archive:

@@ -1,45 +1,59 @@
-"""Client-level differentially private federated learning whose server step size sets itself (DP-FedEXP, ICML 2025)."""
+"""Client-level differentially private federated learning whose server step size sets itself (DP-FedEXP, ICML 2025).
 
-from dpfedexp.algorithms import (
-    Algorithm,
-    cdp_fedexp,
-    dp_fedadam,
-    dp_fedavg,
-    dp_scaffold,
-    fedavg,
-    fedexp,
-    ldp_fedexp,
-    naive_ldp_fedexp,
-)
-from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.data import Federation
-from dpfedexp.errors import BudgetExceeded, InputError
-from dpfedexp.local import FedProx, Sgd
-from dpfedexp.participation import FixedSize, Full, Poisson
-from dpfedexp.simulation.train import Run, train
+Importing the package imports neither torch nor anything else that is slow: a public name is loaded when it is first used.
+A new one is a line in the table and the same name among the imports for type checkers.
+"""
+
+from typing import TYPE_CHECKING
+
+from dpfedexp.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaptiveClip",
-    "Algorithm",
-    "BudgetExceeded",
-    "FedProx",
-    "Federation",
-    "FixedSize",
-    "Full",
-    "InputError",
-    "Poisson",
-    "Run",
-    "Sgd",
-    "__version__",
-    "cdp_fedexp",
-    "dp_fedadam",
-    "dp_fedavg",
-    "dp_scaffold",
-    "fedavg",
-    "fedexp",
-    "ldp_fedexp",
-    "naive_ldp_fedexp",
-    "train",
-]
+_HOMES = {
+    "AdaptiveClip": "clipping",
+    "Algorithm": "algorithms.algorithm",
+    "BudgetExceeded": "errors",
+    "FedProx": "local",
+    "Federation": "data.federation",
+    "FixedSize": "participation",
+    "Full": "participation",
+    "InputError": "errors",
+    "Poisson": "participation",
+    "Run": "simulation.train",
+    "Sgd": "local",
+    "cdp_fedexp": "algorithms.cdp_fedexp",
+    "dp_fedadam": "algorithms.dp_fedadam",
+    "dp_fedavg": "algorithms.dp_fedavg",
+    "dp_scaffold": "algorithms.dp_scaffold",
+    "fedavg": "algorithms.fedavg",
+    "fedexp": "algorithms.fedexp",
+    "ldp_fedexp": "algorithms.ldp_fedexp",
+    "naive_ldp_fedexp": "algorithms.ldp_fedexp",
+    "train": "simulation.train",
+}
+
+if TYPE_CHECKING:
+    from dpfedexp.algorithms.algorithm import Algorithm as Algorithm
+    from dpfedexp.algorithms.cdp_fedexp import cdp_fedexp as cdp_fedexp
+    from dpfedexp.algorithms.dp_fedadam import dp_fedadam as dp_fedadam
+    from dpfedexp.algorithms.dp_fedavg import dp_fedavg as dp_fedavg
+    from dpfedexp.algorithms.dp_scaffold import dp_scaffold as dp_scaffold
+    from dpfedexp.algorithms.fedavg import fedavg as fedavg
+    from dpfedexp.algorithms.fedexp import fedexp as fedexp
+    from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
+    from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp
+    from dpfedexp.clipping import AdaptiveClip as AdaptiveClip
+    from dpfedexp.data.federation import Federation as Federation
+    from dpfedexp.errors import BudgetExceeded as BudgetExceeded
+    from dpfedexp.errors import InputError as InputError
+    from dpfedexp.local import FedProx as FedProx
+    from dpfedexp.local import Sgd as Sgd
+    from dpfedexp.participation import FixedSize as FixedSize
+    from dpfedexp.participation import Full as Full
+    from dpfedexp.participation import Poisson as Poisson
+    from dpfedexp.simulation.train import Run as Run
+    from dpfedexp.simulation.train import train as train
+else:
+    # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, "__version__")

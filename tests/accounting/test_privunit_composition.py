@@ -7,8 +7,10 @@ import math
 import time
 
 import mpmath
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from scipy.signal import lfilter
 
 from dpfedexp.accounting import PrivUnitEvent, compose
 from dpfedexp.accounting import privunit as accountant
@@ -152,3 +154,11 @@ def test_epsilon_grows_with_rounds_and_falls_with_delta():
     totals = [compose([(PAPER, t)], 1e-5).epsilon for t in (1, 2, 5, 50, 51, 500)]
     assert totals == sorted(totals)
     assert compose([(PAPER, 50)], 1e-8).epsilon > compose([(PAPER, 50)], 1e-4).epsilon
+
+
+@pytest.mark.parametrize("rounds", [1, 50, 3000])
+def test_the_discounted_tail_is_that_of_scipys_recursive_filter_to_the_last_bit(rounds):
+    losses = accountant._Losses.of({accountant.ThreePoint(1.5, 0.7): rounds})
+    pmf = accountant._power(np.array([0.7 * math.exp(-1.5), 1 - 0.7 - 0.7 * math.exp(-1.5), 0.7]), rounds)
+    filtered = lfilter([1.0], [1.0, -math.exp(-1.5)], pmf[::-1])[::-1]
+    assert np.array_equal(losses.discounted, np.append(filtered, 0.0))

@@ -7,12 +7,13 @@ import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp
-from dpfedexp.audit import audit_density, audit_mechanism, audit_training, standard_cases
+from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.cost import noise_cost
 from dpfedexp.audit.jobs import Job, all_jobs
 from dpfedexp.audit.mechanisms.noise import audit_noise
-from dpfedexp.cli import app, audit
+from dpfedexp.cli import app
 from dpfedexp.mechanisms import PrivUnit
+from dpfedexp.paper import pool
 
 CONFIDENCE = 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
@@ -100,8 +101,8 @@ def few_jobs(samples, seed, confidence):
 
 
 def test_the_command_writes_table_and_picture_and_ends_with_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "all_jobs", few_jobs)
-    monkeypatch.setattr(audit, "run_all", lambda work, jobs, *_, **__: [work(job) for job in jobs])
+    monkeypatch.setattr(jobs, "all_jobs", few_jobs)
+    monkeypatch.setattr(pool, "run_all", lambda work, jobs, *_, **__: [work(job) for job in jobs])
     done = CliRunner().invoke(app, ["audit", "--samples", "4000", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "audit.json").read_text())
@@ -121,7 +122,7 @@ def test_the_command_ends_with_1_where_a_result_fails(tmp_path, monkeypatch, low
 
     bad = Result("mechanism", "central Gaussian", "μ", lower, 1.0, CONFIDENCE, power=Power(0.9, 0.5))
     left_out = skip("black box", "Flower", "Flower is not installed")
-    monkeypatch.setattr(audit, "all_jobs", lambda *_: [Job("made", 1.0, lambda: [bad, left_out])])
+    monkeypatch.setattr(jobs, "all_jobs", lambda *_: [Job("made", 1.0, lambda: [bad, left_out])])
     done = CliRunner().invoke(app, ["audit", "--quick", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert shown in done.output

@@ -16,7 +16,9 @@ from dpfedexp.mechanisms.registry import Entry
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 
-ENTRY = Entry("tests.mechanisms.local_laplace:LocalLaplace", "every client adds Laplace noise to its own update (pure ε)")
+ENTRY = Entry(
+    "tests.mechanisms.local_laplace:LocalLaplace", "every client adds Laplace noise to its own update (pure ε)"
+)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def test_flower_runs_it_and_charges_what_the_simulator_charges_with_secure_noise
     federation, model = posed(6, D)
     announced = {"algorithm.name": "fedavg", "federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
     grid = LoopbackGrid(plain_app(federation, model, LOCAL), 6, run_config=announced if name == "none" else {})
-    strategy, result = flower_run(tmp_path, algorithm(name), federation, model, rounds=2, grid=grid)
+    _, result = flower_run(tmp_path, algorithm(name), federation, model, rounds=2, grid=grid)
     assert len(result.arrays) == len(model.state_dict())
     private = mechanism_class(name).is_private
     mechanism = algorithm(name).bind(D, 6.0, Sampling(), 2, secure=private)

@@ -51,7 +51,7 @@ def test_sums_on_the_grid_do_not_depend_on_the_order_or_the_chunks(order, cut):
 
 
 def test_sums_that_are_off_the_grid_are_refused():
-    with pytest.raises(InputError, match="not on the grid"):
+    with pytest.raises(InputError, match="not on the lattice"):
         add_noise(torch.tensor([[0.1]], dtype=torch.float64), step_for(5.0), 5.0, ChaChaNoise())
 
 

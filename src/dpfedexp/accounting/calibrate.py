@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event, PrivUnitEvent
+from dpfedexp.accounting.events import Event
+from dpfedexp.accounting.root import find_root
 from dpfedexp.errors import InputError, require
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12
@@ -74,7 +73,7 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
 
 
 def calibrate_privunit(
-    make_event: Callable[[float], PrivUnitEvent], *, target_epsilon: float, delta: float = 0.0, rounds: int = 1
+    make_event: Callable[[float], Event], *, target_epsilon: float, delta: float = 0.0, rounds: int = 1
 ) -> float:
     """The largest ε of one report for which `rounds` reports cost at most `target_epsilon` at `delta`.
 
@@ -109,7 +108,7 @@ def _root(epsilon: Callable[[float], float], target: float, low: float, high: fl
     def excess(x: float) -> float:
         return math.log(max(epsilon(x), 1e-300)) - math.log(target)
 
-    x = float(brentq(excess, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-14))
+    x = find_root(excess, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-14)
     step = _TOLERANCE / 4.0
     while epsilon(x) > target:
         x, step = min(high, x + step), 2.0 * step

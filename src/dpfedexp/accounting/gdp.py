@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
+
+from dpfedexp.accounting.root import find_root
 
 _SQRT2 = math.sqrt(2.0)
 _LOG2 = math.log(2.0)
@@ -47,7 +48,7 @@ def epsilon(mu: float, delta: float) -> float:
         return 0.0
     target = math.log(delta)
     # Solving for a rather than ε keeps the bracket a few units wide at any ε: δ ≤ Φ(a) bounds a below, ε ≥ 0 above.
-    a = brentq(lambda x: _log_delta(x, mu) - target, float(ndtri(delta)) - 1e-9, mu / 2, xtol=1e-15, rtol=1e-15)
+    a = find_root(lambda x: _log_delta(x, mu) - target, float(ndtri(delta)) - 1e-9, mu / 2, xtol=1e-15, rtol=1e-15)
     return max(0.0, mu * (mu / 2 - a))
 
 
@@ -67,7 +68,7 @@ def mu(epsilon: float, delta: float) -> float:
     low, high = low * (1.0 - 1e-9), 2.0 * low
     while log_delta(epsilon, high) < target:
         high *= 2.0
-    return float(brentq(lambda m: log_delta(epsilon, m) - target, low, high, xtol=1e-300, rtol=1e-14))
+    return find_root(lambda m: log_delta(epsilon, m) - target, low, high, xtol=1e-300, rtol=1e-14)
 
 
 def compose(mus: Iterable[float]) -> float:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -122,11 +123,11 @@ class _Losses:
         for other_step, other in others:
             losses = (np.arange(other.size) - other.size // 2) * other_step
             atoms, weights = np.add.outer(atoms, losses).ravel(), np.multiply.outer(weights, other).ravel()
-        from scipy.signal import lfilter  # slow to import, and only this asks for it
-
         # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
         above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
-        discounted = np.append(lfilter([1.0], [1.0, -math.exp(-step)], pmf[::-1])[::-1], 0.0)
+        discount = math.exp(-step)
+        sums = list(accumulate(pmf[::-1].tolist(), lambda total, mass: mass + discount * total))
+        discounted = np.append(sums[::-1], 0.0)
         return _Losses(atoms, weights, step, pmf.size // 2, above, discounted)
 
     def delta(self, epsilon: float) -> float:

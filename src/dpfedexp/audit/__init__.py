@@ -3,20 +3,32 @@
 Every result says what its attack would have proven had the claim been tight. An attack without power is a failure, not a tick.
 """
 
-from dpfedexp.audit.bounds import LowerBound, lower_bound
-from dpfedexp.audit.mechanisms.cases import Case, standard_cases
-from dpfedexp.audit.mechanisms.density import audit_density
-from dpfedexp.audit.mechanisms.release import audit_mechanism
-from dpfedexp.audit.result import Result
-from dpfedexp.audit.runs.canaries import audit_training
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Case",
-    "LowerBound",
-    "Result",
-    "audit_density",
-    "audit_mechanism",
-    "audit_training",
-    "lower_bound",
-    "standard_cases",
-]
+from dpfedexp.lazy import lazy_names
+
+_HOMES = {
+    "Case": "mechanisms.cases",
+    "LowerBound": "bounds",
+    "Result": "result",
+    "audit_density": "mechanisms.density",
+    "audit_mechanism": "mechanisms.release",
+    "audit_training": "runs.canaries",
+    "lower_bound": "bounds",
+    "standard_cases": "mechanisms.cases",
+}
+
+QUICK_SAMPLES, USUAL_SAMPLES = 50_000, 400_000
+"""Releases of each input that the whole audit draws, with `--quick` and without."""
+
+if TYPE_CHECKING:
+    from dpfedexp.audit.bounds import LowerBound as LowerBound
+    from dpfedexp.audit.bounds import lower_bound as lower_bound
+    from dpfedexp.audit.mechanisms.cases import Case as Case
+    from dpfedexp.audit.mechanisms.cases import standard_cases as standard_cases
+    from dpfedexp.audit.mechanisms.density import audit_density as audit_density
+    from dpfedexp.audit.mechanisms.release import audit_mechanism as audit_mechanism
+    from dpfedexp.audit.result import Result as Result
+    from dpfedexp.audit.runs.canaries import audit_training as audit_training
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from dpfedexp.audit import QUICK_SAMPLES
 from dpfedexp.audit.mechanisms.cases import GAMMAS, standard_cases
 from dpfedexp.audit.mechanisms.density import audit_density
 from dpfedexp.audit.mechanisms.noise import audit_noise
@@ -22,7 +23,6 @@ from dpfedexp.audit.runs.state import audit_state
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.trainers.select import NAMES
 
-QUICK, USUAL = 50_000, 400_000
 _DENSITY_NUMBERS = 2_000_000
 """Coordinates of all the reports of one density check."""
 
@@ -38,7 +38,7 @@ class Job:
 
 def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
     """The whole audit; more samples are also more rounds, canaries and keys."""
-    more = samples > QUICK
+    more = samples > QUICK_SAMPLES
     jobs = [
         Job("Flower", 25, partial(audit_flower, seed, confidence, rounds=64 if more else 32)),
         Job("train", 15, partial(audit_train, seed, confidence, rounds=128 if more else 32)),

@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from dpfedexp.audit.cost import noise_cost
-from dpfedexp.audit.jobs import QUICK, USUAL, all_jobs, do
-from dpfedexp.audit.section import audit_section, cost_section
+from dpfedexp.audit import QUICK_SAMPLES, USUAL_SAMPLES
 from dpfedexp.errors import require
-from dpfedexp.paper.pool import run_all
-from dpfedexp.report import console as terminal
-from dpfedexp.report.write import save
 
 app = typer.Typer(help="Measure lower bounds on ε from outside, beside what is claimed.", invoke_without_command=True)
 
@@ -22,8 +16,10 @@ app = typer.Typer(help="Measure lower bounds on ε from outside, beside what is 
 @app.callback()
 def audit(
     context: typer.Context,
-    samples: Annotated[int | None, typer.Option(min=1000, help=f"Releases of each input [default: {USUAL}].")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK} samples: ends within a minute.")] = False,
+    samples: Annotated[
+        int | None, typer.Option(min=1000, help=f"Releases of each input [default: {USUAL_SAMPLES}].")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_SAMPLES} samples: ends within a minute.")] = False,
     confidence: Annotated[float, typer.Option(help="With which every single bound holds.")] = 1 - 1e-6,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the table as JSON and the picture.")] = Path("audit"),
@@ -35,7 +31,13 @@ def audit(
     if context.invoked_subcommand is not None:
         return
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
-    count = samples or (QUICK if quick else USUAL)
+    from dpfedexp.audit.jobs import all_jobs, do
+    from dpfedexp.audit.section import audit_section
+    from dpfedexp.paper.pool import run_all
+    from dpfedexp.report import console as terminal
+    from dpfedexp.report.write import save
+
+    count = samples or (QUICK_SAMPLES if quick else USUAL_SAMPLES)
     jobs = all_jobs(count, seed, confidence)
     found = run_all(do, jobs, "auditing", cost=lambda job: job.seconds)
     results = [result for part in found for result in part]
@@ -56,6 +58,13 @@ def cost(
     out: Annotated[Path | None, typer.Option(help="Folder for the table as JSON.")] = None,
 ) -> None:
     """How much longer a release takes with secure and with strict noise."""
+    import torch
+
+    from dpfedexp.audit.cost import noise_cost
+    from dpfedexp.audit.section import cost_section
+    from dpfedexp.report import console as terminal
+    from dpfedexp.report.write import save
+
     torch.set_num_threads(1)
     given = dimensions or [237, 5046, 100_000]
     command = "dpfedexp audit noise-cost " + " ".join(f"-d {d}" for d in given)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp.bench.measure import Row, measure
-from dpfedexp.bench.workloads import workload as check_workload
 from dpfedexp.errors import InputError
+
+if TYPE_CHECKING:
+    from dpfedexp.bench.measure import Row
 
 
 def bench(
@@ -29,6 +30,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
 ) -> None:
     """Time one round of many clients beside the plain PyTorch loop, each in a process of its own."""
+    from dpfedexp.bench.measure import measure
+    from dpfedexp.bench.workloads import workload as check_workload
+
     names = workload or ["cnn"]
     for name in names:
         check_workload(name)

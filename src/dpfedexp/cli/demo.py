@@ -9,10 +9,6 @@ from typing import Annotated
 import typer
 
 from dpfedexp.errors import InputError
-from dpfedexp.paper import demo as demonstration
-from dpfedexp.report import console as terminal
-from dpfedexp.report.folder import report
-from dpfedexp.report.write import save
 
 
 def demo(
@@ -20,6 +16,11 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
 ) -> None:
     """DP-FedEXP beside DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem: what it gains, and what privacy it costs."""
+    from dpfedexp.paper import demo as demonstration
+    from dpfedexp.report import console as terminal
+    from dpfedexp.report.folder import report
+    from dpfedexp.report.write import save
+
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

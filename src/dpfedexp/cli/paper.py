@@ -8,14 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dpfedexp.paper import parts
-from dpfedexp.paper.cells import Place
-from dpfedexp.paper.scale import Scale
-from dpfedexp.report import console as terminal
-from dpfedexp.report.folder import report
-from dpfedexp.report.write import save
+from dpfedexp.paper import PART_NAMES
 
-PartName = StrEnum("PartName", [(name, name) for name in (*parts.PARTS, "all")])  # type: ignore[misc]
+PartName = StrEnum("PartName", [(name, name) for name in (*PART_NAMES, "all")])  # type: ignore[misc]
 
 
 class Problem(StrEnum):
@@ -45,6 +40,13 @@ def paper(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("paper-results"),
 ) -> None:
     """Reproduce the paper: every number beside the printed one, with the runs behind it kept and never repeated."""
+    from dpfedexp.paper import parts
+    from dpfedexp.paper.cells import Place
+    from dpfedexp.paper.scale import Scale
+    from dpfedexp.report import console as terminal
+    from dpfedexp.report.folder import report
+    from dpfedexp.report.write import save
+
     chosen = list(parts.PARTS) if part == "all" else [str(part)]
     scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
     console = terminal.wide()

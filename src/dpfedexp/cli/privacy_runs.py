@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp.accounting import Event
 from dpfedexp.cli.json_output import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from dpfedexp.accounting import Event
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dpfedexp.report.folder import report as write_report
-
 
 def report(
     folder: Annotated[
@@ -17,4 +15,6 @@ def report(
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""
+    from dpfedexp.report.folder import report as write_report
+
     Console().print(f"Wrote [bold]{write_report(folder)}[/].", highlight=False, soft_wrap=True)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp.accounting.statements.wording import wrap
-from dpfedexp.config import Resolved, Settings, load, problem
 from dpfedexp.errors import InputError
-from dpfedexp.runs.folder import RunFolder
-from dpfedexp.simulation import ranks as distributed
-from dpfedexp.simulation.progress import show
-from dpfedexp.simulation.train import Run
-from dpfedexp.simulation.train import train as run_training
+
+if TYPE_CHECKING:
+    from dpfedexp.config import Settings
+    from dpfedexp.runs.folder import RunFolder
+    from dpfedexp.simulation.train import Run
 
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
@@ -77,6 +75,10 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
+    from dpfedexp.config import load
+    from dpfedexp.runs.folder import RunFolder
+    from dpfedexp.simulation import ranks as distributed
+
     settings = load(file, set_ or ())
     settings.check()
     if resume and out is None:
@@ -110,6 +112,9 @@ def execute(
     progress: bool = True,
 ) -> Run:
     """Run settings into a folder; the ranks of a distributed run other than the first have none."""
+    from dpfedexp.config import Resolved, problem
+    from dpfedexp.simulation.train import train as run_training
+
     posed = problem.build(settings, data)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
     clients = settings.build_population(algorithm, participation, len(posed.federation))
@@ -143,6 +148,9 @@ def execute(
 
 
 def _print(console: Console, run: Run, folder: RunFolder) -> None:
+    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.simulation.progress import show
+
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")
         shown = run.history if len(run.history) <= 8 else [*run.history[:1], *run.history[9:-1:10], run.history[-1]]

@@ -1,5 +1,22 @@
 """Runs as TOML files: the settings that a file may hold, and what they build."""
 
-from dpfedexp.config.settings import DataSettings, Resolved, Settings, load, parse
+from typing import TYPE_CHECKING
 
-__all__ = ["DataSettings", "Resolved", "Settings", "load", "parse"]
+from dpfedexp.lazy import lazy_names
+
+_HOMES = {
+    "DataSettings": "settings",
+    "Resolved": "settings",
+    "Settings": "settings",
+    "load": "settings",
+    "parse": "settings",
+}
+
+if TYPE_CHECKING:
+    from dpfedexp.config.settings import DataSettings as DataSettings
+    from dpfedexp.config.settings import Resolved as Resolved
+    from dpfedexp.config.settings import Settings as Settings
+    from dpfedexp.config.settings import load as load
+    from dpfedexp.config.settings import parse as parse
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -1,25 +1,38 @@
 """Data sets and who holds which rows."""
 
-from dpfedexp.data.arrays import cast_inputs, cast_targets
-from dpfedexp.data.federation import Federation
-from dpfedexp.data.generated import Generated
-from dpfedexp.data.idx import read_idx
-from dpfedexp.data.mnist import ImageData, Standardise, load_mnist, mnist_federation
-from dpfedexp.data.partition import Assignment
-from dpfedexp.data.synthetic import SyntheticProblem, synthetic_regression, synthetic_regression_stream
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Assignment",
-    "Federation",
-    "Generated",
-    "ImageData",
-    "Standardise",
-    "SyntheticProblem",
-    "cast_inputs",
-    "cast_targets",
-    "load_mnist",
-    "mnist_federation",
-    "read_idx",
-    "synthetic_regression",
-    "synthetic_regression_stream",
-]
+from dpfedexp.lazy import lazy_names
+
+_HOMES = {
+    "Assignment": "partition",
+    "Federation": "federation",
+    "Generated": "generated",
+    "ImageData": "mnist",
+    "Standardise": "mnist",
+    "SyntheticProblem": "synthetic",
+    "cast_inputs": "arrays",
+    "cast_targets": "arrays",
+    "load_mnist": "mnist",
+    "mnist_federation": "mnist",
+    "read_idx": "idx",
+    "synthetic_regression": "synthetic",
+    "synthetic_regression_stream": "synthetic",
+}
+
+if TYPE_CHECKING:
+    from dpfedexp.data.arrays import cast_inputs as cast_inputs
+    from dpfedexp.data.arrays import cast_targets as cast_targets
+    from dpfedexp.data.federation import Federation as Federation
+    from dpfedexp.data.generated import Generated as Generated
+    from dpfedexp.data.idx import read_idx as read_idx
+    from dpfedexp.data.mnist import ImageData as ImageData
+    from dpfedexp.data.mnist import Standardise as Standardise
+    from dpfedexp.data.mnist import load_mnist as load_mnist
+    from dpfedexp.data.mnist import mnist_federation as mnist_federation
+    from dpfedexp.data.partition import Assignment as Assignment
+    from dpfedexp.data.synthetic import SyntheticProblem as SyntheticProblem
+    from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
+    from dpfedexp.data.synthetic import synthetic_regression_stream as synthetic_regression_stream
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -3,22 +3,12 @@
 Flower is imported when one of these names is first used, so the rest of the library works without it.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpfedexp.errors import InputError
+from dpfedexp.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from dpfedexp.flower.cohort import train_hosted
-    from dpfedexp.flower.node.guard import Guard
-    from dpfedexp.flower.node.mod import hosted_clients, private_training, privatize
-    from dpfedexp.flower.noise import deployment_noise
-    from dpfedexp.flower.server.strategy import DpFedExp
-    from dpfedexp.flower.settings import local_from, round_timeout, strategy_from
-
-_HOME = {
+_HOMES = {
     "DpFedExp": "server.strategy",
     "Guard": "node.guard",
     "deployment_noise": "noise",
@@ -31,26 +21,24 @@ _HOME = {
     "train_hosted": "cohort",
 }
 
-__all__ = [
-    "DpFedExp",
-    "Guard",
-    "deployment_noise",
-    "hosted_clients",
-    "local_from",
-    "private_training",
-    "privatize",
-    "round_timeout",
-    "strategy_from",
-    "train_hosted",
-]
+if TYPE_CHECKING:
+    from dpfedexp.flower.cohort import train_hosted as train_hosted
+    from dpfedexp.flower.node.guard import Guard as Guard
+    from dpfedexp.flower.node.mod import hosted_clients as hosted_clients
+    from dpfedexp.flower.node.mod import private_training as private_training
+    from dpfedexp.flower.node.mod import privatize as privatize
+    from dpfedexp.flower.noise import deployment_noise as deployment_noise
+    from dpfedexp.flower.server.strategy import DpFedExp as DpFedExp
+    from dpfedexp.flower.settings import local_from as local_from
+    from dpfedexp.flower.settings import round_timeout as round_timeout
+    from dpfedexp.flower.settings import strategy_from as strategy_from
+else:
+    _load, __dir__, __all__ = lazy_names(__name__, _HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "flwr":
-            raise
-        raise InputError("Flower is not installed; install it with: pip install 'dpfedexp[flower]'.") from None
+    def __getattr__(name: str) -> Any:
+        try:
+            return _load(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "flwr":
+                raise
+            raise InputError("Flower is not installed; install it with: pip install 'dpfedexp[flower]'.") from None

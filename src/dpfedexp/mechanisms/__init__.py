@@ -1,22 +1,34 @@
 """What a client does, what the server does, and the event that is charged, in one object each."""
 
-from dpfedexp.mechanisms.base import Mechanism, Release, Report, Secure, Terms
-from dpfedexp.mechanisms.central_gaussian import CentralGaussian
-from dpfedexp.mechanisms.local_gaussian import LocalGaussian
-from dpfedexp.mechanisms.none import NoPrivacy
-from dpfedexp.mechanisms.privunit import PrivUnit
-from dpfedexp.mechanisms.registry import MECHANISMS, mechanism_class
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "MECHANISMS",
-    "CentralGaussian",
-    "LocalGaussian",
-    "Mechanism",
-    "NoPrivacy",
-    "PrivUnit",
-    "Release",
-    "Report",
-    "Secure",
-    "Terms",
-    "mechanism_class",
-]
+from dpfedexp.lazy import lazy_names
+
+_HOMES = {
+    "MECHANISMS": "registry",
+    "CentralGaussian": "central_gaussian",
+    "LocalGaussian": "local_gaussian",
+    "Mechanism": "base",
+    "NoPrivacy": "none",
+    "PrivUnit": "privunit",
+    "Release": "base",
+    "Report": "base",
+    "Secure": "base",
+    "Terms": "base",
+    "mechanism_class": "registry",
+}
+
+if TYPE_CHECKING:
+    from dpfedexp.mechanisms.base import Mechanism as Mechanism
+    from dpfedexp.mechanisms.base import Release as Release
+    from dpfedexp.mechanisms.base import Report as Report
+    from dpfedexp.mechanisms.base import Secure as Secure
+    from dpfedexp.mechanisms.base import Terms as Terms
+    from dpfedexp.mechanisms.central_gaussian import CentralGaussian as CentralGaussian
+    from dpfedexp.mechanisms.local_gaussian import LocalGaussian as LocalGaussian
+    from dpfedexp.mechanisms.none import NoPrivacy as NoPrivacy
+    from dpfedexp.mechanisms.privunit import PrivUnit as PrivUnit
+    from dpfedexp.mechanisms.registry import MECHANISMS as MECHANISMS
+    from dpfedexp.mechanisms.registry import mechanism_class as mechanism_class
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

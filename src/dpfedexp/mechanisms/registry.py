@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpfedexp.accounting.events import Event
-from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from dpfedexp.accounting.events import Event
+    from dpfedexp.accounting.events.charges import RoundSettings
     from dpfedexp.mechanisms.base import Mechanism
 
 
@@ -26,11 +26,13 @@ class Entry:
         summary: one line for people who choose.
         charge: a function from `RoundSettings` to the event of a round, as "module:name", that needs no torch; None where the class
             itself is asked.
+        tunes: what makes a round of it cost less: a noise multiplier, or the parts of its ε.
     """
 
     home: str
     summary: str
     charge: str | None = None
+    tunes: Literal["noise_multiplier", "epsilons"] = "noise_multiplier"
 
 
 _CHARGES = "dpfedexp.accounting.events.charges"
@@ -53,6 +55,7 @@ MECHANISMS: dict[str, Entry] = {
         "dpfedexp.mechanisms.privunit:PrivUnit",
         "every client randomises its update's direction and norm (pure ε)",
         f"{_CHARGES}:privunit_round",
+        tunes="epsilons",
     ),
 }
 

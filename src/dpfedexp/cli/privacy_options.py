@@ -1,0 +1,70 @@
+"""The flags of `dpfedexp privacy`. They import nothing that is slow, so that help and completion are immediate.
+
+The values of a flag repeat what the accounting room accepts; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from dpfedexp.mechanisms.registry import MECHANISMS
+
+# Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.
+Mechanism = StrEnum(  # type: ignore[misc]
+    "Mechanism", {name.replace("-", "_"): name for name in MECHANISMS if name != "none"}
+)
+CENTRAL = Mechanism("central-gaussian")
+
+
+class AdjacencyName(StrEnum):
+    replace_one = "replace-one"
+    add_remove = "add-remove"
+
+
+class GammaName(StrEnum):
+    exact = "exact"
+    paper = "paper"
+
+
+class SamplingKind(StrEnum):
+    poisson = "poisson"
+    fixed = "fixed"
+
+
+class Per(StrEnum):
+    total = "total"
+    round = "round"
+
+
+MechanismOption = Annotated[Mechanism, typer.Option("--mechanism", help="Who adds the noise, and how.")]
+NoiseOption = Annotated[
+    float | None,
+    typer.Option("--noise-multiplier", "-z", help="Noise std on the sum over the clip C (local: on each update)."),
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", "-T", help="How many rounds are released.")]
+DeltaOption = Annotated[float, typer.Option("--delta", help="δ of the total.")]
+RateOption = Annotated[
+    float, typer.Option("--sampling-rate", "-q", help="Expected fraction of the clients in a round.")
+]
+SamplingOption = Annotated[
+    SamplingKind, typer.Option("--sampling", help="How a cohort is drawn when the rate is below 1.")
+]
+AdjacencyOption = Annotated[AdjacencyName, typer.Option("--adjacency", help="What changes between neighbours.")]
+Epsilon0Option = Annotated[float, typer.Option("--epsilon0", help="PrivUnit: ε₀.")]
+Epsilon1Option = Annotated[float, typer.Option("--epsilon1", help="PrivUnit: ε₁.")]
+Epsilon2Option = Annotated[float, typer.Option("--epsilon2", help="PrivUnit: ε₂, for the norm.")]
+GammaOption = Annotated[
+    GammaName, typer.Option("--gamma", help="PrivUnit: the rule that chooses the cap; the paper's needs --dimension.")
+]
+DimensionOption = Annotated[int | None, typer.Option("--dimension", "-d", help="PrivUnit: parameters of the model.")]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--clients", "-M", help="Clients that report in every round; local: adds readers of the models alone."
+    ),
+]
+TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
+PerOption = Annotated[Per, typer.Option("--per", help="Whether the target is for all the rounds or for one.")]

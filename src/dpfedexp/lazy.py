@@ -1,0 +1,60 @@
+"""Packages whose public names are imported when they are first used.
+
+A package's `__init__.py` holds a table from name to module. Importing the package imports none of those modules, so that a
+command that needs no torch does not wait for it. Type checkers read ordinary imports under `TYPE_CHECKING` instead, and a test
+keeps the two lists equal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from dpfedexp.errors import nearest
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], *ready: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """What a package of lazy names needs: its `__getattr__`, `__dir__` and `__all__` (PEP 562).
+
+    Args:
+        package: the package's `__name__`.
+        homes: every public name, with the module that defines it, relative to the package.
+        ready: public names that the package defines by itself.
+
+    Returns:
+        The three values. A name that does not exist is an `AttributeError` that says which one was probably meant; a module of
+        the package is a name too, so that `import dpfedexp; dpfedexp.accounting` works.
+    """
+    public = sorted([*homes, *ready])
+
+    def load(name: str) -> Any:
+        if name in homes:
+            value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        elif (room := None if name.startswith("_") else _module(f"{package}.{name}")) is not None:
+            value = room
+        else:
+            meant = "" if name.startswith("_") else nearest(name, public)
+            # With a name but no object Python's traceback does not add a suggestion of its own after ours.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
+        # The next use finds it without asking here.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *public})
+
+    return load, names, public
+
+
+def _module(name: str) -> Any:
+    """The module of that name; None if there is none. An error inside an existing one is raised."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None

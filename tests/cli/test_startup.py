@@ -1,0 +1,98 @@
+"""What the command line imports, and how long it takes beside what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from dpfedexp.accounting.events import ADJACENCIES, Sampling
+from dpfedexp.cli.privacy_options import AdjacencyName, GammaName, Mechanism, SamplingKind
+from dpfedexp.mechanisms import MECHANISMS
+from dpfedexp.mechanisms.privunit import GammaRule
+from dpfedexp.paper import PART_NAMES, parts
+
+SLOW = {"torch", "scipy", "numpy", "matplotlib", "pydantic", "flwr", "dp_accounting", "jinja2", "safetensors", "mpmath"}
+OF_THE_CLOSED_FORM = {"numpy", "scipy"}
+SLOW_ROOMS_OF_SCIPY = {
+    f"scipy.{room}" for room in ("stats", "optimize", "signal", "linalg", "sparse", "integrate", "fft")
+}
+
+LOADED = """
+import contextlib, io, json, sys
+from dpfedexp.cli import app
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        app(command.split(), standalone_mode=False)
+    print(json.dumps([command, shown.getvalue(), list(sys.modules)]))
+"""
+
+HELP = [
+    "--help",
+    *(f"{name} --help" for name in ("demo", "train", "init", "paper", "report", "bench", "privacy", "flower", "audit")),
+    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify", "table1")),
+    *("flower new --help", "flower up --help", "audit noise-cost --help"),
+]
+CLOSED_FORM = {
+    "privacy epsilon -z 5 -T 50": "15.4562",
+    "privacy epsilon --mechanism local-gaussian -z 0.7 -M 1000": "15.65",
+    "privacy epsilon --mechanism privunit -T 50": "6.0000",
+    "privacy noise -e 8 -T 50": "8.0000",
+    "privacy rounds -e 8 -z 5": "1.5550",
+}
+
+
+def run(commands: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
+    """Commands one after the other in one new process: each, what it prints, and the modules that are loaded at its end."""
+    program = [sys.executable, "-c", LOADED, json.dumps(list(commands))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        command, shown, modules = json.loads(line)
+        yield command, shown, set(modules)
+
+
+def test_help_imports_nothing_that_is_slow():
+    for command, shown, modules in run(HELP):
+        assert "Usage:" in shown, command
+        assert SLOW & modules == set(), command
+
+
+def test_accounting_without_sampling_imports_of_what_is_slow_only_special_functions():
+    for command, shown, modules in run(CLOSED_FORM):
+        assert CLOSED_FORM[command] in shown
+        assert SLOW & modules == OF_THE_CLOSED_FORM, command
+        assert SLOW_ROOMS_OF_SCIPY & modules == set(), command
+
+
+def processor_seconds(*command: str) -> float:
+    """Of the better of two runs: what other programs do at the same time counts little."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True, timeout=120, env=one_thread)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return min(once() for _ in range(2))
+
+
+def test_help_and_accounting_take_less_than_importing_torch():
+    """Measured: 0.15 and 0.3 of it. Half and three quarters leave room for another machine, not for an import of torch."""
+    torch = processor_seconds("-c", "import torch")
+    assert processor_seconds("-m", "dpfedexp", "--help") < 0.5 * torch
+    assert processor_seconds("-m", "dpfedexp", "privacy", "epsilon", "-z", "5", "-T", "50") < 0.75 * torch
+
+
+def test_the_choices_that_flags_offer_are_those_of_the_rooms():
+    assert tuple(PART_NAMES) == tuple(parts.PARTS)
+    assert {str(name) for name in Mechanism} == set(MECHANISMS) - {"none"}
+    assert {str(name) for name in AdjacencyName} == set(ADJACENCIES)
+    assert {str(kind) for kind in SamplingKind} == {"poisson", "fixed"}
+    assert all(Sampling(str(kind), 0.5).rate == 0.5 for kind in SamplingKind)
+    assert {str(rule) for rule in GammaName} <= set(get_args(GammaRule))

@@ -1,0 +1,104 @@
+"""Packages that load their public names when they are first used."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpfedexp
+
+PACKAGES = ["dpfedexp", "dpfedexp.audit", "dpfedexp.config", "dpfedexp.data", "dpfedexp.flower", "dpfedexp.mechanisms"]
+HEAVY = {"torch", "numpy", "scipy", "pydantic", "matplotlib", "dp_accounting", "typer", "rich", "flwr", "safetensors"}
+
+
+def for_type_checkers(package) -> dict[str, str]:
+    """Name → module of the imports under `if TYPE_CHECKING:`, as a type checker reads them."""
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    aliases = [(node.module, alias) for node in imports for alias in node.names]
+    assert all(alias.asname == alias.name for _, alias in aliases), "`X as X` is what re-exports a name"
+    return {alias.name: module for module, alias in aliases}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_type_checkers_see_the_names_that_the_table_loads(name):
+    package = importlib.import_module(name)
+    assert for_type_checkers(package) == {key: f"{name}.{home}" for key, home in package._HOMES.items()}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_public_name_loads_and_is_listed(name):
+    if name == "dpfedexp.flower":
+        pytest.importorskip("flwr")
+    package = importlib.import_module(name)
+    listed = dir(package)
+    for public in package.__all__:
+        assert getattr(package, public) is not None
+        assert public in listed
+    assert package.__all__ == sorted(package.__all__)
+    assert set(package._HOMES) == set(package.__all__) - {"__version__"}
+
+
+def test_a_star_import_gives_every_public_name():
+    names: dict[str, object] = {}
+    exec("from dpfedexp import *", names)
+    assert set(dpfedexp.__all__) <= set(names)
+
+
+def test_importing_every_package_imports_nothing_that_is_slow():
+    code = f"import sys, {', '.join(PACKAGES)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert HEAVY & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "typed", "meant"),
+    [
+        ("dpfedexp", "cdp_fedex", "cdp_fedexp"),
+        ("dpfedexp", "federation", "Federation"),
+        ("dpfedexp.data", "read_idz", "read_idx"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest_right_one_once(package, typed, meant):
+    sentence = f"module '{package}' has no attribute '{typed}'. Did you mean '{meant}'?"
+    with pytest.raises(AttributeError, match=re.escape(sentence)):
+        getattr(importlib.import_module(package), typed)
+    code = f"import {package}; {package}.{typed}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.count("Did you mean") == 1
+
+
+def test_a_name_like_no_other_is_answered_with_all_of_them():
+    with pytest.raises(AttributeError, match=r"Known: AdaptiveClip, Algorithm, .*train\."):
+        dpfedexp.zzzzzz  # noqa: B018
+
+
+def test_names_that_python_asks_for_are_simply_absent():
+    assert not hasattr(dpfedexp, "__wrapped__")
+    assert not hasattr(dpfedexp, "_repr_html_")
+
+
+def test_rooms_are_attributes_without_an_import_of_their_own():
+    code = "import dpfedexp; print(dpfedexp.accounting.Query('update', 1.0, 2.0, 5.0).noise)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "5.0\n"
+
+
+def test_an_error_inside_a_module_is_not_taken_for_a_missing_name(tmp_path):
+    package = tmp_path / "lazy_example"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from dpfedexp.lazy import lazy_names\n__getattr__, __dir__, __all__ = lazy_names(__name__, {'thing': 'broken'})\n"
+    )
+    (package / "broken.py").write_text("import a_package_that_does_not_exist\n")
+    for asked in ("thing", "broken"):
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lazy_example; lazy_example.{asked}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert "No module named 'a_package_that_does_not_exist'" in done.stderr
