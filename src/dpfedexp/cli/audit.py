@@ -12,7 +12,7 @@ from dpfedexp.audit.cost import noise_cost
 from dpfedexp.audit.jobs import QUICK, USUAL, all_jobs, do
 from dpfedexp.audit.section import audit_section, cost_section
 from dpfedexp.errors import require
-from dpfedexp.paper.pool import run_all
+from dpfedexp.processes import run_all
 from dpfedexp.report import console as terminal
 from dpfedexp.report.write import save
 

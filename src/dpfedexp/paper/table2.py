@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Cell, TrainingCell
 from dpfedexp.paper.experiments import experiment, vary
 from dpfedexp.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import last_rounds
-from dpfedexp.paper.store import Results
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun, trainings
+from dpfedexp.paper.results.size import Size
+from dpfedexp.paper.results.spread import final
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 SEEDS = {"synthetic": 3, "mnist": 1}
@@ -23,29 +23,34 @@ Key = tuple[str, str, str]
 Point = tuple[float, float]
 
 
-def searched(scale: Scale) -> list[Key]:
+def searched(size: Size) -> list[Key]:
     """What is searched: everything, or only the paper's central synthetic search when quick."""
-    if scale.quick:
+    if size.quick:
         return [("synthetic", "cdp", "fedexp"), ("synthetic", "cdp", "fedavg")]
-    return [key for key in TABLE_2 if scale.includes(key[0])]
+    return [key for key in TABLE_2 if size.includes(key[0])]
 
 
-def runs(key: Key, scale: Scale) -> dict[Point, list[Settings]]:
+def runs(key: Key, size: Size) -> dict[Point, list[Settings]]:
     """(η_l, C) → the run at that point, for every seed."""
     base = experiment("-".join(key))
-    rates = RATE_GRID[key[0]][1:4] if scale.quick else RATE_GRID[key[0]]
+    rates = RATE_GRID[key[0]][1:4] if size.quick else RATE_GRID[key[0]]
     return {
-        (rate, clip): scale.runs(
-            vary(base, {"local.lr": rate, "algorithm.clip": clip}), 1 if scale.quick else SEEDS[key[0]]
+        (rate, clip): size.runs(
+            vary(base, {"local.lr": rate, "algorithm.clip": clip}), 1 if size.quick else SEEDS[key[0]]
         )
         for rate in rates
         for clip in CLIP_GRID
     }
 
 
-def cells(scale: Scale) -> list[Cell]:
-    groups = (group for key in searched(scale) for group in runs(key, scale).values())
-    return [TrainingCell(settings) for group in groups for settings in group]
+def planned(size: Size) -> list[PlannedRun]:
+    """The criterion alone is kept, so the records hold no curves."""
+    return [
+        run
+        for key in searched(size)
+        for (rate, clip), group in runs(key, size).items()
+        for run in trainings(group, f"{'-'.join(key)}, η_l = {rate:g}, C = {clip:g}")
+    ]
 
 
 @dataclass(frozen=True)
@@ -79,19 +84,19 @@ class Search:
         return self.ranking.index(self.published) + 1 if self.published in self.values else None
 
 
-def search(key: Key, scale: Scale, results: Results) -> Search:
+def search(key: Key, size: Size, results: Results) -> Search:
     metric = CRITERION[key[0]]
     return Search(
         key,
         {
-            point: fmean(last_rounds(result, metric) for result in results.training(group))
-            for point, group in runs(key, scale).items()
+            point: fmean(final(result, metric) for result in results.training(group))
+            for point, group in runs(key, size).items()
         },
     )
 
 
-def section(scale: Scale, results: Results) -> Section:
-    done = [search(key, scale, results) for key in searched(scale)]
+def section(size: Size, results: Results) -> Section:
+    done = [search(key, size, results) for key in searched(size)]
     return Section(
         name="grid",
         title="The search for η_l and C (Table 2)",
@@ -103,11 +108,11 @@ def section(scale: Scale, results: Results) -> Section:
         charts=[_chart(problem, group) for problem in PROBLEMS if (group := [s for s in done if s.key[0] == problem])],
         claims=_claims(done),
         notes=[
-            *(["Quick: CDP on the synthetic problem only, one seed, three of the five rates."] if scale.quick else []),
+            *(["Quick: CDP on the synthetic problem only, one seed, three of the five rates."] if size.quick else []),
             *NOTES,
         ],
-        command=scale.command("grid"),
-        configuration={_name(one.key): scale.runs(experiment("-".join(one.key)))[0].to_toml() for one in done},
+        command=size.command("grid"),
+        configuration={_name(one.key): size.runs(experiment("-".join(one.key)))[0].to_toml() for one in done},
         data={"-".join(one.key): _data(one) for one in done},
     )
 
@@ -175,8 +180,8 @@ def _chart(problem: str, group: list[Search]) -> Chart:
                 (c, one.values[rate, c]) for r, c in one.values if r == rate and math.isfinite(one.values[rate, c])
             ]
             if points:
-                scale = 100.0 if problem == "mnist" else 1.0
-                lines.append(Series(f"η_l = {rate:g}", [c for c, _ in points], [scale * v for _, v in points]))
+                factor = 100.0 if problem == "mnist" else 1.0
+                lines.append(Series(f"η_l = {rate:g}", [c for c, _ in points], [factor * v for _, v in points]))
         title = f"{SETTINGS[one.key[1]]}, {ALGORITHMS[one.key[2]]}"
         label = "test accuracy in %" if problem == "mnist" else "training loss"
         panels.append(Panel(title, "clip C", label, lines, log_x=True, log_y=problem == "synthetic"))

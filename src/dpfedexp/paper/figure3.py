@@ -5,22 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from dpfedexp.paper import comparison
-from dpfedexp.paper.cells import Cell
 from dpfedexp.paper.comparison import Comparison, line
 from dpfedexp.paper.published import SETTINGS
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.store import Results
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun, points
+from dpfedexp.paper.results.size import Size
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Table
 
 PROBLEMS = {"synthetic": "Synthetic", "mnist": "MNIST"}
 
 
-def cells(scale: Scale) -> list[Cell]:
-    return [cell for problem in PROBLEMS if scale.includes(problem) for cell in comparison.cells(problem, scale)]
+SHOWN = ("fedexp",)
 
 
-def section(scale: Scale, results: Results) -> Section:
-    seen = {problem: Comparison.of(problem, scale, results) for problem in PROBLEMS if scale.includes(problem)}
+def planned(size: Size) -> list[PlannedRun]:
+    problems = (problem for problem in PROBLEMS if size.includes(problem))
+    return [run for p in problems for run in comparison.planned(p, size, ("round", "eta_g"), SHOWN)]
+
+
+def section(size: Size, results: Results) -> Section:
+    seen = {problem: Comparison.of(problem, size, results, SHOWN) for problem in PROBLEMS if size.includes(problem)}
     panels = [
         Panel(
             PROBLEMS[problem],
@@ -41,8 +45,8 @@ def section(scale: Scale, results: Results) -> Section:
         tables=[_table(seen)],
         charts=[chart],
         claims=_claims(seen),
-        notes=scale.notes,
-        command=scale.command("step-history"),
+        notes=size.notes,
+        command=size.command("step-history"),
         configuration={
             f"{PROBLEMS[problem]}, {SETTINGS[s]}": runs.settings[s, "fedexp"][0].to_toml()
             for problem, runs in seen.items()
@@ -53,7 +57,7 @@ def section(scale: Scale, results: Results) -> Section:
 
 def _mean(comparison: Comparison, setting: str) -> np.ndarray:
     runs = comparison.results[setting, "fedexp"]
-    return np.array([[r["eta_g"] for r in run["history"]] for run in runs], dtype=float).mean(0)
+    return np.array([[eta for _, eta in points(run, "eta_g")] for run in runs], dtype=float).mean(0)
 
 
 def _table(seen: dict[str, Comparison]) -> Table:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,25 +15,33 @@ from dpfedexp.local import schedule
 from dpfedexp.mechanisms import LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams
-from dpfedexp.paper.cells import Place, Result
 from dpfedexp.paper.experiments import experiment
+from dpfedexp.paper.results.full_settings import in_full
+from dpfedexp.paper.results.planned import Place, Result
 from dpfedexp.simulation.train import prepare
 
 RULES = ("naive", "proposed", "target")
 
 
 @dataclass(frozen=True)
-class InitialStepCell:
+class InitialStepRun:
     """η_g⁽⁰⁾ of the paper's synthetic LDP setting with `clients` clients, for several seeds of data and noise."""
 
     setting: str
     clients: int
     repetitions: int
 
+    curves: ClassVar[tuple[str, ...]] = RULES
+    seed: ClassVar[None] = None
+
     @property
-    def identity(self) -> dict[str, Any]:
-        settings = experiment(f"synthetic-{self.setting}-fedexp").model_dump(mode="json", exclude_defaults=True)
-        return {"initial step": settings | {"clients": self.clients, "repetitions": self.repetitions}}
+    def name(self) -> str:
+        return f"{self.setting}, M = {self.clients}, {self.repetitions} repetitions"
+
+    @property
+    def full_settings(self) -> dict[str, Any]:
+        settings = in_full(experiment(f"synthetic-{self.setting}-fedexp"))
+        return settings | {"initial_step": {"clients": self.clients, "repetitions": self.repetitions}}
 
     @property
     def needs_images(self) -> bool:
@@ -42,9 +51,14 @@ class InitialStepCell:
     def cost(self) -> float:
         return 3.0 * self.clients * self.repetitions
 
+    @property
+    def problem(self) -> str:
+        return self.name
+
     def run(self, place: Place) -> Result:
         rows = [_step_sizes(self.setting, self.clients, seed) for seed in range(self.repetitions)]
-        return {rule: [row[rule] for row in rows] for rule in RULES}
+        curves = {rule: [row[rule] for row in rows] for rule in RULES}
+        return {"finals": {rule: fmean(values) for rule, values in curves.items()}, "curves": curves}
 
 
 def _step_sizes(setting: str, clients: int, seed: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ QUICK_NOTE = (
 
 
 @dataclass(frozen=True)
-class Scale:
+class Size:
     """`seeds` runs of everything; `quick` shrinks the MNIST runs; `problem` leaves out the runs of the other one."""
 
     seeds: int = 5
@@ -34,15 +34,15 @@ class Scale:
     def notes(self) -> list[str]:
         return [QUICK_NOTE] if self.quick else []
 
-    def command(self, part: str) -> str:
+    def command(self, section: str) -> str:
         only = f" --problem {self.problem}" if self.problem else ""
-        return f"dpfedexp paper {part} --seeds {self.seeds}{only}" + (" --quick" if self.quick else "")
+        return f"dpfedexp paper {section} --seeds {self.seeds}{only}" + (" --quick" if self.quick else "")
 
     def includes(self, problem: str) -> bool:
         return self.problem in (None, problem)
 
     def runs(self, settings: Settings, seeds: int | None = None) -> list[Settings]:
-        """The settings at this scale, once for every seed."""
+        """The settings at this size, once for every seed."""
         sized = shrink(settings) if self.quick and settings.data.kind == "mnist" else settings
         return [sized.with_seed(seed) for seed in range(min(self.seeds, seeds or self.seeds))]
 

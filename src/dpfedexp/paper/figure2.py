@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from statistics import fmean, stdev
 
-from dpfedexp.paper.cells import Cell
 from dpfedexp.paper.experiments import experiment
-from dpfedexp.paper.initial_step import RULES, InitialStepCell
+from dpfedexp.paper.figure2_reports import RULES, InitialStepRun
 from dpfedexp.paper.published import SETTINGS
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.store import Results
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun
+from dpfedexp.paper.results.size import Size
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 LOCAL = ("ldp-gaussian", "ldp-privunit")
@@ -19,17 +19,17 @@ REPETITIONS, QUICK_REPETITIONS = 20, 8
 NAMES = {"naive": "naive", "proposed": "proposed", "target": "target (not private)"}
 
 
-def planned(scale: Scale) -> dict[tuple[str, int], InitialStepCell]:
-    repetitions = QUICK_REPETITIONS if scale.quick else REPETITIONS
-    return {(s, clients): InitialStepCell(s, clients, repetitions) for s in LOCAL for clients in CLIENTS}
+def runs(size: Size) -> dict[tuple[str, int], InitialStepRun]:
+    repetitions = QUICK_REPETITIONS if size.quick else REPETITIONS
+    return {(s, clients): InitialStepRun(s, clients, repetitions) for s in LOCAL for clients in CLIENTS}
 
 
-def cells(scale: Scale) -> list[Cell]:
-    return list(planned(scale).values())
+def planned(size: Size) -> list[PlannedRun]:
+    return list(runs(size).values())
 
 
-def section(scale: Scale, results: Results) -> Section:
-    seen = {key: results[cell] for key, cell in planned(scale).items()}
+def section(size: Size, results: Results) -> Section:
+    seen = {key: results[run]["curves"] for key, run in runs(size).items()}
     repetitions = len(seen[LOCAL[0], CLIENTS[0]]["target"])
     return Section(
         name="step-size",
@@ -49,7 +49,7 @@ def section(scale: Scale, results: Results) -> Section:
         ],
         claims=_claims(seen),
         notes=NOTES,
-        command=scale.command("step-size"),
+        command=size.command("step-size"),
         configuration={SETTINGS[s]: experiment(f"synthetic-{s}-fedexp").to_toml() for s in LOCAL},
         data={f"{setting}, M = {clients}": values for (setting, clients), values in seen.items()},
     )

@@ -1,4 +1,4 @@
-"""Fig. 1 (left): distance to the known optimum on the synthetic problem."""
+"""Fig. 1: distance to the known optimum on the synthetic problem (left), test accuracy on MNIST (right, with Table 3)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,52 @@ from dataclasses import replace
 
 from dpfedexp.config import Settings
 from dpfedexp.paper import comparison
-from dpfedexp.paper.cells import Cell, Result, TrainingCell
 from dpfedexp.paper.comparison import LAST, Comparison, line
 from dpfedexp.paper.experiments import experiment, vary
 from dpfedexp.paper.published import ALGORITHMS, SETTINGS
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import last_rounds, note_on_tests, spread
-from dpfedexp.paper.store import Results
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun, Result, trainings
+from dpfedexp.paper.results.size import Size
+from dpfedexp.paper.results.spread import final, note_on_tests, spread
 from dpfedexp.report.document import Chart, Claim, Section, Table
 
 FROM_REPORT = "DP-SCAFFOLD, c_i from the report"
 
 
-def from_report(scale: Scale) -> dict[str, list[Settings]]:
+def from_report(size: Size) -> dict[str, list[Settings]]:
     """DP-SCAFFOLD in the local settings with control variates that follow what the clients sent."""
     return {
-        setting: scale.runs(vary(experiment(f"synthetic-{setting}-scaffold"), {"algorithm.control": "report"}))
+        setting: size.runs(vary(experiment(f"synthetic-{setting}-scaffold"), {"algorithm.control": "report"}))
         for setting in SETTINGS
         if setting != "cdp"
     }
 
 
-def cells(scale: Scale) -> list[Cell]:
-    extra = [TrainingCell(settings) for group in from_report(scale).values() for settings in group]
-    return [*comparison.cells("synthetic", scale), *extra]
+CURVES = ("round", "distance")
 
 
-def section(scale: Scale, results: Results) -> Section:
-    seen = Comparison.of("synthetic", scale, results)
-    noisy = {setting: results.training(group) for setting, group in from_report(scale).items()}
+def planned(size: Size) -> list[PlannedRun]:
+    extra = [
+        run
+        for setting, group in from_report(size).items()
+        for run in trainings(group, f"synthetic-{setting}-scaffold, c_i from the report", CURVES)
+    ]
+    return [*comparison.planned("synthetic", size, CURVES), *extra]
+
+
+def accuracy_chart(seen: Comparison) -> Chart:
+    """The right half, on MNIST."""
+    return Chart(
+        "mnist",
+        "Test accuracy over rounds",
+        "Mean over seeds, band of one standard deviation.",
+        seen.panels("test_accuracy", "test accuracy in %", 100.0),
+    )
+
+
+def section(size: Size, results: Results) -> Section:
+    seen = Comparison.of("synthetic", size, results)
+    noisy = {setting: results.training(group) for setting, group in from_report(size).items()}
     extra = {setting: [line(group, "distance", FROM_REPORT)] for setting, group in noisy.items()}
     panels = [
         replace(panel, series=[*panel.series, *extra.get(setting, [])])
@@ -45,11 +62,11 @@ def section(scale: Scale, results: Results) -> Section:
         title="Synthetic problem: distance to the optimum (Fig. 1 left)",
         text=[
             "Linear regression with a common optimum w*, 1000 clients with one sample each, d = 500 (CDP) and 100 (LDP), 50 rounds "
-            f"of 20 local steps from w = 0. ‖w − w*‖ is {LAST}: mean (sd) over {scale.seeds} seeds; smaller is better."
+            f"of 20 local steps from w = 0. ‖w − w*‖ is {LAST}: mean (sd) over {size.seeds} seeds; smaller is better."
         ],
         tables=[
             _table(seen, noisy),
-            seen.gains_table("Does DP-FedEXP come closer than the others?", note_on_tests(scale.seeds)),
+            seen.gains_table("Does DP-FedEXP come closer than the others?", note_on_tests(size.seeds)),
         ],
         charts=[
             Chart(
@@ -61,7 +78,7 @@ def section(scale: Scale, results: Results) -> Section:
         ],
         claims=_claims(seen, noisy),
         notes=NOTES,
-        command=scale.command("synthetic"),
+        command=size.command("synthetic"),
         configuration=seen.configuration(),
         privacy=seen.privacy(),
         data={"cells": seen.data(), "scaffold_from_report": {s: _finals(group) for s, group in noisy.items()}},
@@ -69,7 +86,7 @@ def section(scale: Scale, results: Results) -> Section:
 
 
 def _finals(group: list[Result]) -> list[float]:
-    return [last_rounds(result, "distance") for result in group]
+    return [final(result, "distance") for result in group]
 
 
 def _table(seen: Comparison, noisy: dict[str, list[Result]]) -> Table:

@@ -1,46 +1,40 @@
-"""Fig. 1 (right) and Table 3: test accuracy on MNIST."""
+"""Table 3: test accuracy on MNIST, with the right half of Fig. 1, which shows the same runs."""
 
 from __future__ import annotations
 
 from dpfedexp.paper import comparison
-from dpfedexp.paper.cells import Cell
 from dpfedexp.paper.comparison import LAST, Comparison
+from dpfedexp.paper.figure1 import accuracy_chart
 from dpfedexp.paper.published import ALGORITHMS, SETTINGS, TABLE_3
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import note_on_tests
-from dpfedexp.paper.store import Results
-from dpfedexp.report.document import Chart, Claim, Section, Table
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun
+from dpfedexp.paper.results.size import Size
+from dpfedexp.paper.results.spread import note_on_tests
+from dpfedexp.report.document import Claim, Section, Table
 
 CLOSE = 0.5
 """Percentage points below the paper's mean that still count as reproduced."""
 
 
-def cells(scale: Scale) -> list[Cell]:
-    return list(comparison.cells("mnist", scale))
+def planned(size: Size) -> list[PlannedRun]:
+    return comparison.planned("mnist", size, ("round", "test_accuracy"))
 
 
-def section(scale: Scale, results: Results) -> Section:
-    seen = Comparison.of("mnist", scale, results)
+def section(size: Size, results: Results) -> Section:
+    seen = Comparison.of("mnist", size, results)
     return Section(
         name="mnist",
         title="MNIST: test accuracy (Fig. 1 right, Table 3)",
         text=[
             "1000 clients with 60 images each, class mix Dirichlet(0.3), 50 rounds of 10 full-batch steps, the paper's networks "
             "(d = 5046 and 237) and its selected (η_l, C). "
-            f"Test accuracy in per cent is {LAST}: mean (sd) over {scale.seeds} seeds."
+            f"Test accuracy in per cent is {LAST}: mean (sd) over {size.seeds} seeds."
         ],
-        tables=[_table(seen), _gains(seen, scale)],
-        charts=[
-            Chart(
-                "mnist",
-                "Test accuracy over rounds",
-                "Mean over seeds, band of one standard deviation.",
-                seen.panels("test_accuracy", "test accuracy in %", 100.0),
-            )
-        ],
-        claims=_claims(seen, against_paper=results.on_mnist and not scale.quick),
-        notes=[*([] if results.on_mnist else [OTHER_IMAGES]), *scale.notes, *NOTES],
-        command=scale.command("mnist"),
+        tables=[_table(seen), _gains(seen, size)],
+        charts=[accuracy_chart(seen)],
+        claims=_claims(seen, against_paper=results.on_mnist and not size.quick),
+        notes=[*([] if results.on_mnist else [OTHER_IMAGES]), *size.notes, *NOTES],
+        command=size.command("mnist"),
         configuration=seen.configuration(),
         privacy=seen.privacy(),
         data={"cells": seen.data()},
@@ -66,13 +60,13 @@ def _table(seen: Comparison) -> Table:
     return Table("Table 3: test accuracy on MNIST", columns, rows)
 
 
-def _gains(seen: Comparison, scale: Scale) -> Table:
+def _gains(seen: Comparison, size: Size) -> Table:
     published = {
         (setting, other): TABLE_3[setting, "fedexp"][0] - TABLE_3[setting, other][0]
         for setting in SETTINGS
         for other in ("fedavg", "scaffold")
     }
-    return seen.gains_table("Does DP-FedEXP beat the others? Percentage points", note_on_tests(scale.seeds), published)
+    return seen.gains_table("Does DP-FedEXP beat the others? Percentage points", note_on_tests(size.seeds), published)
 
 
 def _claims(seen: Comparison, against_paper: bool) -> list[Claim]:

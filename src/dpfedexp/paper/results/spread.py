@@ -13,10 +13,16 @@ from scipy.stats import binomtest, ttest_rel
 from dpfedexp.paper.published import LAST_ROUNDS
 
 
-def last_rounds(result: dict[str, Any], metric: str, rounds: int = LAST_ROUNDS) -> float:
-    """The metric of a run averaged over its last rounds; infinite if the run diverged."""
-    values = [record[metric] for record in result["history"][-rounds:] if metric in record]
-    return math.inf if any(value is None for value in values) else statistics.fmean(values)
+def average_of_last_rounds(history: Sequence[dict[str, Any]], metric: str, rounds: int = LAST_ROUNDS) -> float | None:
+    """The metric of a run averaged over its last rounds; None if the run diverged."""
+    values = [record[metric] for record in history[-rounds:] if metric in record]
+    return None if any(value is None for value in values) else statistics.fmean(values)
+
+
+def final(result: dict[str, Any], metric: str) -> float:
+    """The metric averaged over the last rounds of a finished run; infinite if the run diverged."""
+    value = result["finals"][metric]
+    return math.inf if value is None else value
 
 
 @dataclass(frozen=True)
