@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpfedexp.paper.pool import JobProgress, run_all
+from dpfedexp.processes import JobProgress, run_all
 
 
 def test_one_after_the_other_in_the_order_of_the_jobs():
@@ -18,8 +18,8 @@ def test_a_failure_comes_through():
 
 def test_the_time_left_is_weighed_by_cost(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("dpfedexp.paper.pool.time.monotonic", lambda: now[0])
-    progress = JobProgress("cells", [3.0, 1.0])
+    monkeypatch.setattr("dpfedexp.processes.time.monotonic", lambda: now[0])
+    progress = JobProgress("runs", [3.0, 1.0])
     assert progress.text == "0/2 in 0:00:00"
     now[0] = 30.0
     progress.advance(3.0)
@@ -28,9 +28,9 @@ def test_the_time_left_is_weighed_by_cost(monkeypatch):
 
 def test_without_a_terminal_a_line_now_and_then(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr("dpfedexp.paper.pool.time.monotonic", lambda: now[0])
-    progress = JobProgress("cells", [1.0] * 4)
+    monkeypatch.setattr("dpfedexp.processes.time.monotonic", lambda: now[0])
+    progress = JobProgress("runs", [1.0] * 4)
     for moment in (5.0, 31.0, 40.0, 70.0):
         now[0] = moment
         progress.advance(1.0)
-    assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == ["cells: 2/4", "cells: 4/4"]
+    assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == ["runs: 2/4", "runs: 4/4"]

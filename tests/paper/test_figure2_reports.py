@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dpfedexp.mechanisms import LocalGaussian, PrivUnit
-from dpfedexp.paper.cells import Place
-from dpfedexp.paper.initial_step import RULES, InitialStepCell, from_updates
+from dpfedexp.paper.figure2_reports import RULES, InitialStepRun, from_updates
+from dpfedexp.paper.results.planned import Place
 
 
 def updates(clients: int, dimension: int) -> torch.Tensor:
@@ -34,13 +34,14 @@ def test_privunit_proposed_is_near_the_target_and_naive_far():
     assert sizes["proposed"] == pytest.approx(sizes["target"], rel=0.15)
 
 
-def test_a_cell_holds_every_repetition_of_every_rule():
-    result = InitialStepCell("ldp-gaussian", 40, 3).run(Place("cpu"))
-    assert set(result) == set(RULES)
-    assert all(len(values) == 3 for values in result.values())
-    assert result["naive"][0] > result["target"][0]
+def test_a_run_holds_every_repetition_of_every_rule_and_their_means():
+    result = InitialStepRun("ldp-gaussian", 40, 3).run(Place("cpu"))
+    assert set(result["curves"]) == set(result["finals"]) == set(RULES)
+    assert all(len(values) == 3 for values in result["curves"].values())
+    assert result["curves"]["naive"][0] > result["curves"]["target"][0]
+    assert result["finals"]["target"] == pytest.approx(sum(result["curves"]["target"]) / 3)
 
 
-def test_the_key_depends_on_setting_clients_and_repetitions():
-    cells = [InitialStepCell(s, m, r) for s in ("ldp-gaussian", "ldp-privunit") for m in (10, 20) for r in (2, 3)]
-    assert len({str(cell.identity) for cell in cells}) == len(cells)
+def test_the_full_settings_depend_on_setting_clients_and_repetitions():
+    runs = [InitialStepRun(s, m, r) for s in ("ldp-gaussian", "ldp-privunit") for m in (10, 20) for r in (2, 3)]
+    assert len({str(run.full_settings) for run in runs}) == len(runs)

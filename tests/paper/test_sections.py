@@ -1,39 +1,40 @@
-"""Every part makes its section from finished cells; fabricated ones here, so that the logic is tested and nothing is trained."""
+"""Every section is made from finished runs; fabricated ones here, so that the logic is tested and nothing is trained."""
 
 from __future__ import annotations
 
 import pytest
 
-from dpfedexp.paper import beyond, grid, mnist, parts, step_history, step_size, synthetic
-from dpfedexp.paper.grid import Search
+from dpfedexp.paper import PRINTED_AS, SECTIONS, beyond, figure1, figure2, figure3, sections, table2, table3
 from dpfedexp.paper.published import TABLE_3
-from dpfedexp.paper.scale import Scale
+from dpfedexp.paper.results.collected import key_of
+from dpfedexp.paper.results.size import Size
+from dpfedexp.paper.table2 import Search
 from dpfedexp.report.document import Section
 from tests.paper.fabricated import Fabricated
 
-FULL, QUICK = Scale(seeds=3), Scale(seeds=2, quick=True)
+FULL, QUICK = Size(seeds=3), Size(seeds=2, quick=True)
 
 
-def key(cell) -> str:
-    return str(cell.identity)
+def key(run) -> str:
+    return key_of(run, "images")
 
 
-@pytest.mark.parametrize("scale", [FULL, QUICK], ids=["full", "quick"])
-@pytest.mark.parametrize("name", parts.PARTS)
-def test_a_part_plans_every_cell_that_it_asks_for(name, scale):
-    planned = {key(cell) for cell in parts.PARTS[name].cells(scale)}
+def test_every_name_of_the_command_line_has_its_maker():
+    assert tuple(sections.MAKERS) == SECTIONS
+    assert {name for names in PRINTED_AS.values() for name in names} == set(SECTIONS)
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, size):
+    planned = {key(run): run for run in sections.MAKERS[name].planned(size)}
 
     class Watching(Fabricated):
-        def __getitem__(self, cell):
-            assert key(cell) in planned
-            return super().__getitem__(cell)
+        def __getitem__(self, run):
+            result = super().__getitem__(run)
+            return result | {"curves": {curve: result["curves"][curve] for curve in planned[key(run)].curves}}
 
-        def training(self, runs):
-            from dpfedexp.paper.cells import TrainingCell
-
-            return [self[TrainingCell(settings)] for settings in runs]
-
-    section = parts.PARTS[name].section(scale, Watching())
+    section = sections.MAKERS[name].section(size, Watching())
     assert section.name == name
     assert section.tables
     assert section.command.startswith(f"dpfedexp paper {name}")
@@ -41,9 +42,9 @@ def test_a_part_plans_every_cell_that_it_asks_for(name, scale):
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
 
 
-@pytest.mark.parametrize("name", parts.PARTS)
+@pytest.mark.parametrize("name", SECTIONS)
 def test_a_section_survives_its_json(name):
-    section = parts.PARTS[name].section(FULL, Fabricated())
+    section = sections.MAKERS[name].section(FULL, Fabricated())
     again = Section.from_json(section.to_json())
     assert again.to_json() == section.to_json()
     assert again.tables[0].title == section.tables[0].title
@@ -51,7 +52,7 @@ def test_a_section_survives_its_json(name):
 
 def test_mnist_shows_the_printed_number_and_the_difference():
     """Fabricated FedEXP ends near 0.9 + 0.01 · 3, whatever the setting."""
-    section = mnist.section(FULL, Fabricated())
+    section = table3.section(FULL, Fabricated())
     row = section.tables[0].rows[0]
     ours, theirs = float(row[2].split()[0]), TABLE_3["cdp", "fedexp"][0]
     assert row[3].startswith(f"{theirs:.2f}")
@@ -63,35 +64,35 @@ def test_mnist_shows_the_printed_number_and_the_difference():
 def test_other_images_are_not_held_against_the_papers_numbers():
     other = Fabricated()
     other.on_mnist = False
-    section = mnist.section(FULL, other)
+    section = table3.section(FULL, other)
     assert "not MNIST" in section.notes[0]
     assert all(claim.holds for claim in section.claims)
 
 
 def test_quick_says_that_its_epsilon_is_not_the_papers():
-    assert any("ε is not" in note for note in mnist.section(QUICK, Fabricated()).notes)
-    assert not any("Quick" in note for note in mnist.section(FULL, Fabricated()).notes)
+    assert any("ε is not" in note for note in table3.section(QUICK, Fabricated()).notes)
+    assert not any("Quick" in note for note in table3.section(FULL, Fabricated()).notes)
 
 
 def test_synthetic_compares_ranks_and_admits_another_order():
-    claims = {claim.text: claim.holds for claim in synthetic.section(FULL, Fabricated()).claims}
+    claims = {claim.text: claim.holds for claim in figure1.section(FULL, Fabricated()).claims}
     assert claims["CDP: DP-FedEXP is the closest"]
     assert not claims["CDP: DP-SCAFFOLD closer than DP-FedAvg, as the paper says"]
     assert claims["LDP (Gaussian): DP-SCAFFOLD, c_i from the report no closer than DP-FedAvg, as the paper says"]
 
 
 def test_step_size_claims_hold_where_the_numbers_do():
-    assert [c.holds for c in step_size.section(FULL, Fabricated()).claims] == [True, True, True, True, False]
+    assert [c.holds for c in figure2.section(FULL, Fabricated()).claims] == [True, True, True, True, False]
 
 
 def test_step_history_needs_no_runs_of_its_own():
-    own = {key(cell) for cell in step_history.cells(FULL)}
+    own = {key(run) for run in figure3.planned(FULL)}
     assert own
-    assert own <= {key(cell) for cell in [*synthetic.cells(FULL), *mnist.cells(FULL)]}
+    assert own <= {key(run) for run in [*figure1.planned(FULL), *table3.planned(FULL)]}
 
 
 def test_step_history_of_one_problem_leaves_the_other_out():
-    section = step_history.section(Scale(seeds=2, problem="synthetic"), Fabricated())
+    section = figure3.section(Size(seeds=2, problem="synthetic"), Fabricated())
     assert [panel.title for panel in section.charts[0].panels] == ["Synthetic"]
     assert all(claim.holds for claim in section.claims)
 
@@ -108,8 +109,8 @@ def test_the_search_takes_the_smallest_loss_and_the_largest_accuracy():
 
 
 def test_the_quick_grid_is_part_of_the_full_one():
-    full = {key(cell) for cell in grid.cells(FULL)}
-    assert {key(cell) for cell in grid.cells(QUICK)} <= full
+    for searched in table2.searched(QUICK):
+        assert table2.points(searched, QUICK).keys() < table2.points(searched, FULL).keys()
 
 
 def test_every_variant_beyond_the_paper_builds_and_is_named_once():
@@ -119,9 +120,9 @@ def test_every_variant_beyond_the_paper_builds_and_is_named_once():
         assert variant.settings.build_algorithm().private
 
 
-def test_beyond_shares_its_cells_between_questions():
-    planned = beyond.cells(Scale(seeds=5))
-    assert len({key(cell) for cell in planned}) < len(planned)
+def test_beyond_shares_its_runs_between_questions():
+    planned = beyond.planned(Size(seeds=5))
+    assert len({key(run) for run in planned}) < len(planned)
 
 
 def test_every_group_beyond_the_paper_makes_a_table():

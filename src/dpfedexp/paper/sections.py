@@ -52,7 +52,9 @@ def make(
         before = recording.read(file_of(folder, name))
         absent = missing(runs, Results(before, images))
         if before and absent:
-            say(f"{name}: {len(absent)} runs are not recorded. {Results(before, images).why_missing(absent[0])}.")
+            say(
+                f"{name}: {len(absent)} of the {len(runs)} runs are not recorded. {Results(before, images).why_missing(absent[0])}."
+            )
     records = collect(planned, folder, images, place)
     return [_section(name, size, records[name], images) for name in names]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from dpfedexp.config import Settings
 from dpfedexp.paper.experiments import experiment, vary
 from dpfedexp.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
 from dpfedexp.paper.results.collected import Results
-from dpfedexp.paper.results.planned import PlannedRun, trainings
+from dpfedexp.paper.results.planned import PlannedRun
 from dpfedexp.paper.results.size import Size
 from dpfedexp.paper.results.spread import final
+from dpfedexp.paper.table2_points import GridPoint
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 SEEDS = {"synthetic": 3, "mnist": 1}
@@ -30,13 +29,15 @@ def searched(size: Size) -> list[Key]:
     return [key for key in TABLE_2 if size.includes(key[0])]
 
 
-def runs(key: Key, size: Size) -> dict[Point, list[Settings]]:
-    """(η_l, C) → the run at that point, for every seed."""
-    base = experiment("-".join(key))
+def points(key: Key, size: Size) -> dict[Point, GridPoint]:
+    """(η_l, C) → the runs at that point."""
+    name = "-".join(key)
+    base = experiment(name)
     rates = RATE_GRID[key[0]][1:4] if size.quick else RATE_GRID[key[0]]
+    seeds = 1 if size.quick else min(size.seeds, SEEDS[key[0]])
     return {
-        (rate, clip): size.runs(
-            vary(base, {"local.lr": rate, "algorithm.clip": clip}), 1 if size.quick else SEEDS[key[0]]
+        (rate, clip): GridPoint(
+            vary(base, {"local.lr": rate, "algorithm.clip": clip}), seeds, f"{name}, η_l = {rate:g}, C = {clip:g}"
         )
         for rate in rates
         for clip in CLIP_GRID
@@ -44,13 +45,7 @@ def runs(key: Key, size: Size) -> dict[Point, list[Settings]]:
 
 
 def planned(size: Size) -> list[PlannedRun]:
-    """The criterion alone is kept, so the records hold no curves."""
-    return [
-        run
-        for key in searched(size)
-        for (rate, clip), group in runs(key, size).items()
-        for run in trainings(group, f"{'-'.join(key)}, η_l = {rate:g}, C = {clip:g}")
-    ]
+    return [point for key in searched(size) for point in points(key, size).values()]
 
 
 @dataclass(frozen=True)
@@ -86,13 +81,7 @@ class Search:
 
 def search(key: Key, size: Size, results: Results) -> Search:
     metric = CRITERION[key[0]]
-    return Search(
-        key,
-        {
-            point: fmean(final(result, metric) for result in results.training(group))
-            for point, group in runs(key, size).items()
-        },
-    )
+    return Search(key, {at: final(results[point], metric) for at, point in points(key, size).items()})
 
 
 def section(size: Size, results: Results) -> Section:
@@ -176,12 +165,12 @@ def _chart(problem: str, group: list[Search]) -> Chart:
     for one in group:
         lines = []
         for rate in sorted({rate for rate, _ in one.values}):
-            points = [
+            finite = [
                 (c, one.values[rate, c]) for r, c in one.values if r == rate and math.isfinite(one.values[rate, c])
             ]
-            if points:
+            if finite:
                 factor = 100.0 if problem == "mnist" else 1.0
-                lines.append(Series(f"η_l = {rate:g}", [c for c, _ in points], [factor * v for _, v in points]))
+                lines.append(Series(f"η_l = {rate:g}", [c for c, _ in finite], [factor * v for _, v in finite]))
         title = f"{SETTINGS[one.key[1]]}, {ALGORITHMS[one.key[2]]}"
         label = "test accuracy in %" if problem == "mnist" else "training loss"
         panels.append(Panel(title, "clip C", label, lines, log_x=True, log_y=problem == "synthetic"))

@@ -1,4 +1,4 @@
-"""A finished cell is never run twice, and an interrupted command goes on."""
+"""What an interrupted command has finished is not run again, and what it keeps is a whole record."""
 
 from __future__ import annotations
 
@@ -7,123 +7,90 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.paper import store as store_module
-from dpfedexp.paper.cells import Place, TrainingCell
 from dpfedexp.paper.experiments import experiment, vary
-from dpfedexp.paper.store import Results, Store
+from dpfedexp.paper.results.cache import Cache
+from dpfedexp.paper.results.collected import key_of
+from dpfedexp.paper.results.planned import DIVERGED, Place, TrainingRun, points
 from tests.paper.fabricated import Counting
 
 TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
+ONE = Place("cpu", jobs=1)
 
 
-def tiny() -> TrainingCell:
-    return TrainingCell(vary(experiment("synthetic-cdp-fedexp"), TINY))
+def tiny(**changes) -> TrainingRun:
+    return TrainingRun(vary(experiment("synthetic-cdp-fedexp"), TINY | changes), "tiny", ("round", "distance"))
 
 
-def counting(folder: Path, *names: str) -> list[Counting]:
-    return [Counting(name, str(folder)) for name in names]
+def by_key(*runs) -> dict:
+    return {key_of(run, None): run for run in runs}
+
+
+def counting(folder: Path, *names: str) -> dict:
+    return by_key(*(Counting(name, str(folder)) for name in names))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cells", Place("cpu", jobs=1))
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
 
 
-def test_a_finished_cell_is_never_run_twice(store, tmp_path):
-    both = counting(tmp_path, "a", "b")
-    store.run([*both, *both], "cells")
-    store.run(both, "cells")
-    assert [cell.times for cell in both] == [1, 1]
-    assert Results(store)[both[0]] == {"value": "a"}
-
-
-def test_an_interrupted_run_keeps_what_was_finished_and_goes_on(store, tmp_path):
-    three = counting(tmp_path, "a", "b", "c")
+def test_a_failure_keeps_what_was_finished(cache, tmp_path):
+    runs = counting(tmp_path, *"abc")
     (tmp_path / "b-fails").touch()
     with pytest.raises(RuntimeError, match="interrupted"):
-        store.run(three, "cells")
-    assert [cell.times for cell in three] == [1, 0, 0]
-    (tmp_path / "b-fails").unlink()
-    store.run(three, "cells")
-    assert [cell.times for cell in three] == [1, 1, 1]
+        cache.run(runs, None, ONE)
+    assert [cache.load(key) is not None for key in runs] == [True, False, False]
 
 
-def test_workers_save_their_own_cells(tmp_path):
-    four = counting(tmp_path, *"abcd")
-    Store(tmp_path / "cells", Place("cpu", jobs=2)).run(four, "cells")
-    assert [cell.times for cell in four] == [1, 1, 1, 1]
-    assert len(list((tmp_path / "cells").glob("*.json"))) == 4
+def test_workers_keep_their_own_runs(cache, tmp_path):
+    runs = counting(tmp_path, *"abcd")
+    cache.run(runs, None, Place("cpu", jobs=2))
+    assert [run.times for run in runs.values()] == [1, 1, 1, 1]
+    assert all(cache.load(key).curves == {"value": [run.name]} for key, run in runs.items())
 
 
-def test_a_damaged_file_counts_as_not_run(store, tmp_path):
-    (one,) = counting(tmp_path, "a")
-    store.run([one], "cells")
-    store.path(one).write_text('{"version": 1, "resu')
-    assert store.load(one) is None
-    store.run([one], "cells")
-    assert one.times == 2
-    assert store.load(one) == {"value": "a"}
+def test_a_damaged_file_counts_as_not_run(cache, tmp_path):
+    runs = counting(tmp_path, "a")
+    cache.run(runs, None, ONE)
+    (key,) = runs
+    cache.path(key).write_text('{"section": "", "na')
+    assert cache.load(key) is None
 
 
-def test_nothing_half_written_is_left_behind(store, tmp_path):
-    store.run(counting(tmp_path, "a", "b"), "cells")
-    assert all(path.suffix == ".json" for path in store.folder.iterdir())
+def test_nothing_half_written_is_left_behind_and_dropping_all_takes_the_folder_away(cache, tmp_path):
+    runs = counting(tmp_path, "a", "b")
+    cache.run(runs, None, ONE)
+    assert all(path.suffix == ".json" for path in cache.folder.iterdir())
+    cache.drop(runs)
+    assert not cache.folder.exists()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run.seed": 1},
-        {"algorithm.clip": 0.31},
-        {"local.lr": 0.002},
-        {"data.clients": 13},
-        {"algorithm.numerator": "free"},
-    ],
-)
-def test_the_key_changes_with_what_the_result_depends_on(store, change):
-    cell = tiny()
-    assert store.path(cell) != store.path(TrainingCell(vary(cell.settings, change)))
+def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(cache):
+    run = tiny()
+    cache.run(by_key(run), "images", ONE)
+    record = cache.load(key_of(run, "images"))
+    assert record.settings["data"]["clients"] == 12
+    assert record.curves["round"] == [1, 2, 3]
+    assert record.finals["distance"] == pytest.approx(sum(record.curves["distance"]) / 3)
+    assert record.finals["nonprivate_training_loss"] > 0
+    assert record.promise["epsilon_total"] > record.promise["epsilon_round"] > 0
+    assert "epsilon" in record.promise["privacy"]
+    assert record.images is None, "a synthetic run sees no images"
+    assert (record.seed, record.recorded_in) == (0, None)
+    assert record.seconds > 0
+    assert record.versions["torch"]
+    assert record.device.startswith("cpu")
 
 
-@pytest.mark.parametrize("change", [{"run.device": "cpu"}, {"run.chunk_size": 7}, {"data.path": "somewhere"}])
-def test_the_key_does_not_change_with_where_it_runs(store, change):
-    cell = tiny()
-    assert store.path(cell) == store.path(TrainingCell(vary(cell.settings, change)))
+def test_a_run_that_diverges_is_kept_without_infinities(cache):
+    run = tiny(**{"local.lr": 50.0, "algorithm.clip": 1e19})
+    cache.run(by_key(run), None, ONE)
+    json.loads(cache.path(key_of(run, None)).read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
-def test_a_new_version_of_the_results_is_another_key(store, monkeypatch):
-    before = store.path(tiny())
-    monkeypatch.setattr(store_module, "RESULTS_VERSION", store_module.RESULTS_VERSION + 1)
-    assert store.path(tiny()) != before
-
-
-def test_other_images_are_another_key(tmp_path, monkeypatch):
-    cell = TrainingCell(experiment("mnist-cdp-fedexp"))
-    paths = set()
-    for fingerprint in ("one", "two"):
-        store = Store(tmp_path, Place("cpu"))
-        monkeypatch.setattr(store, "_images", fingerprint)
-        paths.add(store.path(cell))
-    assert len(paths) == 2
-
-
-def test_a_training_cell_keeps_history_privacy_and_the_training_loss(store):
-    cell = tiny()
-    store.run([cell], "cells")
-    saved = json.loads(store.path(cell).read_text())
-    result = saved["result"]
-    assert saved["training"]["data"]["clients"] == 12
-    assert [record["round"] for record in result["history"]] == [1, 2, 3]
-    assert result["history"][-1]["distance"] > 0
-    assert result["history"][-1]["nonprivate_training_loss"] > 0
-    assert result["epsilon_total"] > result["epsilon_round"] > 0
-    assert "differential privacy" in result["privacy"].lower() or "privacy" in result["privacy"].lower()
-
-
-def test_a_run_that_diverges_is_kept_without_infinities(store):
-    cell = TrainingCell(vary(tiny().settings, {"local.lr": 50.0, "algorithm.clip": 1e19}))
-    store.run([cell], "cells")
-    json.loads(store.path(cell).read_text(), parse_constant=lambda name: pytest.fail(name))
+def test_curves_tell_a_round_that_was_not_evaluated_from_one_that_diverged():
+    result = {"curves": {"round": [1, 2, 3], "distance": [None, 2.5, DIVERGED]}}
+    assert points(result, "distance") == [(2, 2.5), (3, None)]
 
 
 def test_one_process_on_an_accelerator_and_a_process_to_a_core_elsewhere():

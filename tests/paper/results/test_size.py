@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dpfedexp.paper.experiments import experiment, vary
-from dpfedexp.paper.scale import QUICK_CLIENTS, Scale, shrink
+from dpfedexp.paper.results.size import QUICK_CLIENTS, Size, shrink
 
 
 def test_central_noise_on_the_mean_is_that_of_the_full_run():
@@ -33,9 +33,9 @@ def test_a_target_epsilon_becomes_the_noise_that_it_needs_in_full():
 
 
 def test_only_images_are_shrunk_and_seeds_are_counted():
-    scale = Scale(seeds=3, quick=True)
-    synthetic = scale.runs(experiment("synthetic-cdp-fedexp"))
+    size = Size(seeds=3, quick=True)
+    synthetic = size.runs(experiment("synthetic-cdp-fedexp"))
     assert [s.run.seed for s in synthetic] == [0, 1, 2]
     assert synthetic[0].data.clients == 1000
-    assert len(scale.runs(experiment("mnist-cdp-fedexp"), 2)) == 2
-    assert "--quick" in scale.command("mnist")
+    assert len(size.runs(experiment("mnist-cdp-fedexp"), 2)) == 2
+    assert "--quick" in size.command("mnist")

@@ -6,24 +6,25 @@ import math
 
 import pytest
 
-from dpfedexp.paper.seeds import last_rounds, note_on_tests, paired, spread
+from dpfedexp.paper.results.spread import average_of_last_rounds, final, note_on_tests, paired, spread
 
 
 def history(*values):
-    return {"history": [{"round": i, "metric": v} for i, v in enumerate(values, 1)]}
+    return [{"round": i, "metric": v} for i, v in enumerate(values, 1)]
 
 
 def test_the_last_five_rounds_are_averaged():
-    assert last_rounds(history(100, 1, 2, 3, 4, 5), "metric") == 3.0
+    assert average_of_last_rounds(history(100, 1, 2, 3, 4, 5), "metric") == 3.0
 
 
 def test_rounds_without_an_evaluation_are_left_out():
-    run = {"history": [{"metric": 9.0}, {}, {"metric": 2.0}, {}, {}, {"metric": 4.0}]}
-    assert last_rounds(run, "metric") == 3.0
+    run = [{"metric": 9.0}, {}, {"metric": 2.0}, {}, {}, {"metric": 4.0}]
+    assert average_of_last_rounds(run, "metric") == 3.0
 
 
-def test_a_diverged_run_is_infinite():
-    assert last_rounds(history(1, 2, 3, 4, None), "metric") == math.inf
+def test_a_diverged_run_is_null_in_its_record_and_infinite_in_a_table():
+    assert average_of_last_rounds(history(1, 2, 3, 4, None), "metric") is None
+    assert final({"finals": {"metric": None}}, "metric") == math.inf
     assert spread([1.0, math.inf]).show() == "diverged"
 
 

@@ -27,7 +27,7 @@ class Record:
         section: whose table or figure it stands behind.
         name: what the section calls it.
         settings: the whole configuration, every default spelled out; a record is found by it.
-        seed: of the run; null where the line holds repetitions over the seeds 0, 1, 2 …
+        seed: of the run; null where the line holds the seeds 0, 1, 2 …, as many as its settings say.
         images: a fingerprint of the images; null where there are none.
         results_version: see `RESULTS_VERSION`.
         finals: name → number; metrics are averages over the last 5 rounds, null where the run diverged.
@@ -90,7 +90,7 @@ def key(settings: dict[str, Any], images: str | None, version: int = RESULTS_VER
 def read(path: Path) -> list[Record]:
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise InputError(f"the file {str(path)!r} can't be read: {error.strerror}.") from None
