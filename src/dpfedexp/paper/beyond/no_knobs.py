@@ -37,8 +37,8 @@ def answer(group: list[Finished]) -> Answer:
             [one.variant.label, one.spread.show(), f"{clip:.2f}", one.epsilon]
             + ["–" if one is other else f"{one.against(other).gain:+.2f}" for other in (tuned, average)]
         )
-    adaptive = [one for one in group if one.variant.method == "no knobs"]
-    near = [one for one in adaptive if one.variant.x is not None and 0.1 <= one.variant.x <= 10.0]
+    untuned = [one for one in group if one.variant.method == "no knobs"]
+    near = [one for one in untuned if one.variant.x is not None and 0.1 <= one.variant.x <= 10.0]
     gaps = {f"{one.variant.x:g}": one.against(tuned).gain for one in near}
     claims.append(
         Claim(
@@ -47,7 +47,7 @@ def answer(group: list[Finished]) -> Answer:
             min(gaps.values()) >= -1.0,
         )
     )
-    gains = {f"{one.variant.x:g}": one.against(average) for one in adaptive}
+    gains = {f"{one.variant.x:g}": one.against(average) for one in untuned}
     claims.append(
         Claim(
             "No knobs, every starting clip: above the tuned DP-FedAvg",
@@ -55,7 +55,7 @@ def answer(group: list[Finished]) -> Answer:
             all(gain.gain > 0 for gain in gains.values()),
         )
     )
-    lines = [line(one.results, "test_accuracy", f"from {one.variant.x:g}", factor=100.0) for one in adaptive]
+    lines = [line(one.results, "test_accuracy", f"from {one.variant.x:g}", factor=100.0) for one in untuned]
     lines += [
         line(one.results, "test_accuracy", one.variant.method, COLOURS[one.variant.method], 100.0)
         for one in (tuned, average)
