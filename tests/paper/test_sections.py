@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpfedexp.paper import PRINTED_AS, SECTIONS, beyond, figure1, figure2, figure3, sections, table2, table3
+from dpfedexp.paper import PRINTED_AS, SECTIONS, figure1, figure2, figure3, sections, table2, table3
 from dpfedexp.paper.published import TABLE_3
 from dpfedexp.paper.results.collected import key_of
 from dpfedexp.paper.results.size import Size
@@ -111,21 +111,3 @@ def test_the_search_takes_the_smallest_loss_and_the_largest_accuracy():
 def test_the_quick_grid_is_part_of_the_full_one():
     for searched in table2.searched(QUICK):
         assert table2.points(searched, QUICK).keys() < table2.points(searched, FULL).keys()
-
-
-def test_every_variant_beyond_the_paper_builds_and_is_named_once():
-    labels = [(v.group, v.label) for v in beyond.variants(FULL)]
-    assert len(set(labels)) == len(labels)
-    for variant in beyond.variants(FULL):
-        assert variant.settings.build_algorithm().private
-
-
-def test_beyond_shares_its_runs_between_questions():
-    planned = beyond.planned(Size(seeds=5))
-    assert len({key(run) for run in planned}) < len(planned)
-
-
-def test_every_group_beyond_the_paper_makes_a_table():
-    titles = " ".join(table.title for table in beyond.section(FULL, Fabricated()).tables)
-    for words in ("for free", "PrivUnit", "Stronger privacy", "No knobs", "network", "Partial participation"):
-        assert words in titles
