@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from dpfedexp.cli import app
 from dpfedexp.paper import demo
 from dpfedexp.paper.experiments import vary
-from dpfedexp.paper.pool import run_all
+from dpfedexp.processes import run_all
 
 TINY = {"data.clients": 60, "data.dimension": 5, "run.rounds": 4}
 

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
-from dpfedexp.paper import parts
-from dpfedexp.paper.parts import Part
-from dpfedexp.paper.store import Store
+from dpfedexp.paper import sections
+from dpfedexp.paper.results.cache import Cache
+from dpfedexp.paper.results.planned import Place
+from dpfedexp.paper.sections import Maker
 from dpfedexp.report.document import Section, Table
 
 
@@ -29,22 +30,57 @@ def test_table1_shows_the_printed_numbers_and_writes_json_and_page(tmp_path):
     assert "Table 1" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_parts_run_their_cells_once_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
-    cells = [Counting(name, str(tmp_path)) for name in "ab"]
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> list[Counting]:
+    """Table 1 replaced by a section of two runs."""
+    runs = [Counting(name, str(tmp_path)) for name in "ab"]
 
-    def section(scale, results):
-        rows = [[cell.name, results[cell]["value"]] for cell in cells]
-        return Section("tiny", "Tiny", tables=[Table("t", ["cell", "value"], rows)], command=scale.command("tiny"))
+    def section(size, results):
+        rows = [[run.name, results[run]["curves"]["value"][0]] for run in runs]
+        return Section("table1", "Tiny", tables=[Table("t", ["run", "value"], rows)], command=size.command("table1"))
 
-    monkeypatch.setattr(parts, "PARTS", {"table1": Part(lambda scale: cells, section)})
+    monkeypatch.setattr(sections, "MAKERS", {"table1": Maker(lambda size: list(runs), section)})
+    return runs
+
+
+def test_an_interrupted_sweep_goes_on_and_leaves_its_records_and_no_cache(tmp_path, tiny):
+    out = tmp_path / "out"
     (tmp_path / "b-fails").touch()
-    with pytest.raises(RuntimeError):
-        call("table1", "--out", tmp_path / "out", "--jobs", 1)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        call("table1", "--out", out, "--jobs", 1)
+    assert len(list((out / ".cache").iterdir())) == 1
     (tmp_path / "b-fails").unlink()
     for _ in range(2):
-        assert call("table1", "--out", tmp_path / "out", "--jobs", 1).exit_code == 0
-    assert [cell.times for cell in cells] == [1, 1]
-    assert (tmp_path / "out" / "tiny.json").is_file()
+        assert call("table1", "--out", out, "--jobs", 1).exit_code == 0
+    assert [run.times for run in tiny] == [1, 1]
+    assert len((out / "table1" / "runs.jsonl").read_text().splitlines()) == 2
+    assert not (out / ".cache").exists()
+    assert call("table1", "--out", out, "--recorded").exit_code == 0
+
+
+def test_a_changed_default_is_run_anew_and_the_sentence_says_which(tmp_path, tiny):
+    out = tmp_path / "out"
+    call("table1", "--out", out, "--jobs", 1)
+    tiny[0] = Counting("a", str(tmp_path), default=2)
+    with pytest.raises(InputError, match=r"1 of the 2 runs .*counting.default is 2 now and was 1.*--recorded"):
+        call("table1", "--out", out, "--recorded")
+    done = call("table1", "--out", out, "--jobs", 1)
+    assert (
+        "table1: 1 of the 2 runs are not recorded. 'a': the nearest record is 'a', but counting.default is 2"
+        in done.stderr
+    )
+    assert (tiny[0].times, tiny[1].times) == (2, 1)
+
+
+def test_recorded_without_records_is_one_sentence(tmp_path, tiny):
+    with pytest.raises(InputError, match=r"2 of the 2 runs of 'table1' are not recorded.*nothing is recorded"):
+        call("table1", "--out", tmp_path / "out", "--recorded")
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "figure3", "table2", "table3"])
+def test_what_the_paper_calls_a_section_is_a_name_for_it(name, tmp_path):
+    with pytest.raises(InputError, match="not recorded"):
+        call(name, "--out", tmp_path, "--recorded")
 
 
 def test_an_unknown_part_names_those_that_exist():
@@ -64,7 +100,7 @@ def test_an_output_folder_that_is_a_file_is_one_sentence(tmp_path):
         call("table1", "--out", tmp_path / "out")
 
 
-def test_a_store_refuses_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "cells").write_text("")
+def test_a_cache_refuses_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "cache").write_text("")
     with pytest.raises(InputError, match="can't be written"):
-        Store(tmp_path / "cells").run([Counting("a", str(tmp_path))], "cells")
+        Cache(tmp_path / "cache").run({"key": Counting("a", str(tmp_path))}, None, Place("cpu", jobs=1))

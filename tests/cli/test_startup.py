@@ -14,7 +14,7 @@ from dpfedexp.accounting.events import ADJACENCIES, Sampling
 from dpfedexp.cli.privacy_options import AdjacencyName, GammaName, Mechanism, SamplingKind
 from dpfedexp.mechanisms import MECHANISMS
 from dpfedexp.mechanisms.privunit import GammaRule
-from dpfedexp.paper import PART_NAMES, parts
+from dpfedexp.paper import SECTIONS, sections
 
 SLOW = {"torch", "scipy", "numpy", "matplotlib", "pydantic", "flwr", "dp_accounting", "jinja2", "safetensors", "mpmath"}
 OF_THE_CLOSED_FORM = {"numpy", "scipy"}
@@ -90,7 +90,7 @@ def test_help_and_accounting_take_less_than_importing_torch():
 
 
 def test_the_choices_that_flags_offer_are_those_of_the_rooms():
-    assert tuple(PART_NAMES) == tuple(parts.PARTS)
+    assert tuple(SECTIONS) == tuple(sections.MAKERS)
     assert {str(name) for name in Mechanism} == set(MECHANISMS) - {"none"}
     assert {str(name) for name in AdjacencyName} == set(ADJACENCIES)
     assert {str(kind) for kind in SamplingKind} == {"poisson", "fixed"}

@@ -1,29 +1,39 @@
-"""Results as cells would leave them, without running anything."""
+"""Results as runs would leave them, without running anything."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Cell, Place, Result, TrainingCell
-from dpfedexp.paper.initial_step import InitialStepCell
+from dpfedexp.paper.figure2_reports import InitialStepRun
+from dpfedexp.paper.results.planned import Place, PlannedRun, Result, TrainingRun, columns, finals
+from dpfedexp.paper.table2_points import GridPoint
 
 RANK = {"fedexp": 3.0, "scaffold": 1.0, "fedavg": 2.0, "fedadam": 1.5}
 
 
 @dataclass(frozen=True)
 class Counting:
-    """A cell that leaves a mark for every time it runs, and fails while a file says so."""
+    """A run that leaves a mark for every time it is made, and fails while a file says so."""
 
     name: str
     marks: str
 
+    default: int = 1
+
+    seed: ClassVar[int] = 0
+    curves: ClassVar[tuple[str, ...]] = ("value",)
+
     @property
-    def identity(self) -> dict[str, Any]:
-        return {"counting": self.name}
+    def full_settings(self) -> dict[str, Any]:
+        return {"counting": {"name": self.name, "default": self.default}}
+
+    @property
+    def problem(self) -> str:
+        return self.name
 
     @property
     def needs_images(self) -> bool:
@@ -39,7 +49,7 @@ class Counting:
             raise RuntimeError("interrupted")
         with (folder / self.name).open("a") as file:
             file.write("x")
-        return {"value": self.name}
+        return {"finals": {"default": self.default}, "curves": {"value": [self.name]}, "epsilon_total": 1.0}
 
     @property
     def times(self) -> int:
@@ -52,16 +62,17 @@ class Fabricated:
 
     on_mnist = True
 
-    def __getitem__(self, cell: Cell) -> Result:
-        if isinstance(cell, InitialStepCell):
-            m, wobble = float(cell.clients), 1e-3
+    def __getitem__(self, run: PlannedRun) -> Result:
+        if isinstance(run, InitialStepRun):
+            m, wobble = float(run.clients), 1e-3
             values = {"naive": 50 * m, "proposed": m, "target": m}
-            return {k: [v * (1 + wobble * i) for i in range(cell.repetitions)] for k, v in values.items()}
-        assert isinstance(cell, TrainingCell)
-        return training(cell.settings)
+            curves = {k: [v * (1 + wobble * i) for i in range(run.repetitions)] for k, v in values.items()}
+            return {"finals": values, "curves": curves}
+        assert isinstance(run, TrainingRun | GridPoint)
+        return training(run.settings)
 
     def training(self, runs: list[Settings]) -> list[Result]:
-        return [training(settings) for settings in runs]
+        return [self[TrainingRun(settings)] for settings in runs]
 
 
 def training(settings: Settings) -> Result:
@@ -83,7 +94,8 @@ def training(settings: Settings) -> Result:
     return json.loads(
         json.dumps(
             {
-                "history": history,
+                "finals": finals(history),
+                "curves": columns(history),
                 "epsilon_round": 1.5,
                 "epsilon_total": 15.4,
                 "delta": 1e-5,

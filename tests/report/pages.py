@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpfedexp.paper import parts
-from dpfedexp.paper.scale import Scale
+from dpfedexp.paper import sections
+from dpfedexp.paper.results.size import Size
 from dpfedexp.report.write import save
 from tests.paper.fabricated import Fabricated
 
@@ -37,7 +37,7 @@ def write_paper(folder: Path, *names: str, figures: bool = False) -> Path:
     """Sections of the paper; with their figures as files only where a test looks at them, because drawing is slow."""
     folder.mkdir(parents=True)
     for name in names:
-        section = parts.PARTS[name].section(Scale(seeds=2), Fabricated())
+        section = sections.MAKERS[name].section(Size(seeds=2), Fabricated())
         if figures:
             save(section, folder)
         else:

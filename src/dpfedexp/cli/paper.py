@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dpfedexp.paper import PART_NAMES
+from dpfedexp.paper import PRINTED_AS, SECTIONS
 
-PartName = StrEnum("PartName", [(name, name) for name in (*PART_NAMES, "all")])  # type: ignore[misc]
+SectionName = StrEnum("SectionName", [(name, name) for name in (*SECTIONS, *PRINTED_AS)])  # type: ignore[misc]
 
 
 class Problem(StrEnum):
@@ -19,7 +19,7 @@ class Problem(StrEnum):
 
 
 def paper(
-    part: Annotated[PartName, typer.Argument(help="Which part of the paper.", show_default=False)],
+    part: Annotated[SectionName, typer.Argument(help="Which part of the paper.", show_default=False)],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small runs with the same shape of results, in minutes.")
@@ -37,20 +37,30 @@ def paper(
     problem: Annotated[
         Problem | None, typer.Option(help="Only the runs of this problem, in grid, step-history and beyond.")
     ] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Rebuild from the recorded runs in the folder; run nothing.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("paper-results"),
 ) -> None:
-    """Reproduce the paper: every number beside the printed one, with the runs behind it kept and never repeated."""
-    from dpfedexp.paper import parts
-    from dpfedexp.paper.cells import Place
-    from dpfedexp.paper.scale import Scale
+    """Reproduce the paper: every number beside the printed one, with the runs behind it recorded and never repeated.
+
+    A run is recorded in OUT/<section>/runs.jsonl with all of its settings, and made again only if one of them differs.
+    """
+    from dpfedexp.paper import sections
+    from dpfedexp.paper.results.planned import Place
+    from dpfedexp.paper.results.size import Size
     from dpfedexp.report import console as terminal
     from dpfedexp.report.folder import report
     from dpfedexp.report.write import save
 
-    chosen = list(parts.PARTS) if part == "all" else [str(part)]
-    scale = Scale(min(seeds, parts.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
+    chosen = PRINTED_AS.get(str(part), (str(part),))
+    size = Size(min(seeds, sections.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
     console = terminal.wide()
-    for section in parts.run(chosen, scale, Place(device, data, jobs), out):
+    if recorded:
+        made = sections.rebuild(chosen, size, out)
+    else:
+        made = sections.make(chosen, size, Place(device, data, jobs), out, lambda text: typer.echo(text, err=True))
+    for section in made:
         terminal.show(console, section)
         written = save(section, out)
         console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)

@@ -1,35 +1,39 @@
-"""Fig. 1: three privacy settings × three algorithms, on one problem, over seeds."""
+"""Three privacy settings × three algorithms on one problem, over seeds: the runs behind Fig. 1, Fig. 3 and Table 3."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Result, TrainingCell
 from dpfedexp.paper.experiments import experiment
 from dpfedexp.paper.published import ALGORITHMS, LAST_ROUNDS, SETTINGS
-from dpfedexp.paper.scale import Scale
-from dpfedexp.paper.seeds import Paired, Spread, last_rounds, paired, spread
-from dpfedexp.paper.store import Results
+from dpfedexp.paper.results.collected import Results
+from dpfedexp.paper.results.planned import PlannedRun, Result, points, trainings
+from dpfedexp.paper.results.size import Size
+from dpfedexp.paper.results.spread import Paired, Spread, final, paired, spread
 from dpfedexp.report.document import Panel, Series, Table
 
 Key = tuple[str, str]
 
 
-def runs(problem: str, scale: Scale) -> dict[Key, list[Settings]]:
+def runs(problem: str, size: Size, algorithms: Iterable[str] = ALGORITHMS) -> dict[Key, list[Settings]]:
     """(setting, algorithm) → the paper's settings, once for every seed."""
     return {
-        (setting, algorithm): scale.runs(experiment(f"{problem}-{setting}-{algorithm}"))
+        (setting, algorithm): size.runs(experiment(f"{problem}-{setting}-{algorithm}"))
         for setting in SETTINGS
-        for algorithm in ALGORITHMS
+        for algorithm in algorithms
     }
 
 
-def cells(problem: str, scale: Scale) -> list[TrainingCell]:
-    return [TrainingCell(settings) for group in runs(problem, scale).values() for settings in group]
+def planned(
+    problem: str, size: Size, curves: tuple[str, ...], algorithms: Iterable[str] = ALGORITHMS
+) -> list[PlannedRun]:
+    """The same as runs whose records keep some curves."""
+    groups = runs(problem, size, algorithms)
+    return [run for key, group in groups.items() for run in trainings(group, "-".join((problem, *key)), curves)]
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,15 @@ class Comparison:
     results: dict[Key, list[Result]]
 
     @staticmethod
-    def of(problem: str, scale: Scale, results: Results) -> Comparison:
-        planned = runs(problem, scale)
+    def of(problem: str, size: Size, results: Results, algorithms: Iterable[str] = ALGORITHMS) -> Comparison:
+        planned = runs(problem, size, algorithms)
         metric, factor = ("test_accuracy", 100.0) if problem == "mnist" else ("distance", 1.0)
         done = {key: results.training(group) for key, group in planned.items()}
         return Comparison(metric, factor, problem == "mnist", planned, done)
 
     def finals(self, key: Key) -> list[float]:
         """One number per seed: the metric over the last rounds."""
-        return [self.factor * last_rounds(result, self.metric) for result in self.results[key]]
+        return [self.factor * final(result, self.metric) for result in self.results[key]]
 
     def spread(self, key: Key) -> Spread:
         return spread(self.finals(key))
@@ -109,7 +113,7 @@ class Comparison:
                 "mean": self.spread((setting, algorithm)).mean,
                 "sd": self.spread((setting, algorithm)).sd,
                 "per_seed": self.finals((setting, algorithm)),
-                "seconds": [round(result["seconds"], 2) for result in group],
+                "seconds": [result["seconds"] for result in group],
                 "epsilon_round": group[0]["epsilon_round"],
                 "epsilon_total": group[0]["epsilon_total"],
             }
@@ -131,9 +135,8 @@ class Comparison:
 
 def line(results: Sequence[Result], metric: str, name: str, colour: str = "", factor: float = 1.0) -> Series:
     """A metric over rounds: mean over seeds, with a band of one standard deviation; a run that diverged stays at its last value."""
-    rounds = [record["round"] for record in results[0]["history"] if metric in record]
-    runs = [[record[metric] for record in result["history"] if metric in record] for result in results]
-    values = factor * np.array([_filled(run) for run in runs])
+    rounds = [number for number, _ in points(results[0], metric)]
+    values = factor * np.array([_filled([value for _, value in points(result, metric)]) for result in results])
     mean = values.mean(0)
     sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
     return Series(name, rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dpfedexp.config import Settings
-from dpfedexp.paper.cells import Place, Result, TrainingCell
 from dpfedexp.paper.comparison import line
 from dpfedexp.paper.experiments import experiment, vary
-from dpfedexp.paper.pool import run_all
 from dpfedexp.paper.published import ALGORITHMS
-from dpfedexp.paper.seeds import spread
+from dpfedexp.paper.results.planned import Place, Result, TrainingRun, points
+from dpfedexp.paper.results.spread import spread
+from dpfedexp.processes import run_all
 from dpfedexp.report.document import Chart, Panel, Section, Table
 
 SETTINGS = {"cdp": "central DP", "ldp-gaussian": "local DP (Gaussian)"}
@@ -28,18 +29,23 @@ class Demo:
     results: dict[Key, list[Result]]
 
     def finals(self, key: Key) -> list[float]:
-        return [result["history"][-1]["distance"] for result in self.results[key]]
+        return [_final_distance(result) for result in self.results[key]]
 
 
 def run(seeds: int) -> Demo:
     planned = {(setting, algorithm): _settings(setting, algorithm) for setting in SETTINGS for algorithm in ALGORITHMS}
     jobs = [(key, seed) for key in planned for seed in range(seeds)]
-    cells = [TrainingCell(planned[key].with_seed(seed)) for key, seed in jobs]
-    done = run_all(partial(_run, place=Place("cpu")), cells, "training")
+    runs = [TrainingRun(planned[key].with_seed(seed)) for key, seed in jobs]
+    done = run_all(partial(_run, place=Place("cpu")), runs, "training")
     results: dict[Key, list[Result]] = {}
     for (key, _), result in zip(jobs, done, strict=True):
         results.setdefault(key, []).append(result)
     return Demo(planned, results)
+
+
+def _final_distance(result: Result) -> float:
+    value = points(result, "distance")[-1][1]
+    return math.inf if value is None else value
 
 
 def _settings(setting: str, algorithm: str) -> Settings:
@@ -47,8 +53,8 @@ def _settings(setting: str, algorithm: str) -> Settings:
     return vary(settings, {"algorithm.numerator": "free"}) if algorithm == "fedexp" else settings
 
 
-def _run(cell: TrainingCell, place: Place) -> Result:
-    return cell.run(place)
+def _run(run: TrainingRun, place: Place) -> Result:
+    return run.run(place)
 
 
 def sentence(demo: Demo) -> str:
@@ -127,7 +133,7 @@ def write_summary(demo: Demo, path: Path) -> None:
             "setting": setting,
             "algorithm": algorithm,
             "seed": seed,
-            "final_distance": result["history"][-1]["distance"],
+            "final_distance": _final_distance(result),
             "epsilon_total": result["epsilon_total"],
             "epsilon_round": result["epsilon_round"],
         }
