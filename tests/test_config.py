@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedexp import InputError, problem
+from dpfedexp import InputError
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.config import Settings, load, parse
+from dpfedexp.config import Settings, load, parse, problem
 from dpfedexp.paper.experiments import experiment, names
 from dpfedexp.participation import FixedSize, Poisson
 

@@ -16,7 +16,9 @@ from dpfedexp.data import Federation
 from dpfedexp.errors import BudgetExceeded, InputError
 from dpfedexp.local import FedProx, Sgd
 from dpfedexp.participation import FixedSize, Full, Poisson
-from dpfedexp.simulation.train import Run, train
+from dpfedexp.runs.run import Run
+from dpfedexp.simulation.train import train
+from dpfedexp.trainers.execution import Execution
 
 __version__ = "0.1.0"
 
@@ -24,6 +26,7 @@ __all__ = [
     "AdaptiveClip",
     "Algorithm",
     "BudgetExceeded",
+    "Execution",
     "FedProx",
     "Federation",
     "FixedSize",

@@ -18,13 +18,14 @@ from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.errors import InputError
-from dpfedexp.flower import Guard, guard_ledger, private_training
+from dpfedexp.flower import Guard, private_training
 from dpfedexp.flower.messages import REPORT, REQUEST, Request
+from dpfedexp.flower.node import guard_ledger
 from dpfedexp.flower.node.price import Refused, client_event, node_charge, total
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 
-from .test_client import ask, guard_file
+from .test_mod import ask, guard_file
 
 DELTA = 1e-5
 WIDE = {"max_epsilon_per_round": 1e6, "max_epsilon_total": 1e6}
@@ -316,7 +317,7 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
     write, guard, tmp_path, monkeypatch
 ):
     """The first write is beside the empty ledger, the others after a charge: the ledger may be ahead, never behind."""
-    original, writes = guard_ledger.write_atomically, []
+    original, writes = guard_ledger.write_mark, []
 
     class Crash(BaseException): ...
 
@@ -326,7 +327,7 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
             raise Crash
         original(*args)
 
-    monkeypatch.setattr(guard_ledger, "write_atomically", crash)
+    monkeypatch.setattr(guard_ledger, "write_mark", crash)
     with pytest.raises(Crash):
         admitted_of(guard, (request(round=number) for number in (1, 2, 3)), "never")
     charged = len(book(tmp_path))

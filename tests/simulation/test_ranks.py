@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dpfedexp import (
+    Execution,
     Federation,
     InputError,
     Poisson,
@@ -62,7 +63,7 @@ def options():
         ),
         "scaffold poisson": (
             dp_scaffold(clip=0.3, noise_multiplier=1.0, **add_remove),
-            {"participation": Poisson(0.4), "population": M - 1, "chunk_size": 3},
+            {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
         ),
         "uneven mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
         "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),

@@ -13,10 +13,11 @@ from rich.table import Table
 from dpfedexp.accounting.statements.wording import wrap
 from dpfedexp.config import Resolved, Settings, load, problem
 from dpfedexp.errors import InputError
+from dpfedexp.runs.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
 from dpfedexp.runs.folder import RunFolder
+from dpfedexp.runs.run import Run
 from dpfedexp.simulation import ranks as distributed
 from dpfedexp.simulation.progress import show
-from dpfedexp.simulation.train import Run
 from dpfedexp.simulation.train import train as run_training
 
 TEMPLATE = """\
@@ -110,32 +111,33 @@ def execute(
     progress: bool = True,
 ) -> Run:
     """Run settings into a folder; the ranks of a distributed run other than the first have none."""
-    posed = problem.build(settings, data)
+    built = problem.build(settings, data)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    clients = settings.build_population(algorithm, participation, len(posed.federation))
+    clients = settings.build_population(algorithm, participation, len(built.federation))
     assert clients is not None
     facts = Resolved(
-        parameters=sum(p.numel() for p in posed.model.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in built.model.parameters() if p.requires_grad),
         clients=clients,
         cohort=participation.expected(clients),
     )
     if folder is not None:
         folder.write_config(settings.model_copy(update={"resolved": facts}))
     run = run_training(
-        posed.model,
-        posed.federation,
+        built.model,
+        built.federation,
         algorithm,
         local=settings.build_local(),
         participation=participation,
         population=settings.participation.population,
-        test=posed.test,
-        evaluate=posed.evaluate,
+        test=built.test,
+        evaluate=built.evaluate,
         ledger=None if folder is None else folder.ledger,
         checkpoint=None if folder is None else folder.path,
         resume=resume,
         on_round=None if folder is None else folder.record,
         progress=progress,
-        **settings.run.model_dump(),
+        execution=settings.build_execution(),
+        **settings.run_options(),
     )
     if folder is not None:
         folder.finish(run)
@@ -153,7 +155,7 @@ def _print(console: Console, run: Run, folder: RunFolder) -> None:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)
     console.print(
-        f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl"
+        f"\nWritten to [bold]{folder.path}[/]: {MODEL}, {METRICS}, {METRICS_TABLE}, {STATEMENT_TEXT}, {LEDGER}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -83,7 +83,6 @@ class TrainingCell:
     def run(self, place: Place) -> Result:
         settings = self.settings
         posed = _posed(settings.data.model_dump_json(), settings.model.model_dump_json(), settings.run.seed, place.data)
-        given = settings.run.model_dump() | {"device": place.device}
         # The partition was asked for by its number of clients, which is therefore a public number.
         counted = settings.algorithm.adjacency == "add-remove" and settings.participation.population is None
         population = settings.data.clients if counted else settings.participation.population
@@ -98,7 +97,8 @@ class TrainingCell:
             test=posed.test,
             evaluate=posed.evaluate,
             progress=False,
-            **given,
+            execution=replace(settings.build_execution(), device=place.device),
+            **settings.run_options(),
         )
         return {
             "history": [{key: finite(value) for key, value in record.items()} for record in done.history],

@@ -16,7 +16,7 @@ from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams
 from dpfedexp.paper.cells import Place, Result
 from dpfedexp.paper.experiments import experiment
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 
 RULES = ("naive", "proposed", "target")
 

@@ -1,0 +1,304 @@
+"""A run's ledger, checkpoint and private folder, opened together so that none of them goes on without the others."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.files import undate
+from dpfedexp.round import State
+from dpfedexp.runs import checkpoint, outlets
+from dpfedexp.runs.checkpoint import Checkpoint, Progress
+from dpfedexp.runs.data_tag import data_tag
+from dpfedexp.runs.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
+from dpfedexp.runs.ledger_source import LedgerSource
+from dpfedexp.runs.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
+from dpfedexp.runs.settings import Settings, settings_hash, settings_hashes
+from dpfedexp.trainers.task import Clients
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run's files are told about the run.
+
+    Attributes:
+        name: the name that the ledger will know it by if it begins now.
+        settings: everything that its result depends on (`runs.settings`).
+        start: the state before the first round.
+        clients: whose data they are; only a keyed hash of them is kept.
+        algorithm: the algorithm's name.
+        delta: the algorithm's δ.
+        population: the public number of clients.
+        rounds: how many rounds the run has.
+        secure: whether it protects real data.
+        chunk_size: clients per tensor program.
+        trainer: how local updates are computed.
+    """
+
+    name: str
+    settings: Settings
+    start: State
+    clients: Clients
+    algorithm: str
+    delta: float
+    population: int
+    rounds: int
+    secure: bool
+    chunk_size: int
+    trainer: str
+
+
+def find(folder: Path | None, resume: bool) -> Checkpoint | None:
+    """What there is to go on from. A folder that holds a checkpoint is not written over unless the run is to be resumed."""
+    if folder is None:
+        require(not resume, "resume is True, but checkpoint is missing; it must name the folder to resume from.")
+        return None
+    if resume:
+        return checkpoint.load(folder)
+    require(
+        not checkpoint.exists(folder),
+        f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or name another folder.",
+    )
+    return None
+
+
+@dataclass
+class OpenRun:
+    """Where a run stands, in memory and on disk.
+
+    Attributes:
+        name: the name that the ledger knows the run by.
+        state: the state after the last completed round.
+        history: one record per completed round.
+        ledger: what was charged; closed at the end where it was `opened_here`.
+    """
+
+    name: str
+    description: RunDescription
+    folder: Path | None
+    private: PrivateFolder | None
+    ledger: Ledger
+    state: State
+    history: list[dict[str, Any]]
+    opened_here: bool
+    witness_before: Callable[[Mark], None] | None = None
+    began: float = field(default_factory=time.time)
+
+    @staticmethod
+    def open(
+        description: RunDescription,
+        ledger: Ledger | Path | str | None,
+        folder: Path | None,
+        last: Checkpoint | None,
+        *,
+        resume: bool,
+    ) -> OpenRun:
+        """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
+
+        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there.
+
+        Args:
+            description: the run.
+            ledger: an object, a file, or None for the one in `folder`, or in memory without one.
+            folder: where the run's files lie; None keeps nothing but the ledger.
+            last: the checkpoint in `folder` (`find`).
+            resume: whether a run without a checkpoint may go on from its ledger alone.
+        """
+        source = LedgerSource.of(ledger, folder)
+        try:
+            if folder is None:
+                return _begin(description, source, folder)
+            if last is not None:
+                checkpoint.check_same(last, description.settings, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            if last is not None or (resume and source.own and source.exists):
+                return _go_on(description, source, folder, last)
+            if resume and source.own:
+                _check_nothing_was_released(folder)
+            return _begin(description, source, folder)
+        except OSError as error:
+            raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
+
+    def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
+        """A round is complete once this returns: with `last`, the whole run is, and its private folder is gone."""
+        self.state = state
+        self.history.append(record)
+        if self.private is None:
+            return
+        controls = None if last else state.client_controls
+        if controls is not None:
+            self.private.save_controls(state.round, controls)
+        self.save(controls=controls is not None)
+        if last:
+            self.private.remove()
+        else:
+            self.private.forget_controls(but=state.round)
+
+    def stop(self) -> None:
+        """The budget ended the run: what clients remember leaves the disk. A larger budget can still go on from here."""
+        if self.private is None or self.state.client_controls is None:
+            return
+        if self.state.round > 0:
+            self.save(controls=False)
+        self.private.forget_controls()
+
+    def save(self, *, controls: bool) -> None:
+        """Writes the checkpoint; `controls` says that the private folder holds what clients remember."""
+        if self.folder is None:
+            return
+        run, state = self.description, self.state
+        sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
+        public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
+        known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
+        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
+
+    def watch(self, *, shared: bool) -> None:
+        """From here on every charge moves the anchors before its round is released.
+
+        The ledger in a run's own folder has an anchor for all its runs only once another run has charged it.
+        """
+        if self.private is None:
+            return
+        anchors: list[PrivateFolder | SharedAnchor] = [self.private] if self.private.exists else []
+        if self.ledger.first_hash:
+            anchor = SharedAnchor.of(self.ledger.first_hash)
+            mark = anchor.mark()
+            if mark is not None and not self.ledger.holds(mark):
+                raise _taken_back(self.ledger, mark, anchor.path)
+            if shared or mark is not None:
+                anchors.append(anchor)
+
+        def witness(mark: Mark) -> None:
+            for one in anchors:
+                one.remember(mark)
+
+        witness(self.ledger.mark())
+        self.witness_before, self.ledger.witness = self.ledger.witness, witness
+
+    def __enter__(self) -> OpenRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.private is not None:
+            self.ledger.witness = self.witness_before
+        if self.opened_here:
+            self.ledger.close()
+        if self.folder is not None and self.description.secure:
+            # How long a round took depends on what the clients hold.
+            undate(self.folder, outlets.OUTLETS, self.began)
+
+
+def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
+    """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
+    private = None if folder is None else PrivateFolder.of(run.name, folder)
+    created = False
+    try:
+        if private is not None:
+            private.begin(partial(data_tag, run.clients))
+        with source.opened(source.new(_header(run))) as ledger:
+            created = source.own
+            open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
+            open_run.watch(shared=not source.own)
+            if not source.own:
+                # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
+                open_run.save(controls=False)
+            return open_run
+    except BaseException:
+        if private is not None and not created:
+            private.remove()
+        raise
+
+
+def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
+    """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
+    with source.opened(source.existing(settings_hashes(run.settings) if last is None else None)) as ledger:
+        name = _name_in(ledger, folder) if last is None else last.progress.run
+        private = PrivateFolder.of(name, folder)
+        state, history = run.start, []
+        if last is not None:
+            checkpoint.check_charged(last, ledger, folder)
+        if last is not None and last.progress.round >= run.rounds:
+            # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
+            private.remove()
+            state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
+        else:
+            _check_anchor(ledger, private)
+            private.check_data(partial(data_tag, run.clients))
+            if last is not None:
+                controls = _controls(last.progress, run.start, private)
+                state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
+            private.forget_controls(but=state.round)
+        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
+        open_run.watch(shared=not source.own)
+        return open_run
+
+
+def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tensor | None:
+    if start.client_controls is None:
+        return None
+    if progress.controls:
+        return private.load_controls(progress.round)
+    if progress.round > 0:
+        warnings.warn(
+            "the clients' control variates were deleted when the budget ended the run; they begin again at zero.",
+            stacklevel=2,
+        )
+    return None
+
+
+def _check_anchor(ledger: Ledger, private: PrivateFolder) -> None:
+    anchor = private.anchor()
+    nothing_yet = anchor == NOTHING_CHARGED and not any(entry.run == private.run for entry in ledger.entries)
+    if not nothing_yet and not ledger.holds(anchor):
+        raise _taken_back(ledger, anchor, private.path)
+
+
+def _taken_back(ledger: Ledger, anchor: Mark, where: Path) -> LedgerError:
+    return LedgerError(
+        f"the run can't be resumed: its ledger holds {len(ledger)} charges and is not the one that had {anchor.count} at the last "
+        f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced. Put the newest copy of the "
+        "ledger, its .head file and the checkpoint back, or begin a new run with a ledger that holds what was spent."
+    )
+
+
+def _check_nothing_was_released(folder: Path) -> None:
+    """A folder without ledger and checkpoint is one in which a run begins, unless something else remembers another."""
+    metrics = folder / METRICS
+    if (folder / LEDGER_HEAD).exists() or (metrics.exists() and metrics.stat().st_size > 0):
+        raise LedgerError(
+            f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
+            "say what was charged. Put it back, or begin a new run in a new folder."
+        )
+
+
+def _name_in(ledger: Ledger, folder: Path) -> str:
+    name = ledger.header.get("run")
+    if not is_run_id(name):
+        raise LedgerError(
+            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run, as those of earlier versions do not. "
+            "Finish it with the version of dpfedexp that wrote it, or begin a new run in a new folder."
+        )
+    return str(name)
+
+
+def _header(run: RunDescription) -> dict[str, Any]:
+    """What a reader of the ledger alone needs for a statement."""
+    header = {
+        "config": settings_hash(run.settings),
+        "algorithm": run.algorithm,
+        "clients": run.population,
+        "delta": run.delta,
+        "simulated": not run.secure,
+        "run": run.name,
+    }
+    public = outlets.recorded(LEDGER, header, secure=run.secure)
+    return {"config_hash": public.pop("config"), **public}
