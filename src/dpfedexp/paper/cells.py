@@ -14,7 +14,7 @@ from torch import nn
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
 from dpfedexp.evaluation import Evaluate
-from dpfedexp.runs.folder import finite
+from dpfedexp.json_values import finite
 from dpfedexp.simulation.train import train
 
 Result = dict[str, Any]

@@ -19,42 +19,11 @@ from dpfedexp.round import State
 from dpfedexp.runs import checkpoint, outlets
 from dpfedexp.runs.checkpoint import Checkpoint, Progress
 from dpfedexp.runs.data_tag import data_tag
-from dpfedexp.runs.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
+from dpfedexp.runs.description import RunDescription, ledger_header
+from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
 from dpfedexp.runs.ledger_source import LedgerSource
 from dpfedexp.runs.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
-from dpfedexp.runs.settings import Settings, settings_hash, settings_hashes
-from dpfedexp.trainers.task import Clients
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """What a run's files are told about the run.
-
-    Attributes:
-        name: the name that the ledger will know it by if it begins now.
-        settings: everything that its result depends on (`runs.settings`).
-        start: the state before the first round.
-        clients: whose data they are; only a keyed hash of them is kept.
-        algorithm: the algorithm's name.
-        delta: the algorithm's δ.
-        population: the public number of clients.
-        rounds: how many rounds the run has.
-        secure: whether it protects real data.
-        chunk_size: clients per tensor program.
-        trainer: how local updates are computed.
-    """
-
-    name: str
-    settings: Settings
-    start: State
-    clients: Clients
-    algorithm: str
-    delta: float
-    population: int
-    rounds: int
-    secure: bool
-    chunk_size: int
-    trainer: str
+from dpfedexp.runs.settings import settings_hashes
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
@@ -204,7 +173,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
     try:
         if private is not None:
             private.begin(partial(data_tag, run.clients))
-        with source.opened(source.new(_header(run))) as ledger:
+        with source.opened(source.new(ledger_header(run))) as ledger:
             created = source.own
             open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
             open_run.watch(shared=not source.own)
@@ -288,17 +257,3 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
             "Finish it with the version of dpfedexp that wrote it, or begin a new run in a new folder."
         )
     return str(name)
-
-
-def _header(run: RunDescription) -> dict[str, Any]:
-    """What a reader of the ledger alone needs for a statement."""
-    header = {
-        "config": settings_hash(run.settings),
-        "algorithm": run.algorithm,
-        "clients": run.population,
-        "delta": run.delta,
-        "simulated": not run.secure,
-        "run": run.name,
-    }
-    public = outlets.recorded(LEDGER, header, secure=run.secure)
-    return {"config_hash": public.pop("config"), **public}

@@ -19,7 +19,7 @@ from dpfedexp.mechanisms.secure import Secure
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
-from dpfedexp.simulation.rounds import Simulation, check_scaffold
+from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import Execution, execution_grouped, execution_on
 from dpfedexp.trainers.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
@@ -64,7 +64,7 @@ def prepare(
     declared = public_population(adjacency, everyone, len(clients), population)
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     task, nobody = _task(model, clients, local, loss, execution, declared, isolated=isolated)
-    check_scaffold(algorithm, task)
+    _check_scaffold(algorithm, task)
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
@@ -172,6 +172,14 @@ def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool)
     require(
         not (secure and diagnostics),
         "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
+
+
+def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
+    """SCAFFOLD divides by τ, which must be public and the same for all."""
+    require(
+        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
+        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
     )
 
 

@@ -19,7 +19,7 @@ from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import clip, row_norms
-from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, PrivUnit, Release, Report
 from dpfedexp.memory import zero_rows
@@ -277,14 +277,6 @@ def _filled(clients: Tensor, count: int) -> Tensor:
 def _sent(mechanism: Mechanism, report: Report) -> Tensor:
     """A local report as an estimate of the client's update."""
     return mechanism.reconstruct(report)[1] if isinstance(mechanism, PrivUnit) else report.vector
-
-
-def check_scaffold(algorithm: Algorithm, task: Task) -> None:
-    """SCAFFOLD divides by τ, which must be public and the same for all."""
-    require(
-        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
-        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
-    )
 
 
 def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:

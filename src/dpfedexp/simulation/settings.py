@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpfedexp.runs.data_tag import parameter_tag
-from dpfedexp.runs.open_run import RunDescription
+from dpfedexp.runs.description import RunDescription
 from dpfedexp.runs.settings import Settings, flatten
 from dpfedexp.simulation.rounds import Simulation
 
