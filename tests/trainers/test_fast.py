@@ -81,10 +81,9 @@ def federation(sampler=images, sizes=SIZES):
     return Federation.from_clients([sampler(n, generator) for n in sizes])
 
 
-def bound(model, clients, local=LOCAL, trainer="fast", **options):
-    return prepare(
-        model, clients, fedavg(), local=local, rounds=1, execution=Execution(device="cpu", trainer=trainer, **options)
-    )[0]
+def bound(model, clients, local=LOCAL, trainer="fast", precision="fp32", **options):
+    execution = Execution(device="cpu", trainer=trainer, precision=precision)
+    return prepare(model, clients, fedavg(), local=local, rounds=1, execution=execution, **options)[0]
 
 
 def updates(simulation, trainer=None, correction=None):
