@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpfedexp import Federation, Sgd, cdp_fedexp, ldp_fedexp, train
+from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, ldp_fedexp, train
 from dpfedexp.data import load_mnist
 from dpfedexp.models import build
 
@@ -44,7 +44,8 @@ def timed(clients: Federation, network: str, algorithm, rounds: int, **options) 
     try:
         torch.cuda.reset_peak_memory_stats()
         model = build(network, 0)
-        run = train(model, clients, algorithm, local=LOCAL, rounds=rounds, device="cuda", progress=False, **options)
+        execution = Execution(device="cuda", **options)
+        run = train(model, clients, algorithm, local=LOCAL, rounds=rounds, execution=execution, progress=False)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     seconds = [record["seconds"] for record in run.history]
@@ -66,9 +67,8 @@ def accuracy(clients: Federation, test, precision: str, seed: int) -> dict[str, 
         local=LOCAL,
         rounds=50,
         seed=seed,
-        device="cuda",
         test=test,
-        precision=precision,
+        execution=Execution(device="cuda", precision=precision),
         progress=False,
     )
     last = [record["test_accuracy"] for record in run.history[-5:]]
@@ -77,7 +77,8 @@ def accuracy(clients: Federation, test, precision: str, seed: int) -> dict[str, 
 
 def where_time_goes(clients: Federation, precision: str) -> list[dict[str, object]]:
     model = build("mnist_cdp_net", 0)
-    run = {"local": LOCAL, "device": "cuda", "progress": False, "trainer": "fused", "precision": precision}
+    execution = Execution(device="cuda", trainer="fused", precision=precision)
+    run = {"local": LOCAL, "progress": False, "execution": execution}
     try:
         train(model, clients, CDP, rounds=3, **run)
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
-    from dpfedexp import Sgd, cdp_fedexp, ldp_fedexp, train
+    from dpfedexp import Execution, Sgd, cdp_fedexp, ldp_fedexp, train
     from dpfedexp.data import synthetic_regression_stream
     from dpfedexp.models import linear_regression
 
@@ -37,7 +37,7 @@ def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
     }[mechanism]
     problem = synthetic_regression_stream(clients, 100)
     local = Sgd(lr=0.003, steps=20)
-    given = {"local": local, "rounds": 1, "device": "cpu", "progress": False, "memory": memory}
+    given = {"local": local, "rounds": 1, "progress": False, "execution": Execution(device="cpu", memory=memory)}
     run = train(linear_regression(100), problem.federation, algorithm, **given)
     return {
         "clients": clients,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpfedexp import AdaptiveClip, Poisson, Sgd, cdp_fedexp, dp_fedavg, train
+from dpfedexp import AdaptiveClip, Execution, Poisson, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.accounting import Sampling
 from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian
@@ -62,10 +62,8 @@ def test_the_adaptive_clip_of_a_round_is_the_radius_that_its_mechanism_keeps_and
         local=Sgd(lr=1e-4, steps=1),
         rounds=4,
         secure=secure,
-        chunk_size=6,
         progress=False,
-        device="cpu",
-        trainer="loop",
+        execution=Execution(device="cpu", chunk_size=6, trainer="loop"),
     )
     clips = [record["clip"] for record in done.history]
     assert len(set(clips)) == 4

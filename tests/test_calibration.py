@@ -5,7 +5,18 @@ import itertools
 import pytest
 import torch
 
-from dpfedexp import AdaptiveClip, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, ldp_fedexp, train
+from dpfedexp import (
+    AdaptiveClip,
+    Execution,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    ldp_fedexp,
+    train,
+)
 from dpfedexp.accounting import compose
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
@@ -107,7 +118,13 @@ RUNS = {
 )
 def test_a_budget_equal_to_the_target_lets_all_rounds_run(name, secure):
     algorithm, more = RUNS[name]
-    given = {"local": Sgd(lr=0.02, steps=1), "rounds": ROUNDS, "progress": False, "device": "cpu", "trainer": "loop"}
+    given = {
+        "local": Sgd(lr=0.02, steps=1),
+        "rounds": ROUNDS,
+        "progress": False,
+        "device": "cpu",
+        "execution": Execution(trainer="loop"),
+    }
     given |= more
     done = train(linear_regression(D), PROBLEM.federation, algorithm, budget=8.0, secure=secure, **given)
     assert done.stopped is None

@@ -14,13 +14,14 @@ _HOMES = {
     "AdaptiveClip": "clipping",
     "Algorithm": "algorithms.algorithm",
     "BudgetExceeded": "errors",
+    "Execution": "trainers.execution",
     "FedProx": "local",
     "Federation": "data.federation",
     "FixedSize": "participation",
     "Full": "participation",
     "InputError": "errors",
     "Poisson": "participation",
-    "Run": "simulation.train",
+    "Run": "runs.run",
     "Sgd": "local",
     "cdp_fedexp": "algorithms.cdp_fedexp",
     "dp_fedadam": "algorithms.dp_fedadam",
@@ -52,8 +53,9 @@ if TYPE_CHECKING:
     from dpfedexp.participation import FixedSize as FixedSize
     from dpfedexp.participation import Full as Full
     from dpfedexp.participation import Poisson as Poisson
-    from dpfedexp.simulation.train import Run as Run
+    from dpfedexp.runs.run import Run as Run
     from dpfedexp.simulation.train import train as train
+    from dpfedexp.trainers.execution import Execution as Execution
 else:
     # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.
     __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, "__version__")

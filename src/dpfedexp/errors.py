@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -45,8 +46,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a positive whole number. True is not one: it is an int in Python, and a slip in a setting."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    """Whether a value is a positive whole number, NumPy's too. True is not one: it is an int in Python, and a slip in a setting."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, or not at all.
+"""Files that appear or are replaced as a whole, or not at all.
 
 The new content is written beside the old file, synced, and renamed over it, and the folder is synced: killed at any instant, what
 lies under the name is the old file or the new one, complete.
@@ -7,32 +7,78 @@ lies under the name is the old file or the new one, complete.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def replace_file(path: Path, write: Callable[[Path], None], mode: int = 0o644) -> None:
-    """`write(temporary)` makes the new file. An `OSError` leaves the old one as it was, and no temporary file."""
+def replace_file(path: Path, write: Callable[[Path], None], mode: int | None = None) -> None:
+    """Replaces a file by the one that `write(temporary)` makes.
+
+    Args:
+        path: the file, which need not exist yet.
+        write: makes the new file under the name that it is given, in the same folder.
+        mode: the new file's access rights; those that `write` gave it by default.
+
+    Raises:
+        OSError: the old file is as it was, and no temporary file is left.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)
-        os.chmod(temporary, mode)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except SafetensorError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(None, str(error).removeprefix("Error while serializing: ")) from None
+        put_in_place(temporary, path, mode)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
-    replace_file(path, lambda temporary: _write(temporary, text), mode)
+def replace_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    replace_file(path, lambda temporary: _write(temporary, data), mode)
+
+
+def replace_text(path: Path, text: str, mode: int | None = None) -> None:
+    replace_bytes(path, text.encode("utf-8"), mode)
+
+
+def replace_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, mode: int = 0o644
+) -> None:
+    """Replaces a safetensors file. `OSError` where it can't be written, as for every other file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(dict(tensors), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(None, str(error).removeprefix("Error while serializing: ")) from None
+
+    replace_file(path, write, mode)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """A new file that appears with all its content, or not at all. `FileExistsError` where there is one already."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        _write(temporary, data)
+        _sync(temporary)
+        _link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def put_in_place(temporary: Path, path: Path, mode: int | None = None) -> None:
+    """Renames a finished file over another one of its folder; both the file and its name are on disk when this returns."""
+    if mode is not None:
+        os.chmod(temporary, mode)
+    _sync(temporary)
+    os.replace(temporary, path)
+    _sync(path.parent)
 
 
 def undate(folder: Path, names: Iterable[str], when: float) -> None:
@@ -43,8 +89,19 @@ def undate(folder: Path, names: Iterable[str], when: float) -> None:
             os.utime(path, (when, when))
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(path) from None
+        os.replace(temporary, path)
 
 
 def _sync(path: Path) -> None:

@@ -52,7 +52,7 @@ def public_population(
     """
     if population is not None:
         require(
-            isinstance(population, int) and not isinstance(population, bool) and population >= 1,
+            is_count(population),
             f"population is {population!r}; it must be a positive whole number.",
         )
     if adjacency == "replace-one":
@@ -73,7 +73,7 @@ def public_population(
         f"participation is a fixed cohort of {getattr(participation, 'count', 0)} of {population} clients under add-remove "
         "adjacency; it must be smaller than the population, or Full(), which takes everybody who is there.",
     )
-    return population
+    return int(population)
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ class FixedSize:
             self.count <= clients,
             f"cohort is {self.count}, but the federation has {clients} clients; it must be at most {clients}.",
         )
-        return Sampling("fixed", self.count / clients) if self.count < clients else Sampling()
+        return Sampling("fixed", int(self.count) / clients) if self.count < clients else Sampling()
 
     def expected(self, clients: int) -> float:
         return float(self.count)
 
     def cohort(self, clients: int, noise: Draws) -> Tensor:
-        count = min(self.count, clients)
+        count = min(int(self.count), clients)
         return torch.from_numpy(noise.generator(0).choice(clients, count, replace=False)).sort().values

@@ -7,13 +7,13 @@ import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp
+from dpfedexp import processes as pool
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.cost import noise_cost
 from dpfedexp.audit.jobs import Job, all_jobs
 from dpfedexp.audit.mechanisms.noise import audit_noise
 from dpfedexp.cli import app
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.paper import pool
 
 CONFIDENCE = 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}

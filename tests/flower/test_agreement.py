@@ -14,12 +14,13 @@ from scipy.stats import ks_2samp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
-from dpfedexp.flower.node import mod as client
+from dpfedexp.flower.node import mod
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.noise.streams import KeyedNoise, Streams
 from dpfedexp.participation import Poisson
-from dpfedexp.simulation.train import prepare, train
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.simulation.train import train
 
 from .loopback import LoopbackGrid, plain_app, problem
 
@@ -89,7 +90,7 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
         monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
-    monkeypatch.setattr(client, "deployment_noise", lambda: silence)
+    monkeypatch.setattr(mod, "deployment_noise", lambda: silence)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     app = plain_app(federation, model, LOCAL)
     # Updates without noise leave a node only if the run's configuration says so.
@@ -122,7 +123,7 @@ class Fixed:
 @pytest.mark.parametrize("name", ["cdp free", "ldp paper"])
 def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, monkeypatch):
     federation, model = problem(clients=6)
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
     algorithm = ALGORITHMS[name]
     _, single = flower_run(tmp_path / "single", algorithm, federation, model, noise=Silence)
     app = ClientApp()
@@ -199,7 +200,7 @@ def test_the_comparison_of_distributions_would_notice_wrong_noise():
 def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
     monkeypatch.setattr(
         "dpfedexp.flower.server.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,))
     )

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from flwr.app import ArrayRecord
 
+from dpfedexp import files, flower
 from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.node import mod as client
-from dpfedexp.flower.server import checkpoint as files
+from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
 from dpfedexp.local import Sgd
@@ -34,7 +34,7 @@ LEDGER, HEAD, CHECKPOINT = "ledger.jsonl", "ledger.jsonl.head", "checkpoint.json
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
 
 
 def run(place, algorithm=CDP, rounds=3, resume=False, watch=None) -> DpFedExp:
@@ -142,7 +142,7 @@ def test_a_checkpoint_whose_rounds_were_never_charged_is_refused(tmp_path, monke
     monkeypatch.setattr(Ledger, "charge", lambda self, round, *a, **k: round == 2 or original(self, round, *a, **k))
     run(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
     with pytest.raises(LedgerError, match="holds no charge for round 2 of the checkpoint"):
         run(tmp_path, rounds=4, resume=True)
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_an_earlier_version_is_a_sentence(tmp_path):
     for name in ("version", "run", "ledger", "nodes"):
         del content[name]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="has version 1, and this library resumes version 2"):
+    with pytest.raises(InputError, match="has version 1, and this library resumes versions 2 and 3"):
         run(tmp_path, rounds=4, resume=True)
 
 
@@ -287,7 +287,7 @@ def test_nothing_is_released_when_the_anchor_cannot_be_moved(algorithm, tmp_path
     assert json.loads((place / CHECKPOINT).read_text())["round"] == 1
     assert len(Ledger.open(place / LEDGER, read_only=True)) == 2
     monkeypatch.undo()
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
     run(place, algorithm, resume=True)
     assert len(Ledger.open(place / LEDGER, read_only=True)) == 4
 
@@ -346,7 +346,7 @@ def test_the_checkpoints_hash_is_checked_without_assertions_too(tmp_path):
 
 def test_no_check_of_the_flower_package_is_an_assertion():
     """Under `python -O` an assertion is nothing."""
-    for path in Path(folder.__file__).parent.glob("*.py"):
+    for path in Path(flower.__file__).parent.rglob("*.py"):
         found = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
         assert found == [], f"{path.name}, lines {found}"
 
@@ -366,6 +366,6 @@ def test_a_checkpoint_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_pa
     calls, sync, put = [], files.os.fsync, files.os.replace
     monkeypatch.setattr(files.os, "fsync", lambda fd: (calls.append("sync"), sync(fd))[1])
     monkeypatch.setattr(files.os, "replace", lambda a, b: (calls.append("replace"), put(a, b))[1])
-    files.write_atomically(tmp_path / "file", b"text")
+    files.replace_bytes(tmp_path / "file", b"text")
     assert calls == ["sync", "replace", "sync"], "the file, its place, and the folder that lists it"
     assert (tmp_path / "file").read_bytes() == b"text"

@@ -317,7 +317,7 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
     write, guard, tmp_path, monkeypatch
 ):
     """The first write is beside the empty ledger, the others after a charge: the ledger may be ahead, never behind."""
-    original, writes = guard_ledger.write_atomically, []
+    original, writes = guard_ledger.write_mark, []
 
     class Crash(BaseException): ...
 
@@ -327,7 +327,7 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
             raise Crash
         original(*args)
 
-    monkeypatch.setattr(guard_ledger, "write_atomically", crash)
+    monkeypatch.setattr(guard_ledger, "write_mark", crash)
     with pytest.raises(Crash):
         admitted_of(guard, (request(round=number) for number in (1, 2, 3)), "never")
     charged = len(book(tmp_path))

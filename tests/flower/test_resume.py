@@ -8,11 +8,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
+from dpfedexp import files
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedadam, dp_fedavg, ldp_fedexp
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.node import mod as client
+from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import strategy as server
 from dpfedexp.local import Sgd
 
@@ -29,7 +30,7 @@ class Crash(BaseException):
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
-    monkeypatch.setattr(client, "deployment_noise", Silence)
+    monkeypatch.setattr(mod, "deployment_noise", Silence)
 
 
 def run(folder, algorithm=CDP, rounds=4, resume=False, grid=None):
@@ -110,9 +111,7 @@ def test_a_crash_between_charge_and_checkpoint_releases_nothing_and_charges_agai
 
 
 def test_a_crash_while_the_checkpoint_is_written_leaves_the_previous_one_whole(tmp_path, monkeypatch):
-    from dpfedexp.flower.server import checkpoint
-
-    original, calls = checkpoint.os.replace, []
+    original, calls = files.os.replace, []
 
     def crash(source, target):
         if str(target).endswith("checkpoint.json"):
@@ -121,10 +120,10 @@ def test_a_crash_while_the_checkpoint_is_written_leaves_the_previous_one_whole(t
                 raise Crash
         return original(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    monkeypatch.setattr(files.os, "replace", crash)
     with pytest.raises(Crash):
         run(tmp_path / "killed")
-    monkeypatch.setattr(checkpoint.os, "replace", original)
+    monkeypatch.setattr(files.os, "replace", original)
     resumed, _ = run(tmp_path / "killed", resume=True)
     whole, _ = run(tmp_path / "whole")
     assert torch.equal(resumed.state.w, whole.state.w)

@@ -13,17 +13,19 @@ from safetensors.torch import load
 from tests.fuzz.harness import fuzz, instrumented
 
 with instrumented():
-    from dpfedexp import Sgd, dp_scaffold
+    from dpfedexp import Execution, Sgd, dp_scaffold
     from dpfedexp.accounting import Ledger
     from dpfedexp.data import synthetic_regression
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
     from dpfedexp.runs import checkpoint
-    from dpfedexp.runs.settings import settings_of
-    from dpfedexp.simulation.train import prepare
+    from dpfedexp.runs.file_names import CHECKPOINT
+    from dpfedexp.runs.state_tensors import digest
+    from dpfedexp.simulation.prepare import prepare
+    from dpfedexp.simulation.settings import settings_of
 
 FOLDER = Path(tempfile.mkdtemp())
-PATH = FOLDER / checkpoint.NAME
+PATH = FOLDER / CHECKPOINT
 PROBLEM = synthetic_regression(4, 3, seed=0)
 SIMULATION, _ = prepare(
     linear_regression(3),
@@ -31,8 +33,7 @@ SIMULATION, _ = prepare(
     dp_scaffold(clip=0.3, noise_multiplier=1.0),
     local=Sgd(lr=0.1, steps=1),
     rounds=3,
-    device="cpu",
-    trainer="loop",
+    execution=Execution(device="cpu", trainer="loop"),
 )
 SETTINGS = settings_of(SIMULATION, rounds=3)
 
@@ -68,7 +69,7 @@ def one(data: bytes) -> None:
         assert found is not None
         checkpoint.check_same(found, SETTINGS, FOLDER)
         checkpoint.check_charged(found, BOOK, FOLDER)
-        state = checkpoint.resume(found, SIMULATION, FOLDER)
+        state = checkpoint.resume(found, SIMULATION.begin(), FOLDER)
         assert state.w.shape == (3,)
         assert state.reported.shape == (3,)
 
@@ -85,7 +86,7 @@ def _sealed(data: bytes) -> bytes:
     if isinstance(content, dict):
         try:
             found = load(_file(tree, tensors))
-            content["tensors"] = checkpoint._digest(found)
+            content["tensors"] = digest(found)
         except Exception:
             content["tensors"] = ""
     said = json.dumps(content)

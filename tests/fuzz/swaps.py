@@ -15,19 +15,19 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpfedexp import Sgd, cdp_fedexp, dp_scaffold
+from dpfedexp import Execution, Sgd, cdp_fedexp, dp_scaffold
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.models import linear_regression
-from dpfedexp.runs.resume import Keeping, find
-from dpfedexp.runs.settings import settings_of
-from dpfedexp.simulation.rounds import describe
-from dpfedexp.simulation.train import prepare
+from dpfedexp.runs.open_run import OpenRun, find
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.simulation.rounds import Simulation, describe
+from dpfedexp.simulation.settings import description_of
 from tests.fuzz.harness import mutation
 
 ROUNDS, INTERRUPTED = 6, 4
@@ -71,19 +71,19 @@ class World:
         os.environ["DPFEDEXP_PRIVATE"] = str(self.private)
         self.runs = [self._history(rounds) for rounds in (ROUNDS, 3)]
 
-    def open(self) -> Keeping:
+    def open(self) -> tuple[Simulation, OpenRun]:
         simulation, _ = prepare(
             linear_regression(3),
             PROBLEM.federation,
             self.algorithm,
             local=Sgd(lr=0.1, steps=1),
             rounds=ROUNDS,
-            device="cpu",
-            trainer="loop",
+            execution=Execution(device="cpu", trainer="loop"),
             secure=self.secure,
         )
-        found = find(self.folder, resume=True)
-        return Keeping.open(simulation, settings_of(simulation, rounds=ROUNDS), None, self.folder, found, resume=True)
+        last = find(self.folder, resume=True)
+        open_run = OpenRun.open(description_of(simulation, ROUNDS), None, self.folder, last, resume=True)
+        return replace(simulation, run=open_run.name), open_run
 
     def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:
         for place in (self.folder, self.private):
@@ -100,11 +100,12 @@ class World:
     def _history(self, rounds: int) -> History:
         self.put({}, {})
         history = History()
-        with self.open() as kept:
-            history.run = kept.simulation.run
+        simulation, open_run = self.open()
+        with open_run:
+            history.run = open_run.name
             self._remember(history)
             for _ in range(rounds):
-                one_round(kept)
+                one_round(simulation, open_run)
                 self._remember(history)
         return history
 
@@ -114,9 +115,9 @@ class World:
         history.private.append({p.name: p.read_bytes() for p in held.iterdir()} if held.exists() else None)
 
 
-def one_round(kept: Keeping) -> None:
-    state, shown = kept.simulation.step(kept.state, kept.book)
-    kept.keep(state, describe(shown, 1.0, {}), last=state.round == ROUNDS)
+def one_round(simulation: Simulation, open_run: OpenRun) -> None:
+    state, result = simulation.step(open_run.state, open_run.ledger)
+    open_run.complete(state, describe(result, 1.0, {}), last=state.round == ROUNDS)
 
 
 def mixture(world: World, chance: random.Random) -> tuple[dict[str, Content], dict[str, dict[str, bytes] | None], bool]:
@@ -150,12 +151,12 @@ def check(world: World, chance: random.Random, summary: Summary) -> None:
     files, private, newest = mixture(world, chance)
     world.put(files, private)
     try:
-        kept = world.open()
+        simulation, open_run = world.open()
     except (InputError, LedgerError) as error:
         summary.refused[kind(str(error))] += 1
         return
-    with kept:
-        run, done = kept.simulation.run, kept.state.round
+    with open_run:
+        run, done = open_run.name, open_run.state.round
         before = lines(world.folder)
         if run not in private:
             assert all(files[name] is None for name in FILES), "a new run began where there was one"
@@ -163,7 +164,7 @@ def check(world: World, chance: random.Random, summary: Summary) -> None:
             return
         assert all(line in before for line in due(world, run, private[run], done)), "accepted behind its anchor"
         if done < ROUNDS:
-            one_round(kept)
+            one_round(simulation, open_run)
     after = lines(world.folder)
     assert after[: len(before)] == before, "a charge was lost"
     charged = [
@@ -172,7 +173,7 @@ def check(world: World, chance: random.Random, summary: Summary) -> None:
     assert set(range(1, min(done + 1, ROUNDS) + 1)) <= set(charged), "a round was released without its charge"
     if world.secure and done < ROUNDS:
         assert len(after) == len(before) + 1, "fresh noise was not charged"
-    with world.open() as again:
+    with world.open()[1] as again:
         assert again.state.round == min(done + 1, ROUNDS)
     summary.accepted += 1
     summary.strict += newest

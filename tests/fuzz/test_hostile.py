@@ -23,6 +23,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.data.idx import read_idx
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.runs import checkpoint
+from dpfedexp.runs.file_names import CHECKPOINT
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
 values = st.recursive(
@@ -118,10 +119,10 @@ def test_a_checkpoint_that_claims_huge_tensors_is_refused(tmp_path):
     header = json.dumps(
         {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
     ).encode()
-    (tmp_path / checkpoint.NAME).write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
-    (tmp_path / checkpoint.NAME).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    (tmp_path / CHECKPOINT).write_bytes((2**62).to_bytes(8, "little") + b"{}")
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
 
@@ -141,7 +142,7 @@ def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
 
 
 def test_a_checkpoint_that_is_a_pickle_is_refused_and_never_loaded(tmp_path):
-    torch.save({"w": torch.zeros(3)}, tmp_path / checkpoint.NAME)
+    torch.save({"w": torch.zeros(3)}, tmp_path / CHECKPOINT)
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
 
@@ -195,7 +196,7 @@ def test_names_in_files_can_not_lead_out_of_their_folder(tmp_path):
     content = {"../../escape": torch.zeros(1)}
     from safetensors.torch import save_file
 
-    save_file(content, folder / checkpoint.NAME, {"content": "{}", "sha256": "0"})
+    save_file(content, folder / CHECKPOINT, {"content": "{}", "sha256": "0"})
     with pytest.raises(InputError):
         checkpoint.load(folder)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [checkpoint.NAME, "run"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [CHECKPOINT, "run"]

@@ -161,7 +161,7 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
     algorithm = dp_fedavg(clip=0.3, noise_multiplier=2.0, adjacency="add-remove")
     seen = set()
     for _ in range(3):
-        from dpfedexp.simulation.train import prepare
+        from dpfedexp.simulation.prepare import prepare
 
         simulation, _ = prepare(
             linear_regression(5),

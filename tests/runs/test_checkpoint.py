@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpfedexp import (
+    Execution,
     FixedSize,
     InputError,
     Poisson,
@@ -26,6 +27,8 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from dpfedexp.runs import checkpoint
+from dpfedexp.runs.file_names import CHECKPOINT
+from dpfedexp.runs.state_tensors import digest
 from dpfedexp.simulation.rounds import Simulation
 
 M, D, ROUNDS = 16, 5, 6
@@ -106,10 +109,10 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
 
 
 def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
-    from dpfedexp.simulation.train import prepare
+    from dpfedexp.simulation.prepare import prepare
 
     algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
-    options = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "chunk_size": 4}
+    options = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "execution": Execution(chunk_size=4)}
     simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
     book = Ledger.in_memory()
     state, _ = simulation.step(simulation.begin(), book)
@@ -149,12 +152,12 @@ def test_a_folder_with_a_checkpoint_is_not_written_over(tmp_path):
 
 def test_the_chunk_size_of_the_interrupted_run_is_kept(tmp_path, monkeypatch):
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
-    whole = result(run(algorithm, tmp_path / "whole", chunk_size=5), tmp_path / "whole")
+    whole = result(run(algorithm, tmp_path / "whole", execution=Execution(chunk_size=5)), tmp_path / "whole")
     broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
         crash_in(patch, checkpoint, "save", 3, before=False)
         with pytest.raises(Crash):
-            run(algorithm, broken, chunk_size=5)
+            run(algorithm, broken, execution=Execution(chunk_size=5))
     assert checkpoint.read_progress(broken).chunk_size == 5
     assert result(run(algorithm, broken, resume=True), broken) == whole
 
@@ -170,7 +173,7 @@ def interrupted(folder, monkeypatch, after=3):
 
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     good = path.read_bytes()
     tensor_bit = bytearray(good)
     tensor_bit[-3] ^= 1
@@ -185,7 +188,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path, monkeypatch):
 
 def test_deleting_a_damaged_checkpoint_starts_again_without_a_second_charge(tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    (tmp_path / checkpoint.NAME).unlink()
+    (tmp_path / CHECKPOINT).unlink()
     whole = run(algorithm, tmp_path / "whole")
     again = run(algorithm, tmp_path, resume=True)
     assert again.privacy.epsilon_total == whole.privacy.epsilon_total
@@ -210,7 +213,7 @@ def in_child(work):
 
 def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    before = (tmp_path / checkpoint.NAME).read_bytes()
+    before = (tmp_path / CHECKPOINT).read_bytes()
 
     def on_a_full_disk():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -225,14 +228,14 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(tmp_path, m
     said = in_child(on_a_full_disk)
     assert "checkpoint of round 4 can't be written" in said
     assert "The one before it is kept" in said
-    assert (tmp_path / checkpoint.NAME).read_bytes() == before
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
     assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
 
 
 def test_a_charge_that_does_not_fit_the_disk_stops_before_the_release(tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    before = (tmp_path / checkpoint.NAME).read_bytes()
+    before = (tmp_path / CHECKPOINT).read_bytes()
 
     def on_a_full_disk():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -245,25 +248,25 @@ def test_a_charge_that_does_not_fit_the_disk_stops_before_the_release(tmp_path, 
         return "no error"
 
     assert "Nothing of it was released" in in_child(on_a_full_disk)
-    assert (tmp_path / checkpoint.NAME).read_bytes() == before
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
     assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_folder_that_refuses_writes_is_one_sentence(code, tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    before = (tmp_path / checkpoint.NAME).read_bytes()
+    before = (tmp_path / CHECKPOINT).read_bytes()
     with monkeypatch.context() as patch:
 
         def refused(source, target):
-            if target.name == checkpoint.NAME:
+            if target.name == CHECKPOINT:
                 raise OSError(code, os.strerror(code))
             os.rename(source, target)
 
         patch.setattr("dpfedexp.files.os.replace", refused)
         with pytest.raises(InputError, match=os.strerror(code)):
             run(algorithm, tmp_path, resume=True)
-    assert (tmp_path / checkpoint.NAME).read_bytes() == before
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
     assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
 
 
@@ -275,14 +278,14 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
 
 def test_a_checkpoint_holds_no_pickle_and_is_its_owners_only(tmp_path, monkeypatch):
     interrupted(tmp_path, monkeypatch)
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     assert set(load_file(path)) == {"w", "recent.0"}
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_forged_checkpoint_whose_hashes_fit_is_refused_by_its_shapes(tmp_path, monkeypatch):
     algorithm = interrupted(tmp_path, monkeypatch)
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     good = load_file(path)
     for bad, words in [
         ({**good, "w": torch.zeros(D + 1, dtype=torch.float64)}, "does not fit"),
@@ -300,14 +303,14 @@ def test_a_forged_checkpoint_whose_hashes_fit_is_refused_by_its_shapes(tmp_path,
 def path_content(folder):
     from safetensors import safe_open
 
-    with safe_open(folder / checkpoint.NAME, "pt") as file:
+    with safe_open(folder / CHECKPOINT, "pt") as file:
         return json.loads(file.metadata()["content"])
 
 
 def forged(content, tensors):
     import hashlib
 
-    text = json.dumps(content | {"tensors": checkpoint._digest(tensors)})
+    text = json.dumps(content | {"tensors": digest(tensors)})
     return {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 

@@ -17,7 +17,7 @@ from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
 from dpfedexp.models import linear_regression
 from dpfedexp.report.folder import report
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.runs.folder import RunFolder
 from dpfedexp.runs.outlets import recorded, right
 
@@ -93,7 +93,7 @@ def constant(monkeypatch, tmp_path_factory):
 
 def canonical(name, content):
     """All the bytes; the two texts in a checkpoint's header are written in an order that is random for every file."""
-    if name != checkpoint.NAME:
+    if name != CHECKPOINT:
         return content
     length = int.from_bytes(content[:8], "little")
     return length, json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -138,16 +138,16 @@ def test_every_file_and_field_of_a_run_is_in_the_list(secure, tmp_path):
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {
         "ledger.jsonl",
-        checkpoint.NAME,
+        CHECKPOINT,
         "metrics.csv",
         "config.toml",
         "privacy.json",
         "report.html",
     } <= files.keys()
-    listed = [pair for name in files if name != checkpoint.NAME for pair in fields(name, files[name])]
-    with safe_open(tmp_path / checkpoint.NAME, "pt") as file:
+    listed = [pair for name in files if name != CHECKPOINT for pair in fields(name, files[name])]
+    with safe_open(tmp_path / CHECKPOINT, "pt") as file:
         content = json.loads(file.metadata()["content"])
-        listed += [(checkpoint.NAME, field) for field in [*file.keys(), *content]]
+        listed += [(CHECKPOINT, field) for field in [*file.keys(), *content]]
     listed += [("metrics.jsonl", field) for record in content["history"] for field in record]
     rights = {pair: right(*pair) for pair in listed}
     assert None not in rights.values(), [pair for pair, known in rights.items() if known is None]

@@ -7,18 +7,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
+from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.simulation.rounds import Simulation
 from tests.runs.test_checkpoint import forged, path_content
 
 D, M, ROUNDS = 3, 6, 5
 PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 SCAFFOLD = dp_scaffold(clip=0.3, noise_multiplier=2.0)
-FILES = ("ledger.jsonl", "ledger.jsonl.head", checkpoint.NAME)
+FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)
 
 
 class Crash(BaseException):
@@ -42,7 +42,13 @@ def run(folder=None, algorithm=PLAIN, data=None, crash_after=None, **options):
         if record["round"] == crash_after:
             raise Crash
 
-    given = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "device": "cpu", "progress": False, "trainer": "loop"}
+    given = {
+        "local": Sgd(lr=0.05, steps=2),
+        "rounds": ROUNDS,
+        "device": "cpu",
+        "progress": False,
+        "execution": Execution(trainer="loop"),
+    }
     given["on_round"] = crash
     data = Federation.from_clients(clients()) if data is None else data
     return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
@@ -152,7 +158,7 @@ def test_a_run_that_gets_no_ledger_leaves_no_private_folder(tmp_path, private, m
 
 def test_a_control_variate_that_does_not_fit_the_model_is_refused(tmp_path):
     interrupted(tmp_path, algorithm=SCAFFOLD)
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / CHECKPOINT
     tensors = load_file(path)
     for control in (tensors["control"][:-1], tensors["control"].float()):
         bad = {**tensors, "control": control.clone()}
@@ -207,7 +213,7 @@ def test_the_ledger_in_a_runs_own_folder_is_begun_once(tmp_path):
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_older_checkpoint_is_replayed_for_free_with_the_same_noise_and_paid_for_with_fresh_noise(tmp_path, secure):
     seen = moments(tmp_path, secure=secure)
-    put(tmp_path, {checkpoint.NAME: seen[1][checkpoint.NAME]})
+    put(tmp_path, {CHECKPOINT: seen[1][CHECKPOINT]})
     run(tmp_path, resume=True, secure=secure)
     assert charges(tmp_path) == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
 
@@ -217,7 +223,7 @@ def test_a_missing_ledger_is_refused(tmp_path):
     (tmp_path / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="is missing, so nobody could say what was charged"):
         run(tmp_path, resume=True)
-    (tmp_path / checkpoint.NAME).unlink()
+    (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="traces of a run, but its ledger is missing"):
         run(tmp_path, resume=True)
     assert not (tmp_path / "ledger.jsonl").exists()
@@ -228,7 +234,7 @@ def test_an_older_ledger_is_refused_even_with_its_own_head(tmp_path):
     put(tmp_path, {name: seen[1][name] for name in FILES[:2]})
     with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
         run(tmp_path, resume=True)
-    (tmp_path / checkpoint.NAME).unlink()
+    (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="taken back"):
         run(tmp_path, resume=True)
 
@@ -262,9 +268,9 @@ def test_a_finished_run_that_was_taken_back_is_refused(tmp_path):
 
 def test_a_checkpoint_whose_last_rounds_were_never_charged_is_refused(tmp_path):
     interrupted(tmp_path)
-    tensors, content = load_file(tmp_path / checkpoint.NAME), path_content(tmp_path)
+    tensors, content = load_file(tmp_path / CHECKPOINT), path_content(tmp_path)
     content |= {"round": 4, "history": [*content["history"], {"round": 4}]}
-    save_file(tensors, tmp_path / checkpoint.NAME, forged(content, tensors))
+    save_file(tensors, tmp_path / CHECKPOINT, forged(content, tensors))
     with pytest.raises(LedgerError, match="is of round 4, but round 4 of this run was never charged"):
         run(tmp_path, resume=True)
 
@@ -281,8 +287,8 @@ def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path
 
 def test_a_checkpoint_of_version_1_is_refused_with_the_reason(tmp_path):
     interrupted(tmp_path)
-    tensors = load_file(tmp_path / checkpoint.NAME)
-    save_file(tensors, tmp_path / checkpoint.NAME, forged(path_content(tmp_path) | {"version": 1}, tensors))
+    tensors = load_file(tmp_path / CHECKPOINT)
+    save_file(tensors, tmp_path / CHECKPOINT, forged(path_content(tmp_path) | {"version": 1}, tensors))
     with pytest.raises(InputError, match=r"version 1.*hash of the clients' data.*stays charged"):
         run(tmp_path, resume=True)
 
@@ -290,7 +296,7 @@ def test_a_checkpoint_of_version_1_is_refused_with_the_reason(tmp_path):
 def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(Ledger, "create", lambda path, run, _create=Ledger.create, **header: _create(path, **header))
     interrupted(tmp_path)
-    (tmp_path / checkpoint.NAME).unlink()
+    (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="does not name its run"):
         run(tmp_path, resume=True)
 
@@ -299,7 +305,7 @@ def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatc
 def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, with_checkpoint):
     interrupted(tmp_path, after=1)
     if not with_checkpoint:
-        (tmp_path / checkpoint.NAME).unlink()
+        (tmp_path / CHECKPOINT).unlink()
     for client in range(M):
         for row in range(4):
             for part in range(2):

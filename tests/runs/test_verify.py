@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from events_by_hand import central, local
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.errors import InputError
 from dpfedexp.runs.verify import read_claim, recompute, verify_run
+from tests.accounting.events_by_hand import central, local
+
+OLD = Path(__file__).parent / "old" / "0.1.0-ledger-1"
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_a_claim_without_a_version_is_not_taken_for_an_old_one(run):
 @pytest.mark.parametrize("name", ["central", "local"])
 def test_runs_from_before_statements_had_versions_still_verify(name):
     """Written by the code before ledgers named their runs; the ledger, the claim and the text are as they were."""
-    old = Path(__file__).parent / "old_run" / name
+    old = OLD / name
     assert failed(old) == []
     statement = recompute(old, read_claim(old))
     assert statement.epsilon_total == pytest.approx(8.0, rel=1e-6)
@@ -121,7 +123,7 @@ def test_runs_from_before_statements_had_versions_still_verify(name):
 
 @pytest.mark.parametrize("edited", ["privacy.txt", "privacy.json", "ledger.jsonl"])
 def test_an_edited_old_run_fails(tmp_path, edited):
-    shutil.copytree(Path(__file__).parent / "old_run" / "central", tmp_path / "run")
+    shutil.copytree(OLD / "central", tmp_path / "run")
     path = tmp_path / "run" / edited
     path.write_text(
         path.read_text(encoding="utf-8").replace("8.0", "2.0").replace("2.08972", "9.08972"), encoding="utf-8"

@@ -5,7 +5,19 @@ import dataclasses
 import pytest
 import torch
 
-from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import (
+    Execution,
+    Federation,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    dp_scaffold,
+    fedavg,
+    train,
+)
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.config import parse
 from dpfedexp.mechanisms import CentralGaussian
@@ -31,7 +43,13 @@ NEWCOMERS = {"opposite": pulled((-1.0, 0.0, 0.0)), "across": pulled((0.0, 1.0, 0
 
 
 def run(clients, algorithm, **options):
-    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "progress": False, "device": "cpu", "trainer": "loop"}
+    given = {
+        "local": Sgd(lr=0.1, steps=1),
+        "rounds": 1,
+        "progress": False,
+        "device": "cpu",
+        "execution": Execution(trainer="loop"),
+    }
     return train(linear_regression(D), Federation.from_clients(clients), algorithm, **(given | options))
 
 

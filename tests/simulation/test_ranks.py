@@ -13,7 +13,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, fedavg, ldp_fedexp, train
+from dpfedexp import (
+    Execution,
+    Federation,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_scaffold,
+    fedavg,
+    ldp_fedexp,
+    train,
+)
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load
 from dpfedexp.data import synthetic_regression
@@ -52,7 +63,7 @@ def options():
         ),
         "scaffold poisson": (
             dp_scaffold(clip=0.3, noise_multiplier=1.0, **add_remove),
-            {"participation": Poisson(0.4), "population": M - 1, "chunk_size": 3},
+            {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
         ),
         "uneven mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
         "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),

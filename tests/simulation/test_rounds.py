@@ -7,6 +7,7 @@ from torch import nn
 import dpfedexp
 from dpfedexp import (
     AdaptiveClip,
+    Execution,
     Federation,
     FixedSize,
     InputError,
@@ -62,7 +63,7 @@ def weights(result):
 @pytest.mark.parametrize("name", PRIVATE | PUBLIC)
 def test_chunk_size_changes_the_model_by_rounding_only(name):
     algorithm = (PRIVATE | PUBLIC)[name]
-    results = [weights(run(algorithm, chunk_size=size)) for size in (1, 7, M)]
+    results = [weights(run(algorithm, execution=Execution(chunk_size=size))) for size in (1, 7, M)]
     for other in results[1:]:
         assert torch.allclose(results[0], other, rtol=1e-4, atol=1e-5)
 
@@ -346,8 +347,8 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it():
         (lambda: FixedSize(0), "cohort is 0"),
         (lambda: run(fedavg(), rounds=0), "rounds is 0"),
         (lambda: run(fedavg(), rounds=True), "rounds is True"),
-        (lambda: run(fedavg(), chunk_size=0), "chunk_size is 0"),
-        (lambda: run(fedavg(), chunk_size=True), "chunk_size is True"),
+        (lambda: run(fedavg(), execution=Execution(chunk_size=0)), "chunk_size is 0"),
+        (lambda: run(fedavg(), execution=Execution(chunk_size=True)), "chunk_size is True"),
         (lambda: run(fedavg(), budget="8"), "budget is '8'"),
         (lambda: run(fedavg(), evaluate_every="2"), "evaluate_every is '2'"),
         (lambda: run(fedavg(), test=torch.zeros(3, 4)), "test is a Tensor; it must be a pair"),
@@ -373,14 +374,15 @@ def test_memory_does_not_grow_with_the_number_of_clients():
     program = """
 import resource, sys, torch
 torch.set_num_threads(1)
-from dpfedexp import Sgd, ldp_fedexp, train
+from dpfedexp import Execution, Sgd, ldp_fedexp, train
 from dpfedexp.data import synthetic_regression_stream
 from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
 m = int(sys.argv[1])
 problem = synthetic_regression_stream(m, 200)
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
-train(linear_regression(200), problem.federation, algorithm, local=Sgd(lr=0.001, steps=2), rounds=1, chunk_size=250, progress=False)
+given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}
+train(linear_regression(200), problem.federation, algorithm, **given)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = [

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp import memory as rows
 from dpfedexp.noise.streams import Streams
 from dpfedexp.simulation import rounds as engine
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import chunk_size as chunk
 
 
@@ -39,10 +39,14 @@ def test_a_budget_decides_the_chunk_and_not_the_result():
     task = prepare(model, clients, fedavg(), rounds=1, **options)[0].task
     one = chunk.footprint(task).bytes
     sizes = [
-        prepare(model, clients, fedavg(), rounds=1, memory=n * one, **options)[0].chunk_size for n in (0.5, 1, 3.5, 100)
+        prepare(model, clients, fedavg(), rounds=1, execution=Execution(memory=n * one), **options)[0].chunk_size
+        for n in (0.5, 1, 3.5, 100)
     ]
     assert sizes == [1, 1, 3, 6]
-    runs = [train(model, clients, fedavg(), rounds=2, memory=n * one, progress=False, **options) for n in (1, 100)]
+    runs = [
+        train(model, clients, fedavg(), rounds=2, execution=Execution(memory=n * one), progress=False, **options)
+        for n in (1, 100)
+    ]
     assert torch.allclose(runs[0].model[0].weight, runs[1].model[0].weight, atol=1e-6)
 
 
@@ -107,12 +111,13 @@ def test_peak_memory_is_flat_from_a_thousand_to_a_hundred_thousand_clients_at_eq
     program = """
 import resource, sys, torch
 torch.set_num_threads(1)
-from dpfedexp import Sgd, ldp_fedexp, train
+from dpfedexp import Execution, Sgd, ldp_fedexp, train
 from dpfedexp.data import synthetic_regression_stream
 from dpfedexp.models import linear_regression
 problem = synthetic_regression_stream(int(sys.argv[1]), 20)
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
-train(linear_regression(20), problem.federation, algorithm, local=Sgd(lr=0.001, steps=2), rounds=1, memory="1MB", progress=False)
+given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(memory='1MB'), 'progress': False}
+train(linear_regression(20), problem.federation, algorithm, **given)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = [

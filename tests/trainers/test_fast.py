@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Federation, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
 from dpfedexp.local import schedule
 from dpfedexp.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast.ops import Pointwise
 from dpfedexp.trainers.fast.trace import RULES, register
@@ -81,8 +81,9 @@ def federation(sampler=images, sizes=SIZES):
     return Federation.from_clients([sampler(n, generator) for n in sizes])
 
 
-def bound(model, clients, local=LOCAL, trainer="fast", **options):
-    return prepare(model, clients, fedavg(), local=local, rounds=1, trainer=trainer, device="cpu", **options)[0]
+def bound(model, clients, local=LOCAL, trainer="fast", precision="fp32", **options):
+    execution = Execution(device="cpu", trainer=trainer, precision=precision)
+    return prepare(model, clients, fedavg(), local=local, rounds=1, execution=execution, **options)[0]
 
 
 def updates(simulation, trainer=None, correction=None):
@@ -276,7 +277,14 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(NETWORKS["paper"], federation(), fedavg(), trainer="tiled-vectorised", on_round=stop, **options)
+        train(
+            NETWORKS["paper"],
+            federation(),
+            fedavg(),
+            execution=Execution(trainer="tiled-vectorised"),
+            on_round=stop,
+            **options,
+        )
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
     assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorised"
     assert tune.kept("tiled-loop", torch.device("cuda")) == "auto"
@@ -286,7 +294,15 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
 def test_every_trainer_by_name_trains_alike():
     clients = federation()
     runs = [
-        train(NETWORKS["paper"], clients, fedavg(), local=LOCAL, rounds=2, trainer=name, progress=False, device="cpu")
+        train(
+            NETWORKS["paper"],
+            clients,
+            fedavg(),
+            local=LOCAL,
+            rounds=2,
+            progress=False,
+            execution=Execution(device="cpu", trainer=name),
+        )
         for name in ("fast", "vectorised", "tiled-vectorised", "loop", "tiled-loop")
     ]
     for run in runs[1:]:

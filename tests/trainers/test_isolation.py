@@ -11,10 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, train
+from dpfedexp import (
+    Execution,
+    Federation,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    dp_scaffold,
+    train,
+)
 from dpfedexp.accounting import Ledger
 from dpfedexp.local import schedule
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.trainers.vectorised import Vectorised
 
@@ -29,7 +40,7 @@ REPLACED = 7
 @pytest.fixture(autouse=True)
 def same_shuffles(monkeypatch):
     """A secure run draws its shuffles anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.simulation.train.secrets.randbits", lambda bits: 12345)
+    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
 
 
 def federation(size: int, seed: int, clients: int = 24) -> Federation:
@@ -54,7 +65,13 @@ def net() -> nn.Module:
 def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str = "cpu") -> torch.Tensor:
     """The exact sum of all clients but the one that is replaced, before noise; secure sums are whole numbers of steps."""
     simulation, _ = prepare(
-        net(), clients, algorithm, local=local, rounds=1, secure=True, trainer=trainer, device=device
+        net(),
+        clients,
+        algorithm,
+        local=local,
+        rounds=1,
+        secure=True,
+        execution=Execution(trainer=trainer, device=device),
     )
     state = simulation.begin()
     everyone = simulation.collect(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
@@ -128,7 +145,7 @@ def test_a_secure_run_refuses_a_trainer_that_needs_the_bound():
             local=Sgd(lr=1.0, steps=2),
             rounds=1,
             secure=True,
-            trainer="fast",
+            execution=Execution(trainer="fast"),
         )
 
 
@@ -167,7 +184,15 @@ def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch)
     monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
     algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]
     with pytest.raises(InputError, match="depends on the others of its chunk"):
-        prepare(net(), federation(4, 1), algorithm, local=local, rounds=1, secure=True, trainer="vectorised")
+        prepare(
+            net(),
+            federation(4, 1),
+            algorithm,
+            local=local,
+            rounds=1,
+            secure=True,
+            execution=Execution(trainer="vectorised"),
+        )
     chosen, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1, secure=True)
     assert "vectorised" not in chosen.trainer.name
     seeded, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1)
@@ -198,7 +223,9 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
     clients = federation(4, 1)
     rows = {}
     for secure in (False, True):
-        simulation, _ = prepare(net(), clients, algorithm, local=local, rounds=1, secure=secure, trainer="vectorised")
+        simulation, _ = prepare(
+            net(), clients, algorithm, local=local, rounds=1, secure=secure, execution=Execution(trainer="vectorised")
+        )
         state = simulation.begin()
         order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
         found = simulation.updates(state, state.w.float(), order, 1)[: len(order)]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfedexp import Federation, InputError, Sgd, dp_fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.module_state import differing
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
@@ -132,7 +132,7 @@ def test_a_frozen_batch_norm_is_vectorised_and_equals_the_loop():
     model[0].running_mean.copy_(torch.arange(4.0))
     rows = []
     for trainer in ("vectorised", "loop"):
-        simulation, _ = prepare(model, clients(), PRIVATE, local=LOCAL, rounds=1, trainer=trainer)
+        simulation, _ = prepare(model, clients(), PRIVATE, local=LOCAL, rounds=1, execution=Execution(trainer=trainer))
         state = simulation.begin()
         rows.append(simulation.updates(state, state.w.float(), torch.arange(6), 1))
     # float32 sums in another order
@@ -158,7 +158,7 @@ def test_caches_and_derived_weights_are_not_taken_for_data():
             return x + self.table
 
     model = net(Cached(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, trainer="loop", progress=False)
+    run = train(model, clients(), PRIVATE, local=LOCAL, rounds=2, execution=Execution(trainer="loop"), progress=False)
     assert len(run.history) == 2
 
 
@@ -181,7 +181,15 @@ def test_state_that_changes_only_on_real_data_is_found_before_the_round_is_charg
 
     ledger = Ledger.in_memory()
     with pytest.raises(InputError, match="keeps 'largest'"):
-        train(net(Rare()), Federation.from_clients(data), PRIVATE, local=LOCAL, rounds=1, ledger=ledger, trainer="loop")
+        train(
+            net(Rare()),
+            Federation.from_clients(data),
+            PRIVATE,
+            local=LOCAL,
+            rounds=1,
+            ledger=ledger,
+            execution=Execution(trainer="loop"),
+        )
     assert len(ledger) == 0
 
 
@@ -241,7 +249,15 @@ class KeepsAnArray(nn.Module):
 @pytest.mark.parametrize("how", ["array", "queue", "thing"])
 def test_state_is_found_in_whatever_holds_it(how):
     with pytest.raises(InputError, match=f"keeps '{how}"):
-        prepare(KeepsAnArray(how), clients(), PRIVATE, local=LOCAL, rounds=1, secure=True, trainer="loop")
+        prepare(
+            KeepsAnArray(how),
+            clients(),
+            PRIVATE,
+            local=LOCAL,
+            rounds=1,
+            secure=True,
+            execution=Execution(trainer="loop"),
+        )
 
 
 class Anneals(nn.Module):
@@ -285,7 +301,7 @@ def test_a_loss_that_begins_to_remember_later_is_refused_before_its_round_is_cha
         return losses * (1 + before)
 
     ledger = Ledger.in_memory()
-    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "trainer": "loop", "progress": False}
+    options = {"local": Sgd(lr=0.1, steps=4), "rounds": 50, "execution": Execution(trainer="loop"), "progress": False}
     with pytest.raises(InputError, match="the loss function has seen before"):
         train(nn.Linear(4, 2), clients(), PRIVATE, secure=True, loss=late, ledger=ledger, **options)
     assert calls[0] > 30
@@ -308,7 +324,7 @@ class Picky(nn.Module):
 
 def test_a_model_that_takes_no_made_up_rows_is_simulated_on_real_ones_and_refused_in_a_secure_run():
     data = Federation.from_clients([(torch.rand(5, 4), torch.zeros(5, dtype=torch.int64)) for _ in range(4)])
-    run = train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, trainer="loop", progress=False)
+    run = train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, execution=Execution(trainer="loop"), progress=False)
     assert len(run.history) == 1
     with pytest.raises(InputError, match=r"numbers between -1 and 1.*made-up rows first"):
         train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, secure=True, progress=False)

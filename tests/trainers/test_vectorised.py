@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, InputError, Sgd, dp_fedavg, fedavg
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg
 from dpfedexp.local import schedule
 from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from tests.simulation.plain import cases, plain_update
 
 CASES = cases()
@@ -18,7 +18,9 @@ def federation(sampler, sizes):
 
 
 def updates(model, clients, local, trainer, correction=None, round=1):
-    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, trainer=trainer, device="cpu")
+    simulation, _ = prepare(
+        model, clients, fedavg(), local=local, rounds=1, execution=Execution(device="cpu", trainer=trainer)
+    )
     ids = torch.arange(len(clients))
     shuffles = simulation.streams.at("batches", round)
     plan = schedule(local, clients.sizes, lambda row: shuffles.generator(row))
@@ -104,7 +106,9 @@ def test_a_module_that_cannot_be_vectorised_runs_on_the_loop_and_says_why(model,
     assert reason in note
     assert "slower" in note
     with pytest.raises(InputError, match="can't be vectorised"):
-        prepare(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, trainer="vectorised")
+        prepare(
+            model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, execution=Execution(trainer="vectorised")
+        )
 
 
 def test_dropout_draws_do_not_depend_on_the_chunk():
@@ -119,8 +123,7 @@ def test_dropout_draws_do_not_depend_on_the_chunk():
             fedavg(),
             local=Sgd(lr=0.1, steps=2),
             rounds=2,
-            chunk_size=size,
-            trainer="loop",
+            execution=Execution(chunk_size=size, trainer="loop"),
             progress=False,
         )
         for size in (1, 4)

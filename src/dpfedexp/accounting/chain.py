@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dpfedexp.errors import LedgerError
+from dpfedexp.files import create_file, replace_bytes
 
 _MAX_LINE = 64 * 1024
 _MAX_BYTES = 2**30
@@ -79,13 +80,7 @@ class ChainWriter:
         Raises `FileExistsError` rather than replace one.
         """
         line, last_hash = _seal(header, _GENESIS)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        _write_synced(partial, line)
-        try:
-            _appear(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        create_file(path, line)
         writer = cls(path, _open_locked(path), [last_hash])
         writer._write_head()
         return writer
@@ -131,10 +126,7 @@ class ChainWriter:
 
     def _write_head(self) -> None:
         head = head_path(self._path)
-        partial = head.with_name(head.name + ".tmp")
-        _write_synced(partial, _dump({"count": len(self.hashes) - 1, "hash": self.hashes[-1]}) + b"\n")
-        os.replace(partial, head)
-        _sync_directory(head.parent)
+        replace_bytes(head, _dump({"count": len(self.hashes) - 1, "hash": self.hashes[-1]}) + b"\n")
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
@@ -197,24 +189,6 @@ def _dump(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _appear(partial: Path, path: Path) -> None:
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        os.replace(partial, path)
-
-
 def _open_locked(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_APPEND)
     with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only
@@ -228,13 +202,3 @@ def _open_locked(path: Path) -> int:
         except OSError:
             pass  # some network file systems have no locks; the chain still shows interleaved records
     return fd
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name == "nt":
-        return
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dpfedexp.audit.power import Power
+from dpfedexp.json_values import finite
 
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 
@@ -76,7 +77,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """For programs: numbers that JSON has no word for are null."""
         found = asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        return finite(found)
 
 
 def skip(kind: str, name: str, why: str) -> Result:

@@ -51,13 +51,15 @@ def peak_memory(device: str) -> int:
 def _ours(work: Workload, clients: int, rounds: int, device: str, **options: Any) -> tuple[list[float], list[float]]:
     from dpfedexp import Federation, Sgd, cdp_fedexp
     from dpfedexp.accounting import Ledger
-    from dpfedexp.simulation.train import prepare
+    from dpfedexp.simulation.prepare import prepare
+    from dpfedexp.trainers.execution import Execution
 
     x, y = work.data(clients)
     whole = Federation.from_clients(zip(x, y, strict=True))
     algorithm, local = cdp_fedexp(clip=0.3, noise_multiplier=5.0), Sgd(lr=work.lr, steps=work.steps)
     # Many rounds are announced so that the choice of a trainer is made as in a real run; fewer are played.
-    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, device=device, **options)
+    execution = Execution(device=device, **options)
+    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, execution=execution)
     state, ledger = simulation.begin(), Ledger.in_memory()
     wall, cpu = [], []
     for _ in range(rounds + (3 if device.startswith("cuda") else 1)):

@@ -104,10 +104,12 @@ _CAPTION = (
 
 def _planned_event(run: Path) -> tuple[Event | None, str]:
     """The event of one round by the run's own configuration, or None and why it is not known."""
-    path = run / "config.toml"
-    if not path.exists():
-        return None, "the run has no config.toml"
     from dpfedexp.config import load
+    from dpfedexp.runs.file_names import CONFIG
+
+    path = run / CONFIG
+    if not path.exists():
+        return None, f"the run has no {CONFIG}"
 
     event = load(path).planned_event()
-    return event, "" if event is not None else "config.toml does not say how large the model and the federation were"
+    return event, "" if event is not None else f"{CONFIG} does not say how large the model and the federation were"

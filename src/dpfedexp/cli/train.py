@@ -15,7 +15,7 @@ from dpfedexp.errors import InputError
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
     from dpfedexp.runs.folder import RunFolder
-    from dpfedexp.simulation.train import Run
+    from dpfedexp.runs.run import Run
 
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
@@ -115,32 +115,34 @@ def execute(
     from dpfedexp.config import Resolved, problem
     from dpfedexp.simulation.train import train as run_training
 
-    posed = problem.build(settings, data)
+    built = problem.build(settings, data)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    clients = settings.build_population(algorithm, participation, len(posed.federation))
-    assert clients is not None
+    clients = settings.build_population(algorithm, participation, len(built.federation))
+    if clients is None:
+        raise InputError("participation.population is missing; write the public number of clients.")
     facts = Resolved(
-        parameters=sum(p.numel() for p in posed.model.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in built.model.parameters() if p.requires_grad),
         clients=clients,
         cohort=participation.expected(clients),
     )
     if folder is not None:
         folder.write_config(settings.model_copy(update={"resolved": facts}))
     run = run_training(
-        posed.model,
-        posed.federation,
+        built.model,
+        built.federation,
         algorithm,
         local=settings.build_local(),
         participation=participation,
         population=settings.participation.population,
-        test=posed.test,
-        evaluate=posed.evaluate,
+        test=built.test,
+        evaluate=built.evaluate,
         ledger=None if folder is None else folder.ledger,
         checkpoint=None if folder is None else folder.path,
         resume=resume,
         on_round=None if folder is None else folder.record,
         progress=progress,
-        **settings.run.model_dump(),
+        execution=settings.build_execution(),
+        **settings.run_options(),
     )
     if folder is not None:
         folder.finish(run)
@@ -149,6 +151,7 @@ def execute(
 
 def _print(console: Console, run: Run, folder: RunFolder) -> None:
     from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.runs.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
     from dpfedexp.simulation.progress import show
 
     if run.history:
@@ -161,7 +164,7 @@ def _print(console: Console, run: Run, folder: RunFolder) -> None:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)
     console.print(wrap(run.privacy.text, min(console.width, 120)), highlight=False, soft_wrap=True, markup=False)
     console.print(
-        f"\nWritten to [bold]{folder.path}[/]: model.safetensors, metrics.jsonl, metrics.csv, privacy.txt, ledger.jsonl"
+        f"\nWritten to [bold]{folder.path}[/]: {MODEL}, {METRICS}, {METRICS_TABLE}, {STATEMENT_TEXT}, {LEDGER}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,11 @@ from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.config.sentences import sentence
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import Sgd
 from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
+from dpfedexp.trainers.execution import Execution
 
 
 class Section(BaseModel):
@@ -115,6 +118,9 @@ class RunSettings(Section):
     secure: bool | Literal["strict"] = False
 
 
+_EXECUTION = {field.name for field in fields(Execution)}
+
+
 class Resolved(Section):
     """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
 
@@ -176,6 +182,14 @@ class Settings(Section):
             given["steps"] = 10
         return Sgd(**given)
 
+    def build_execution(self) -> Execution:
+        """How the run is computed on this machine: the fields of [run] that `Execution` has."""
+        return Execution(**self.run.model_dump(include=_EXECUTION))
+
+    def run_options(self) -> dict[str, Any]:
+        """The rest of [run], by the names of `train`'s arguments."""
+        return self.run.model_dump(exclude=_EXECUTION)
+
     def build_participation(self) -> Participation:
         part = self.participation
         if part.kind == "poisson":
@@ -211,7 +225,7 @@ def parse(tree: dict[str, Any]) -> Settings:
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
-        raise InputError(_sentence(error.errors())) from None
+        raise InputError(sentence(error, Settings)) from None
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -228,39 +242,6 @@ def _override(tree: dict[str, Any], text: str) -> None:
         if not isinstance(tree, dict):
             raise InputError(f"--set is {text!r}, but {part!r} is a value and not a section.")
     tree[last] = parsed
-
-
-def _place(error: Any) -> list[str]:
-    """Where a setting is, without the kinds that a union of kinds tried there."""
-    return [str(part) for part in error["loc"] if not str(part).startswith(("literal", "float", "int", "str", "bool"))]
-
-
-def _clause(message: str) -> str:
-    """What a setting must be, of pydantic's message, without what pydantic tried."""
-    return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
-
-
-def _sentence(errors: list[Any]) -> str:
-    """The first wrong setting as a sentence that names the field, the value and what would be right."""
-    error = errors[0]
-    place = _place(error)
-    field = ".".join(place)
-    if error["type"] == "extra_forbidden":
-        section: Any = Settings
-        for part in place[:-1]:
-            annotation = section.model_fields[part].annotation
-            section = next((a for a in (annotation, *getattr(annotation, "__args__", ())) if _is_section(a)), Section)
-        return f"{field} is not a setting.{nearest(place[-1], section.model_fields)}"
-    # A setting that may be of several kinds has an error for each of them.
-    kinds = [other["msg"] for other in errors if _place(other) == place]
-    message = " or ".join(_clause(text) for text in kinds)
-    if error["type"] == "missing":
-        return f"{field} is missing."
-    return f"{field} is {error['input']!r}; it must be {message}."
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _algorithm(settings: AlgorithmSettings) -> Algorithm:

@@ -17,6 +17,7 @@ from typing import IO
 
 from dpfedexp.data.idx import GZIP_MAGIC
 from dpfedexp.errors import InputError, require
+from dpfedexp.files import put_in_place
 
 _CHUNK = 1 << 16
 _LARGEST = 1 << 28
@@ -66,9 +67,7 @@ def _fetch_from(
             _verify(file, md5)
             with _writing(folder):
                 file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, folder / name)
-                _sync_folder(folder)
+                put_in_place(Path(file.name), folder / name)
     except urllib.error.HTTPError as error:
         raise _Refused(f"answered {error.code} {error.reason}") from None
     except (http.client.HTTPException, ConnectionError, TimeoutError, OSError) as error:
@@ -139,12 +138,3 @@ def _writing(folder: Path) -> Iterator[None]:
             f"{folder} cannot be written: {error.strerror or error}; "
             "free space or rights there, or set XDG_CACHE_HOME to another folder."
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -19,7 +19,7 @@ from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients
 from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.task import Clients
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.config.sentences import sentence
+from dpfedexp.errors import InputError
 
 
 class FederationSettings(BaseModel):
@@ -42,14 +43,5 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     try:
         federation = FederationSettings.model_validate(tree.get("federation", {}))
     except ValidationError as error:
-        raise InputError(_sentence(error.errors()[0])) from None
+        raise InputError(sentence(error, FederationSettings, "federation.")) from None
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
-
-
-def _sentence(error: Any) -> str:
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return f"federation.{name} is not a setting.{nearest(name, FederationSettings.model_fields)}"
-    if error["type"] == "missing":
-        return f"federation.{name} is missing."
-    return f"federation.{name} is {error['input']!r}; it must be {error['msg'].removeprefix('Input should be ')}."

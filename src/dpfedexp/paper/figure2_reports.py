@@ -19,7 +19,7 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.paper.experiments import experiment
 from dpfedexp.paper.results.full_settings import in_full
 from dpfedexp.paper.results.planned import Place, Result
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 
 RULES = ("naive", "proposed", "target")
 

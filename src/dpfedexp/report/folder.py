@@ -11,6 +11,7 @@ from dpfedexp.report.document import Section
 from dpfedexp.report.figures import draw
 from dpfedexp.report.page import Page, write
 from dpfedexp.report.runs import is_run, read_run, run_section, sweep_section
+from dpfedexp.runs.file_names import METRICS, REPORT
 
 ORDER = ("demo", "table1", "synthetic", "mnist", "step-size", "step-history", "grid", "beyond")
 
@@ -21,7 +22,7 @@ def report(folder: Path) -> Path:
         raise InputError(f"the folder {str(folder)!r} does not exist; name one that a run, a demo or `paper` wrote.")
     command = f"dpfedexp report {folder}"
     try:
-        return write(_page(folder, command), folder / "report.html")
+        return write(_page(folder, command), folder / REPORT)
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
@@ -40,7 +41,7 @@ def _page(folder: Path, command: str) -> Page:
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     if not runs:
         raise InputError(
-            f"the folder {str(folder)!r} holds no results: no metrics.jsonl of a run, no folders of runs, no sections of `paper`."
+            f"the folder {str(folder)!r} holds no results: no {METRICS} of a run, no folders of runs, no sections of `paper`."
         )
     sections = [sweep_section(runs), *(run_section(run, f"run-{number}") for number, run in enumerate(runs, 1))]
     _draw(sections[0], folder)
@@ -49,9 +50,9 @@ def _page(folder: Path, command: str) -> Page:
 
 def saved_sections(folder: Path) -> list[Section]:
     """The sections that `paper` and `demo` left as JSON, in the paper's order."""
-    found = [Section.read(path) for path in sorted(folder.glob("*.json")) if _is_section(path)]
+    sections = [Section.read(path) for path in sorted(folder.glob("*.json")) if _is_section(path)]
     order = {name: number for number, name in enumerate(ORDER)}
-    return sorted(found, key=lambda section: order.get(section.name, len(order)))
+    return sorted(sections, key=lambda section: order.get(section.name, len(order)))
 
 
 def _is_section(path: Path) -> bool:

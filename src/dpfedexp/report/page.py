@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
+from dpfedexp.files import replace_text
 from dpfedexp.report import svg
 from dpfedexp.report.document import Chart, Section
 
@@ -47,7 +48,7 @@ def render(page: Page, folder: Path | None = None) -> str:
 
 
 def write(page: Page, path: Path) -> Path:
-    path.write_text(render(page, path.parent), encoding="utf-8")
+    replace_text(path, render(page, path.parent))
     return path
 
 

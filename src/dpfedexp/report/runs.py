@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
+from dpfedexp.runs.file_names import CONFIG, METRICS, STATEMENT, STATEMENT_TEXT
 
 BOOKKEEPING = ("round", "eta_g", "clip", "epsilon_total", "seconds")
 NAMES = {
@@ -48,11 +49,11 @@ class RunRecord:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").is_file()
+    return (folder / METRICS).is_file()
 
 
 def read_run(folder: Path) -> RunRecord:
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     history = []
     for number, text in enumerate(_text(path).splitlines(), 1):
         try:
@@ -64,12 +65,12 @@ def read_run(folder: Path) -> RunRecord:
             if number < len(_text(path).splitlines()):
                 raise InputError(f"the file {str(path)!r} has no round in line {number}: {text[:60]!r}.") from None
     epsilon = None
-    if (folder / "privacy.json").is_file():
+    if (folder / STATEMENT).is_file():
         try:
-            epsilon = json.loads(_text(folder / "privacy.json")).get("epsilon_total")
+            epsilon = json.loads(_text(folder / STATEMENT)).get("epsilon_total")
         except (ValueError, AttributeError):
-            raise InputError(f"the file {str(folder / 'privacy.json')!r} is not a privacy statement.") from None
-    privacy, configuration = (_text(folder / name, optional=True) for name in ("privacy.txt", "config.toml"))
+            raise InputError(f"the file {str(folder / STATEMENT)!r} is not a privacy statement.") from None
+    privacy, configuration = (_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
     return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon)
 
 
@@ -87,8 +88,8 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if run.history else [],
         notes=notes,
-        command="dpfedexp train config.toml" if run.configuration else "",
-        configuration={"config.toml": run.configuration} if run.configuration else {},
+        command=f"dpfedexp train {CONFIG}" if run.configuration else "",
+        configuration={CONFIG: run.configuration} if run.configuration else {},
         privacy={"What this run promises": run.privacy} if run.privacy else {},
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpfedexp.errors import InputError
+from dpfedexp.files import replace_text
 from dpfedexp.report.document import Section
 from dpfedexp.report.figures import draw
 
@@ -14,7 +15,7 @@ def save(section: Section, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{section.name}.json"
-        path.write_text(section.to_json(), encoding="utf-8")
+        replace_text(path, section.to_json())
         return [path, *(file for chart in section.charts for file in draw(chart, folder))]
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None

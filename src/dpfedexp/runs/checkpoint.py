@@ -1,4 +1,4 @@
-"""The last completed round on disk, from which a run goes on as if it had never stopped.
+"""The last completed round of a simulation on disk, from which a run goes on as if it had never stopped.
 
 One safetensors file, `checkpoint.safetensors`: the state's tensors, and a JSON text in its metadata with everything else. It is
 replaced as a whole after every round, so there is always exactly one, and it is complete. It holds no random state, because every
@@ -12,40 +12,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.files import replace_file
+from dpfedexp.files import replace_tensors
 from dpfedexp.round import State
 from dpfedexp.runs import outlets
+from dpfedexp.runs.earlier_names import present_names
+from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.runs.private import is_run_id
 from dpfedexp.runs.settings import Settings, differences
-from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.runs.state_tensors import check_fits, digest, state_from, state_tensors
 
-NAME = "checkpoint.safetensors"
 FORMAT, VERSION = "dpfedexp-checkpoint", 2
 _LARGEST_TEXT = 2**26
-_ONE_OF_STATE = ("w", "control")
 
 
 @dataclass(frozen=True)
 class Progress:
     """What a run knows beside its tensors.
 
-    settings    what the run is (`identity.settings_of`)
-    run         the name that the ledger knows it by
-    ledger      how far the ledger had come
-    history     the records of the completed rounds
-    controls    whether the clients' control variates of this round are in the private folder
-    chunk_size  clients per tensor program, which decides how sums round; not recorded in a secure run
-    trainer     how local updates were computed, which decides how they round; not recorded in a secure run
+    Attributes:
+        round: the last completed round.
+        radius: the clip in force.
+        settings: what the run is, by the names of the version that wrote it.
+        run: the name that the ledger knows it by.
+        ledger: how far the ledger had come.
+        history: the records of the completed rounds.
+        controls: whether the clients' control variates of this round are in the private folder.
+        chunk_size: clients per tensor program, which decides how sums round; not recorded in a secure run.
+        trainer: how local updates were computed, which decides how they round; not recorded in a secure run.
     """
 
     round: int
@@ -61,27 +63,29 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A completed round, as the file in a folder holds it."""
+
     progress: Progress
     tensors: dict[str, Tensor]
 
 
 def save(folder: Path, state: State, progress: Progress) -> None:
     """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was."""
-    tensors = _tensors(state)
+    tensors = state_tensors(state)
     known = {name: value for name, value in vars(progress).items() if value is not None}
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "tensors": _digest(tensors),
+        "tensors": digest(tensors),
         **known,
         "ledger": vars(progress.ledger),
     }
     # Neither of these changes what is written; they fail where something is about to leave that nobody has a right to.
-    outlets.recorded(NAME, tensors, secure=False)
-    text = json.dumps(outlets.recorded(NAME, content, secure=False))
+    outlets.recorded(CHECKPOINT, tensors, secure=False)
+    text = json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     try:
-        replace_file(folder / NAME, lambda temporary: save_file(tensors, temporary, metadata), mode=0o600)
+        replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
     except OSError as error:
         raise InputError(
             f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. "
@@ -90,13 +94,13 @@ def save(folder: Path, state: State, progress: Progress) -> None:
 
 
 def exists(folder: Path) -> bool:
-    return (folder / NAME).exists()
+    return (folder / CHECKPOINT).exists()
 
 
 def read_progress(folder: Path) -> Progress | None:
     """Everything but the tensors; None where there is no checkpoint."""
-    found = _read(folder, tensors=False)
-    return None if found is None else found.progress
+    checkpoint = _read(folder, tensors=False)
+    return None if checkpoint is None else checkpoint.progress
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -104,94 +108,63 @@ def load(folder: Path) -> Checkpoint | None:
     return _read(folder, tensors=True)
 
 
-def check_same(found: Checkpoint, settings: Settings, folder: Path) -> None:
-    """Refuses the checkpoint of another run and says what differs."""
-    changed = differences(settings, found.progress.settings)
+def check_same(checkpoint: Checkpoint, settings: Settings, folder: Path) -> None:
+    """Refuses the checkpoint of another run and says what differs. One of an earlier version is read by its names."""
+    changed = differences(present_names(settings), present_names(checkpoint.progress.settings))
     require(
         not changed,
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
     )
 
 
-def check_charged(found: Checkpoint, ledger: Ledger, folder: Path) -> None:
+def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
     """Refuses a checkpoint that the ledger at hand has not paid for."""
-    mark, where = found.progress.ledger, f"the checkpoint in {str(folder)!r}"
-    if len(ledger) < mark.count:
+    progress, where = checkpoint.progress, f"the checkpoint in {str(folder)!r}"
+    if len(ledger) < progress.ledger.count:
         raise LedgerError(
-            f"the run can't be resumed: {where} was written after {mark.count} charges, but the ledger holds {len(ledger)}, so it "
-            "is an older copy or another run's. Put the newest ledger and its .head file back, or begin a new run in a new folder."
+            f"the run can't be resumed: {where} was written after {progress.ledger.count} charges, but the ledger holds "
+            f"{len(ledger)}, so it is an older copy or another run's. Put the newest ledger and its .head file back, or begin a "
+            "new run in a new folder."
         )
-    if not ledger.holds(mark):
+    if not ledger.holds(progress.ledger):
         raise LedgerError(
             f"the run can't be resumed: the ledger is not the one that {where} was written beside, but one from elsewhere. "
             "Put this run's own ledger and its .head file back, or begin a new run in a new folder."
         )
-    rounds = {entry.round for entry in ledger.entries if entry.run == found.progress.run}
-    uncharged = [number for number in range(1, found.progress.round + 1) if number not in rounds]
+    rounds = {entry.round for entry in ledger.entries if entry.run == progress.run}
+    uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
     if uncharged:
         raise LedgerError(
-            f"the run can't be resumed: {where} is of round {found.progress.round}, but round {uncharged[0]} of this run was never "
+            f"the run can't be resumed: {where} is of round {progress.round}, but round {uncharged[0]} of this run was never "
             "charged. Put the checkpoint and the ledger of one run back together, or begin a new run in a new folder."
         )
 
 
-def resume(found: Checkpoint, simulation: Simulation, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to go on from. SCAFFOLD's clients begin with `controls`, or with zeros where there are none."""
-    progress = found.progress
-    start = simulation.begin()
-    given = found.tensors
-    state = State(
-        round=progress.round,
-        w=given["w"].to(start.w.device),
-        recent=(*(given[name].to(start.w.device) for name in _numbered(given)), given["w"].to(start.w.device)),
-        radius=progress.radius,
-        server={name: given[f"server.{name}"].to(start.w.device) for name in start.server if f"server.{name}" in given},
-        control=None if start.control is None else given.get("control", start.control).to(start.w.device),
-        client_controls=start.client_controls if controls is None else controls,
-    )
-    for name, tensor, like in _pairs(state, start):
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
-            raise _damaged(folder, f"its {name} does not fit the model")
-    require(set(state.server) == set(start.server), f"the checkpoint in {str(folder)!r} lacks the server's own state.")
+def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
+    """The state to go on from.
+
+    Args:
+        checkpoint: the completed round.
+        start: the state that the run began with; what is read must look like it.
+        folder: for the sentence that refuses a state that does not fit.
+        controls: what SCAFFOLD's clients remember; zeros where it is None.
+    """
+    progress, device = checkpoint.progress, start.w.device
+    given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
+    try:
+        state = replace(
+            state_from(given, progress.round, progress.radius),
+            control=None if start.control is None else given.get("control", start.control),
+            client_controls=start.client_controls if controls is None else controls,
+        )
+        check_fits(state, start)
+    except InputError as error:
+        raise _damaged(folder, str(error)) from None
     return state
 
 
-def _pairs(state: State, start: State):
-    yield "parameters", state.w, start.w
-    for old in state.recent:
-        yield "earlier parameters", old, start.w
-    for name, value in state.server.items():
-        yield "server state", value, start.server[name]
-    if state.control is not None and start.control is not None:
-        yield "control variate", state.control, start.control
-    if state.client_controls is not None and start.client_controls is not None:
-        yield "clients' control variates", state.client_controls, start.client_controls
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    """The newest of `recent` is w itself, so it is not written twice."""
-    named = {"w": state.w}
-    named |= {f"recent.{number}": value for number, value in enumerate(state.recent[:-1])}
-    named |= {f"server.{name}": value for name, value in state.server.items()}
-    if state.control is not None:
-        named["control"] = state.control
-    return {name: value.detach().cpu().contiguous() for name, value in named.items()}
-
-
-def _numbered(tensors: dict[str, Tensor]) -> list[str]:
-    return [f"recent.{number}" for number in range(sum(name.startswith("recent.") for name in tensors))]
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        digest.update(value.numpy().data.cast("B") if value.numel() else b"")
-    return digest.hexdigest()
-
-
 def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
-    path = folder / NAME
+    path = folder / CHECKPOINT
     if not path.exists():
         return None
     try:
@@ -202,19 +175,16 @@ def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
                 raise _damaged(folder, "its text does not match its hash")
             # A copy, because the file under a mapped tensor may be replaced.
             names = list(file.keys()) if tensors else []
-            found = {name: file.get_tensor(name).clone() for name in names}
+            stored = {name: file.get_tensor(name).clone() for name in names}
         content = json.loads(text)
         progress = _progress(folder, content)
     except (SafetensorError, OSError, ValueError, RecursionError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         raise _damaged(folder, str(error) or type(error).__name__) from None
-    if tensors and _digest(found) != content.get("tensors"):
+    if tensors and digest(stored) != content.get("tensors"):
         raise _damaged(folder, "its tensors do not match their hash")
-    names = [*_ONE_OF_STATE, *_numbered(found)]
-    if tensors and ("w" not in found or any(n not in names and not n.startswith("server.") for n in found)):
-        raise _damaged(folder, "it holds other tensors than a state")
-    return Checkpoint(progress, found)
+    return Checkpoint(progress, stored)
 
 
 def _progress(folder: Path, content: Any) -> Progress:
@@ -260,6 +230,6 @@ def _is_count(value: Any) -> bool:
 
 def _damaged(folder: Path, how: str) -> InputError:
     return InputError(
-        f"the checkpoint {str(folder / NAME)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run again; "
-        "a seeded run does not pay twice for a round."
+        f"the checkpoint {str(folder / CHECKPOINT)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run "
+        "again; a seeded run does not pay twice for a round."
     )

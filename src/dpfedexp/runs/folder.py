@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from safetensors.torch import save_file
-
 from dpfedexp.config import Settings, load
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_file, replace_text, undate
+from dpfedexp.files import replace_tensors, replace_text, undate
+from dpfedexp.json_values import finite
 from dpfedexp.runs import checkpoint
+from dpfedexp.runs.file_names import CONFIG, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.runs.outlets import OUTLETS
+from dpfedexp.runs.run import Run
 from dpfedexp.runs.settings import differences, flatten
-from dpfedexp.simulation.train import Run
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity: a non-private ε becomes null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:
-    """Writes metrics as they come, and everything else at the end.
-
-    config.toml             the resolved settings
-    ledger.jsonl            what was charged, before each release
-    checkpoint.safetensors  the last completed round
-    metrics.jsonl/csv       one record per round
-    model.safetensors       the trained parameters
-    privacy.json/txt        the statement
+    """Writes metrics as they come, and everything else at the end. `file_names` says what each file is.
 
     With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
     recorded, which is when the run holds the ledger's lock and nobody else is writing.
@@ -48,7 +36,7 @@ class RunFolder:
             if not resume and any(self.path.iterdir()):
                 hint = " or go on with --resume" if checkpoint.exists(self.path) else ""
                 raise InputError(f"the folder {str(self.path)!r} is not empty; name a new one with --out{hint}.")
-            if resume and any(self.path.iterdir()) and not any(self.path.glob("config.toml*")):
+            if resume and any(self.path.iterdir()) and not any(self.path.glob(f"{CONFIG}*")):
                 raise InputError(
                     f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with --out."
                 )
@@ -57,12 +45,12 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     def write_config(self, settings: Settings) -> None:
         """Keeps the settings; refuses other ones than those that the folder holds already."""
         self._secure = bool(settings.run.secure)
-        path = self.path / "config.toml"
+        path = self.path / CONFIG
         if path.exists():
             changed = differences(_comparable(settings), _comparable(load(path)))
             if changed:
@@ -77,7 +65,7 @@ class RunFolder:
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
                 self._write_metrics(done.history[:-1] if done else [])
-                self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+                self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
             self._metrics.write(_line(line))
             self._metrics.flush()
 
@@ -87,15 +75,15 @@ class RunFolder:
             if self._metrics is not None:
                 self._metrics.close()
             self._write_metrics(run.history)
-            write_csv(self.path / "metrics.csv", run.history)
-            replace_file(self.path / "model.safetensors", lambda temporary: save_file(tensors, temporary))
-            replace_text(self.path / "privacy.json", run.privacy.to_json() + "\n")
-            replace_text(self.path / "privacy.txt", run.privacy.text + "\n")
+            write_csv(self.path / METRICS_TABLE, run.history)
+            replace_tensors(self.path / MODEL, tensors)
+            replace_text(self.path / STATEMENT, run.privacy.to_json() + "\n")
+            replace_text(self.path / STATEMENT_TEXT, run.privacy.text + "\n")
             if self._secure:
                 undate(self.path, OUTLETS, self._began)
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
-        replace_text(self.path / "metrics.jsonl", "".join(map(_line, history)))
+        replace_text(self.path / METRICS, "".join(map(_line, history)))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -106,7 +94,7 @@ class RunFolder:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps({key: finite(value) for key, value in record.items()}) + "\n"
+    return json.dumps(finite(record)) + "\n"
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
@@ -120,7 +108,8 @@ def _comparable(settings: Settings) -> dict[str, Any]:
 
 def write_csv(path: Path, records: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for record in records for key in record))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(records)
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, columns)
+    writer.writeheader()
+    writer.writerows(records)
+    replace_text(path, table.getvalue())

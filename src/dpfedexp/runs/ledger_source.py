@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,41 +10,46 @@ from typing import Any
 
 from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.errors import LedgerError
-
-LEDGER = "ledger.jsonl"
+from dpfedexp.runs.file_names import LEDGER
 
 
 @dataclass(frozen=True)
-class Source:
-    """An object of the caller's, a file, or memory. `own` is the file in the run's own folder, which one run alone begins with."""
+class LedgerSource:
+    """Where the ledger comes from.
+
+    Attributes:
+        given: an object of the caller's.
+        path: a file; without either the ledger lives in memory.
+        own: whether it is the file in the run's own folder, which one run alone begins.
+    """
 
     given: Ledger | None
     path: Path | None
     own: bool
 
     @staticmethod
-    def of(ledger: Ledger | Path | str | None, folder: Path | None) -> Source:
+    def of(ledger: Ledger | Path | str | None, folder: Path | None) -> LedgerSource:
         if isinstance(ledger, Ledger):
-            return Source(ledger, None, own=False)
+            return LedgerSource(ledger, None, own=False)
         default = None if folder is None else folder / LEDGER
         path = default if ledger is None else Path(ledger)
         own = path is not None and default is not None and path.resolve() == default.resolve()
-        return Source(None, path, own)
+        return LedgerSource(None, path, own)
 
     @property
     def exists(self) -> bool:
         return self.path is not None and self.path.exists()
 
     @contextmanager
-    def opened(self, book: Ledger) -> Iterator[Ledger]:
+    def opened(self, ledger: Ledger) -> Iterator[Ledger]:
         """Closes what was opened here if the run can't go on with it, and leaves an object of the caller's as it was."""
-        witness = book.witness
+        witness = ledger.witness
         try:
-            yield book
+            yield ledger
         except BaseException:
-            book.witness = witness
+            ledger.witness = witness
             if self.given is None:
-                book.close()
+                ledger.close()
             raise
 
     def new(self, header: dict[str, Any]) -> Ledger:
@@ -57,8 +62,12 @@ class Source:
             return Ledger.open(self.path, repair=True)
         return Ledger.create(self.path, **header)
 
-    def existing(self, config_hash: str | None) -> Ledger:
-        """For a run that goes on: the ledger must exist."""
+    def existing(self, hashes: Sequence[str] | None) -> Ledger:
+        """For a run that goes on: the ledger must exist.
+
+        Args:
+            hashes: by which of them a ledger of these settings may know them (`settings_hashes`); None where a checkpoint says it.
+        """
         if self.given is not None:
             return self.given
         if self.path is None or not self.exists:
@@ -67,6 +76,13 @@ class Source:
                 "and its .head file back, or begin a new run in a new folder."
             )
         try:
-            return Ledger.open(self.path, repair=True, config_hash=config_hash)
+            ledger = Ledger.open(self.path, repair=True)
         except LedgerError as error:
             raise LedgerError(f"the run can't be resumed: {error}") from None
+        if hashes is not None and ledger.header.get("config") not in hashes:
+            ledger.close()
+            raise LedgerError(
+                f"the run can't be resumed: {self.path} was written by a run with other settings, and no checkpoint says which; "
+                "resume it with those, or begin a new run in a new folder."
+            )
+        return ledger

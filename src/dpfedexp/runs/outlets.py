@@ -17,6 +17,19 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from dpfedexp.runs.file_names import (
+    CHECKPOINT,
+    CONFIG,
+    LEDGER,
+    LEDGER_HEAD,
+    METRICS,
+    METRICS_TABLE,
+    MODEL,
+    REPORT,
+    STATEMENT,
+    STATEMENT_TEXT,
+)
+
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
 Fields = Mapping[str, Right]
 
@@ -31,7 +44,7 @@ ROUND: Fields = {
     "*": "server",
 }
 OUTLETS: Mapping[str, Fields] = {
-    "ledger.jsonl": {
+    LEDGER: {
         "format": "public",
         "version": "public",
         "config": "public",
@@ -48,8 +61,8 @@ OUTLETS: Mapping[str, Fields] = {
         "previous": "accounting",
         "hash": "accounting",
     },
-    "ledger.jsonl.head": {"count": "accounting", "hash": "accounting"},
-    "checkpoint.safetensors": {
+    LEDGER_HEAD: {"count": "accounting", "hash": "accounting"},
+    CHECKPOINT: {
         "format": "public",
         "version": "public",
         "w": "released",
@@ -68,14 +81,14 @@ OUTLETS: Mapping[str, Fields] = {
         "chunk_size": "nonprivate",
         "trainer": "nonprivate",
     },
-    "metrics.jsonl": ROUND,
-    "metrics.csv": ROUND,
-    "config.toml": {"*": "public"},
-    "model.safetensors": {"*": "released"},
-    "privacy.json": {"*": "accounting"},
-    "privacy.txt": {"*": "accounting"},
+    METRICS: ROUND,
+    METRICS_TABLE: ROUND,
+    CONFIG: {"*": "public"},
+    MODEL: {"*": "released"},
+    STATEMENT: {"*": "accounting"},
+    STATEMENT_TEXT: {"*": "accounting"},
     # Drawn from the files above, by `dpfedexp report`.
-    "report.html": {"*": "released"},
+    REPORT: {"*": "released"},
     "*.svg": {"*": "released"},
     "*.png": {"*": "released"},
     "*.pdf": {"*": "released"},

@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_file, replace_text
+from dpfedexp.files import replace_tensors, replace_text
+from dpfedexp.runs.anchor import LARGEST_TEXT, read_mark, write_mark
 
 VARIABLE = "DPFEDEXP_PRIVATE"
 NOTHING_CHARGED = Mark(0, "")
 """The anchor of a run that has no ledger yet."""
-_LARGEST_TEXT = 4096
 _RUN = re.compile(r"[0-9a-f]{16}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
+Content = TypeVar("Content")
 Tag = Callable[[bytes], str]
 """key → the hash under it of what the clients hold."""
 
@@ -86,14 +86,14 @@ class PrivateFolder:
         with self._writing():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            replace_text(self.path / "anchor.json", _text(NOTHING_CHARGED), mode=0o600)
+            write_mark(self.path / "anchor.json", NOTHING_CHARGED, mode=0o600)
             replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
 
     def check_data(self, tag: Tag) -> None:
         """Refuses other data than the run began with, in whichever row they differ."""
-        known = self._read("data.json")
+        content = self._read("data.json", _read_object)
         try:
-            key, expected = bytes.fromhex(known["key"]), known["tag"]
+            key, expected = bytes.fromhex(content["key"]), content["tag"]
             same = secrets.compare_digest(tag(key), expected)
         except (KeyError, TypeError, ValueError):
             raise self._damaged("data.json") from None
@@ -104,19 +104,16 @@ class PrivateFolder:
         )
 
     def anchor(self) -> Mark:
-        found = self._read("anchor.json")
-        if not _is_mark(found):
-            raise self._damaged("anchor.json")
-        return Mark(found["count"], found["hash"])
+        return self._read("anchor.json", read_mark)
 
     def remember(self, mark: Mark) -> None:
         """Moves the anchor. An `OSError` goes to whoever charges, so that nothing is released without it."""
-        replace_text(self.path / "anchor.json", _text(mark), mode=0o600)
+        write_mark(self.path / "anchor.json", mark, mode=0o600)
 
     def save_controls(self, round: int, controls: Tensor) -> None:
         tensors = {"client_controls": controls.detach().cpu().contiguous()}
         with self._writing():
-            replace_file(self._controls(round), lambda temporary: save_file(tensors, temporary), mode=0o600)
+            replace_tensors(self._controls(round), tensors, mode=0o600)
 
     def load_controls(self, round: int) -> Tensor:
         path = self._controls(round)
@@ -148,9 +145,9 @@ class PrivateFolder:
     def _controls(self, round: int) -> Path:
         return self.path / f"controls-{round}.safetensors"
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, read: Callable[[Path], Content | None]) -> Content:
         try:
-            found = _read_json(self.path / name)
+            content = read(self.path / name)
         except FileNotFoundError:
             raise InputError(
                 f"the run can't be resumed: {name} of its private folder {str(self.path)!r} is missing. Copy that folder from "
@@ -158,9 +155,9 @@ class PrivateFolder:
             ) from None
         except OSError as error:
             raise InputError(f"the private file {str(self.path / name)!r} can't be read: {error.strerror}.") from None
-        if found is None:
+        if content is None:
             raise self._damaged(name)
-        return found
+        return content
 
     def _damaged(self, name: str) -> InputError:
         return InputError(
@@ -194,34 +191,26 @@ class SharedAnchor:
     def mark(self) -> Mark | None:
         """None where this machine has not seen the ledger."""
         try:
-            found = _read_json(self.path)
+            mark = read_mark(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise InputError(f"the private file {str(self.path)!r} can't be read: {error.strerror}.") from None
-        if found is None or not _is_mark(found):
+        if mark is None:
             raise InputError(f"the private file {str(self.path)!r} is damaged: restore it from a copy.")
-        return Mark(found["count"], found["hash"])
+        return mark
 
     def remember(self, mark: Mark) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_text(self.path, _text(mark), mode=0o600)
+        write_mark(self.path, mark, mode=0o600)
 
 
-def _text(mark: Mark) -> str:
-    return json.dumps({"count": mark.count, "hash": mark.hash})
-
-
-def _is_mark(found: dict[str, Any]) -> bool:
-    return type(found.get("count")) is int and found["count"] >= 0 and isinstance(found.get("hash"), str)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_object(path: Path) -> dict[str, Any] | None:
     """None where it is not a JSON object."""
     with open(path, "rb") as file:
-        content = file.read(_LARGEST_TEXT)
+        text = file.read(LARGEST_TEXT)
     try:
-        found = json.loads(content)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

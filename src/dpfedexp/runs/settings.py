@@ -11,45 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
-import torch
-
-from dpfedexp.simulation.rounds import Simulation
-from dpfedexp.trainers.task import Clients
+from dpfedexp.runs.earlier_names import earlier_names
 
 Settings = dict[str, Any]
 _SHOWN = 6
-_SAMPLE, _PIECE = 64, 4096
-
-
-def settings_of(simulation: Simulation, **more: Any) -> Settings:
-    """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
-    task = simulation.task
-    return flatten(
-        {
-            "algorithm": simulation.algorithm,
-            "mechanism": simulation.mechanism,
-            "local": task.local,
-            "participation": simulation.participation,
-            # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
-            "seed": None if simulation.system is not None else simulation.streams.seed,
-            "loss": task.loss,
-            "model": {
-                "parameters": dict(zip(task.layout.names, map(list, task.layout.shapes), strict=True)),
-                "start": _digest(task.layout.read(task.model).cpu()),
-            },
-            "clients": simulation.population,
-            "diagnostics": simulation.diagnostics,
-            **more,
-        }
-    )
 
 
 def settings_hash(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def settings_hashes(settings: Settings) -> list[str]:
+    """The hashes by which a ledger may know these settings: as they are recorded today, and as they were before."""
+    return [settings_hash(settings), settings_hash(earlier_names(settings))]
 
 
 def differences(here: Settings, there: Settings) -> str:
@@ -62,19 +41,37 @@ def differences(here: Settings, there: Settings) -> str:
 
 
 def flatten(value: Any, prefix: str = "") -> Settings:
-    """Dataclasses and mappings as dotted names, functions by their own name."""
+    """Any value as dotted names with JSON values.
+
+    A dataclass is named by its class, and its fields follow. Whatever can be called is named by its `name` where it has one, so
+    that the function may be renamed, and otherwise by the name that it was defined under.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         nested = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {prefix: type(value).__name__} | _join(nested, prefix)
+        return {prefix: _name(value) if callable(value) else type(value).__name__} | _join(nested, prefix)
     if isinstance(value, Mapping):
         return _join(value, prefix)
     if callable(value):
-        return {prefix: getattr(value, "__qualname__", type(value).__qualname__)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {prefix: str(value)}
+        return {prefix: _name(value)}
     if isinstance(value, list | tuple):
-        return {prefix: [item if isinstance(item, int | float | str | None) else str(item) for item in value]}
-    return {prefix: value if isinstance(value, int | float | str | None) else str(value)}
+        return {prefix: [_plain(item) for item in value]}
+    return {prefix: _plain(value)}
+
+
+def _name(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _plain(value: Any) -> Any:
+    """A number of any library as Python's own; an infinite one as text, because JSON has none."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value)
 
 
 def _join(values: Mapping[str, Any], prefix: str) -> Settings:
@@ -82,37 +79,3 @@ def _join(values: Mapping[str, Any], prefix: str) -> Settings:
     for name, value in values.items():
         joined |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return joined
-
-
-def data_tag(clients: Clients, key: bytes) -> str:
-    """A hash under `key` of everything that all the clients hold, and of the first rows as local training sees them."""
-    digest = hashlib.blake2b(key=key, digest_size=32)
-    contents = getattr(clients, "contents", None)
-    _update(digest, [clients.sizes])
-    _update(digest, contents() if contents is not None else _rows(clients))
-    holders = torch.nonzero(clients.sizes > 0).flatten()[:_SAMPLE]
-    if len(holders):
-        _update(digest, clients.gather(holders, torch.zeros((len(holders), 1), dtype=torch.int64), torch.device("cpu")))
-    return digest.hexdigest()
-
-
-def _rows(clients: Clients) -> Iterator[torch.Tensor]:
-    """Every row of every client, some thousand at a time; clients of one size are asked for together."""
-    for size in torch.unique(clients.sizes[clients.sizes > 0]).tolist():
-        alike = torch.nonzero(clients.sizes == size).flatten()
-        for start in range(0, size, _PIECE):
-            positions = torch.arange(start, min(start + _PIECE, size))
-            for part in alike.split(max(1, _PIECE // len(positions))):
-                yield from clients.gather(part, positions.expand(len(part), -1), torch.device("cpu"))
-
-
-def _digest(*tensors: torch.Tensor) -> str:
-    digest = hashlib.sha256()
-    _update(digest, tensors)
-    return digest.hexdigest()[:16]
-
-
-def _update(digest: Any, tensors: Iterable[torch.Tensor]) -> None:
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -19,8 +19,8 @@ from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.runs.file_names import LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
 
-LEDGER, CLAIM, TEXT, METRICS = "ledger.jsonl", "privacy.json", "privacy.txt", "metrics.jsonl"
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
 _FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
@@ -38,7 +38,7 @@ class Check:
 
 def read_claim(run: Path) -> PrivacyStatement | None:
     """The statement that the run wrote; None where it has not finished."""
-    path = run / CLAIM
+    path = run / STATEMENT
     if not path.exists():
         return None
     try:
@@ -104,7 +104,7 @@ def verify_run(run: Path, planned: Event | None = None) -> list[Check]:
     claim = read_claim(run)
     if claim is None:
         checks.append(
-            Check("claim", False, f"{CLAIM} does not exist, so the run claims nothing (it may not have finished)")
+            Check("claim", False, f"{STATEMENT} does not exist, so the run claims nothing (it may not have finished)")
         )
     else:
         proven = recompute(run, claim)
@@ -144,7 +144,7 @@ def _released_rounds(path: Path) -> Iterator[int]:
 
 
 def _raw_claim(run: Path) -> dict[str, Any]:
-    return json.loads((run / CLAIM).read_text(encoding="utf-8"))
+    return json.loads((run / STATEMENT).read_text(encoding="utf-8"))
 
 
 def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
@@ -179,7 +179,7 @@ def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
 
 
 def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
-    path = run / TEXT
+    path = run / STATEMENT_TEXT
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8").strip()
@@ -190,7 +190,9 @@ def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, ol
         )
     else:
         same = text == claim.text.strip()
-    return [Check(TEXT, same, f"says what {CLAIM} says" if same else f"does not say what {CLAIM} says")]
+    return [
+        Check(STATEMENT_TEXT, same, f"says what {STATEMENT} says" if same else f"does not say what {STATEMENT} says")
+    ]
 
 
 def _printed_before(value: float) -> str:

@@ -156,9 +156,9 @@ class Team:
                 self._send(w)
 
     def _outcome(self, like: Tensor) -> Outcome:
-        told = json.loads(receive_text())
+        message = json.loads(receive_text())
         w = self._received(torch.zeros_like(like, device="cpu"))
-        return w, told["history"], PrivacyStatement.from_json(told["statement"]), told["stopped"]
+        return w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -238,15 +238,15 @@ def _send_controls(controls: list[tuple[Tensor, Tensor]]) -> None:
 def _receive_controls(other: int, width: int) -> list[tuple[Tensor, Tensor]]:
     count = torch.zeros(1, dtype=torch.int64)
     dist.recv(count, other)
-    found = []
+    controls = []
     for _ in range(int(count)):
         shape = torch.zeros(2, dtype=torch.int64)
         dist.recv(shape, other)
         clients, rows = torch.zeros(int(shape[0]), dtype=torch.int64), torch.zeros(int(shape[0]), int(shape[1]))
         dist.recv(clients, other)
         dist.recv(rows, other)
-        found.append((clients, rows))
-    return found
+        controls.append((clients, rows))
+    return controls
 
 
 def _about_connections(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import clip, row_norms
-from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
@@ -48,7 +48,7 @@ Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
 
 
 class Team(Protocol):
-    """Processes that share a cohort (`distributed.Team`)."""
+    """Processes that share a cohort (`ranks.Team`)."""
 
     def collect(
         self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
@@ -59,10 +59,19 @@ class Team(Protocol):
 class Simulation:
     """A run without its state: the parts, bound together.
 
-    `system` is where noise and sampling come from in a secure run: the operating system instead of the seed. `unit` is how many
-    clients make a shape in an isolated run (`isolation`), None where clients may share what suits them. `team` is the other
-    processes that the cohort is shared with. `run` is the name that the ledger knows the run by, new for every run. `declared` is
-    the public number of clients where it is not the number of those who are there (`sampling.public_population`).
+    Attributes:
+        task: what every client does.
+        trainer: how local updates are computed.
+        mechanism: the algorithm's, with every constant in place.
+        participation: who takes part in a round.
+        streams: every draw of a simulation, keyed by purpose, round and client.
+        chunk_size: clients that are trained together.
+        diagnostics: whether to record values that are not private.
+        system: where noise and sampling come from in a secure run: the operating system instead of the seed.
+        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
+        team: the other processes that the cohort is shared with.
+        run: the name that the ledger knows the run by, new for every run.
+        declared: the public number of clients where it is not the number of those who are there (`public_population`).
     """
 
     task: Task
@@ -146,9 +155,9 @@ class Simulation:
             self.noise.at("central scalar noise", number),
         )
         new, eta_g = self._advance(state, mechanism, release)
-        for clients, rows in controls:
-            assert new.client_controls is not None
-            new.client_controls[clients] = rows
+        if new.client_controls is not None:
+            for clients, rows in controls:
+                new.client_controls[clients] = rows
         extra = {}
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
@@ -166,13 +175,13 @@ class Simulation:
             for part, rows in self._shapes(clients, updates):
                 clipped = clip(rows, mechanism.clip, reuse=True)
                 report = mechanism.randomize(clipped, _filled(part, len(rows)), noise).first(len(part))
-                if state.client_controls is not None:
+                if state.control is not None and state.client_controls is not None:
                     own = (
                         clipped.vectors[: len(part)]
                         if self.algorithm.scaffold == "update"
                         else mechanism.estimate(report)
                     )
-                    controls.append(self._control(state, part, own))
+                    controls.append(self._control(state.control, state.client_controls, part, own))
                 added = mechanism.collect(report)
                 sums = added if sums is None else sums + added
                 if self.diagnostics:
@@ -238,19 +247,19 @@ class Simulation:
             return rows
         return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))
 
-    def _control(self, state: State, clients: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def _control(
+        self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
 
         A client that holds nothing has learnt nothing, and keeps what it had.
         """
-        assert state.control is not None
-        assert state.client_controls is not None
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]
         steps = self.task.local.step_count(self.task.clients.sizes[clients])
         scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
-        old = state.client_controls[clients].to(delta.device)
-        return clients, (old - state.control.float() - delta / scale).cpu()
+        old = client_controls[clients].to(delta.device)
+        return clients, (old - control.float() - delta / scale).cpu()
 
     def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
         tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
@@ -263,14 +272,6 @@ def _filled(clients: Tensor, count: int) -> Tensor:
     if len(clients) == count:
         return clients
     return torch.cat([clients, clients[-1:].expand(count - len(clients))])
-
-
-def check_scaffold(algorithm: Algorithm, task: Task) -> None:
-    """SCAFFOLD divides by τ, which must be public and the same for all."""
-    require(
-        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
-        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
-    )
 
 
 def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dpfedexp.accounting.events import Event
 from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
+from dpfedexp.json_values import finite
 
 VERSION = 2
 """Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""
@@ -108,7 +109,7 @@ class PrivacyStatement(Promise):
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
-        values = {"version": VERSION, **_finite(asdict(self)), "shown": self.shown, "text": self.text}
+        values = {"version": VERSION, **finite(asdict(self)), "shown": self.shown, "text": self.text}
         return json.dumps(values, indent=2, ensure_ascii=False)
 
     @staticmethod
@@ -165,13 +166,3 @@ def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
         "planned_rounds": sum(n for _, n in planned),
         "planned_epsilon_total": compose(planned, delta).epsilon,
     }
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    finite: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            finite[name] = _finite(value)
-        else:
-            finite[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-    return finite

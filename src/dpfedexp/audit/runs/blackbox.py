@@ -20,7 +20,8 @@ from dpfedexp.data import Federation
 from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 from dpfedexp.participation import Participation, Poisson
-from dpfedexp.simulation.train import Run, train
+from dpfedexp.runs.run import Run
+from dpfedexp.simulation.train import train
 
 CLIENTS = 256
 NOISE, SAMPLED_NOISE, LITTLE_NOISE = 2.0, 0.5, 0.2

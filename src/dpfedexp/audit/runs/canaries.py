@@ -21,7 +21,8 @@ from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses
 from dpfedexp.data import Federation
 from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
-from dpfedexp.simulation.train import Run, train
+from dpfedexp.runs.run import Run
+from dpfedexp.simulation.train import train
 
 DELTA = 1e-9
 """Of the run's claim. The (ε, δ) test can't be surer than about 5δ for 1,000 canaries: a usual δ would leave nothing to prove."""

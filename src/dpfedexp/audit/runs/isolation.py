@@ -18,7 +18,8 @@ from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.local import Sgd
 from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.select import NAMES
 
 KIND = "isolation"
@@ -91,7 +92,14 @@ def others_and_own(
     """The others' part of the cohort's secure sum, and the first client's own, in units of the clip."""
     algorithm = dp_fedavg(clip=clip, noise_multiplier=1.0)
     simulation, _ = prepare(
-        model, federation, algorithm, local=local, rounds=1, seed=seed, device=None, trainer=trainer, secure=True
+        model,
+        federation,
+        algorithm,
+        local=local,
+        rounds=1,
+        seed=seed,
+        execution=Execution(trainer=trainer),
+        secure=True,
     )
     # A secure run draws its shuffles anew; two runs can be compared only with the same ones.
     simulation = replace(simulation, streams=Streams(seed))

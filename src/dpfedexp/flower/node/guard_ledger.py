@@ -15,7 +15,6 @@ All three may be put back together, by a restored back-up of the whole folder. W
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.flower.server.checkpoint import write_atomically
+from dpfedexp.runs.anchor import read_mark, write_mark
 from dpfedexp.runs.private import SharedAnchor
 
 _BEFORE_ANCHORS = 1
@@ -115,19 +114,16 @@ def _check_outside(path: Path, ledger: Ledger) -> None:
 
 def _write(anchor: Path, ledger: Ledger) -> None:
     mark = ledger.mark()
-    write_atomically(anchor, json.dumps({"count": mark.count, "hash": mark.hash}).encode() + b"\n")
+    write_mark(anchor, mark)
     with contextlib.suppress(OSError, RuntimeError):  # an older one outside is still a witness
         SharedAnchor.of(ledger.first_hash).remember(mark)
 
 
 def _read(anchor: Path) -> Mark | None:
     try:
-        content = json.loads(anchor.read_bytes())
-        mark = Mark(content["count"], content["hash"])
+        mark = read_mark(anchor)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        mark = Mark(-1, "")
-    if type(mark.count) is not int or mark.count < 0 or not isinstance(mark.hash, str):
+    if mark is None:
         raise LedgerError(f"{anchor.name} was changed after it was written; restore it from a back-up with its ledger.")
     return mark

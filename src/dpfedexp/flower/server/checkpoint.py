@@ -1,7 +1,8 @@
-"""The last completed round on disk: tensors in safetensors, the rest in JSON, replaced as one.
+"""The last completed round of a deployment on disk: tensors in safetensors, the rest in JSON, replaced as one.
 
 The JSON names the tensor file and its hash and is written last, atomically: it is what makes a round completed. Everything in it
-was released already or is public, so the folder holds nothing private.
+was released already or is public, so the folder holds nothing private. The tensors are those of a simulation's checkpoint
+(`runs.state_tensors`).
 """
 
 from __future__ import annotations
@@ -9,32 +10,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
-from torch import Tensor
 
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
+from dpfedexp.files import replace_bytes, replace_text
 from dpfedexp.round import State
+from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
+from dpfedexp.runs.state_tensors import state_from, state_tensors
 
 FORMAT = "dpfedexp-flower-checkpoint"
-VERSION = 2
-"""Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed."""
+VERSION = 3
+"""Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed. It is not read."""
+NEWEST_TWICE = 2
+"""The version that wrote the newest iterate twice. It is read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The last completed round, and what it rests on.
 
-    config   what must not change when a run is resumed
-    history  the metrics of the rounds so far
-    run      the name under which the rounds were charged
-    mark     where the ledger stood: the rounds so far are paid for in it
-    nodes    ids of the nodes that have the run's places (none under add-remove adjacency, which hides who takes part)
+    Attributes:
+        state: the state after it.
+        config: what must not change when a run is resumed.
+        history: the metrics of the rounds so far.
+        run: the name under which the rounds were charged.
+        mark: where the ledger stood: the rounds so far are paid for in it.
+        nodes: ids of the nodes that have the run's places (none under add-remove adjacency, which hides who takes part).
     """
 
     state: State
@@ -48,9 +54,9 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Returns when the checkpoint is on disk; killed at any instant, the previous one stays whole."""
     state = checkpoint.state
-    data = save({name: value.contiguous() for name, value in _tensors(state).items()})
-    name = f"round-{state.round}.safetensors"
-    write_atomically(folder / name, data)
+    data = save(state_tensors(state))
+    name = server_tensors(state.round)
+    replace_bytes(folder / name, data)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -64,15 +70,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "config": checkpoint.config,
         "history": checkpoint.history,
     }
-    write_atomically(folder / "checkpoint.json", (json.dumps(content, indent=1) + "\n").encode())
-    for old in folder.glob("round-*.safetensors"):
+    replace_text(folder / SERVER_CHECKPOINT, json.dumps(content, indent=1) + "\n")
+    for old in folder.glob(SERVER_TENSORS):
         if old.name != name:
             old.unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The last completed round, None if there is none yet."""
-    path = folder / "checkpoint.json"
+    path = folder / SERVER_CHECKPOINT
     if not path.exists():
         return None
     try:
@@ -81,12 +87,10 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         version = content.get("version", 1)
         data = (folder / Path(content["tensors"]).name).read_bytes()
         require(hashlib.sha256(data).hexdigest() == content["sha256"], "its tensors were changed")
-        tensors = load(data)
         radius = math.inf if content["radius"] is None else float(content["radius"])
-        state = _state(int(content["round"]), radius, tensors)
-        if version == VERSION:
+        if version in (VERSION, NEWEST_TWICE):
             return Checkpoint(
-                state,
+                state_from(load(data), int(content["round"]), radius, newest_twice=version == NEWEST_TWICE),
                 dict(content["config"]),
                 list(content["history"]),
                 str(content["run"]),
@@ -98,36 +102,6 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             f"the checkpoint {str(path)!r} is damaged or of another program; it can't be resumed."
         ) from None
     raise InputError(
-        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes version {VERSION}; finish the run with "
-        "the version that began it, or begin another one in a new folder."
+        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes versions {NEWEST_TWICE} and {VERSION}; "
+        "finish the run with the version that began it, or begin another one in a new folder."
     )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    if os.name != "nt":
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    named = {"w": state.w.clone()}
-    named |= {f"recent.{i}": value.clone() for i, value in enumerate(state.recent)}
-    named |= {f"server.{name}": value.clone() for name, value in state.server.items()}
-    if state.control is not None:
-        named["control"] = state.control.clone()
-    return named
-
-
-def _state(round: int, radius: float, tensors: dict[str, Tensor]) -> State:
-    recent = sorted((name for name in tensors if name.startswith("recent.")), key=lambda n: int(n.split(".")[1]))
-    server = {name.removeprefix("server."): value for name, value in tensors.items() if name.startswith("server.")}
-    return State(round, tensors["w"], tuple(tensors[name] for name in recent), radius, server, tensors.get("control"))

@@ -1,12 +1,8 @@
 """The server's folder: ledger, checkpoint, and at the end the model and the statement.
 
-ledger.jsonl         what was charged
-checkpoint.json      the last completed round, with round-<n>.safetensors
-model.safetensors    the reported model
-privacy.json/txt     the statement
-
-Outside it, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see `dpfedexp.runs.private`) remembers how far the ledger had come. Every charge
-moves it, on disk, before the round that it pays for is released.
+`dpfedexp.runs.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
+`dpfedexp.runs.private`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
+released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
 checkpoint holds, or one that the anchor has seen: the whole folder put back to an earlier moment is refused. A ledger may be ahead
@@ -21,14 +17,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, LedgerError, require
-from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint, write_atomically
+from dpfedexp.files import replace_tensors, replace_text
+from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
 from dpfedexp.layout import Params
+from dpfedexp.runs.file_names import LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.runs.private import VARIABLE, SharedAnchor, root
 
 _ANCHORED = "anchored"
@@ -43,7 +39,7 @@ def open_folder(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
-    path = folder / "ledger.jsonl"
+    path = folder / LEDGER
     if not path.exists():
         _check_untouched(folder, path)
     settings = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
@@ -119,7 +115,7 @@ def _anchored(ledger: Ledger, path: Path) -> Ledger:
 
 def _check_untouched(folder: Path, path: Path) -> None:
     """Nothing in the folder says that there was a ledger."""
-    traces = [p.name for p in (folder / "checkpoint.json", head_path(path)) if p.exists()]
+    traces = [p.name for p in (folder / SERVER_CHECKPOINT, head_path(path)) if p.exists()]
     if traces:
         raise LedgerError(
             f"{path} is missing beside {' and '.join(traces)}: what was released is not paid for anywhere; restore it from a "
@@ -140,7 +136,7 @@ def _run_without_checkpoint(ledger: Ledger, path: Path, settings: str) -> str:
 
 def _check_paid(ledger: Ledger, path: Path, last: Checkpoint) -> None:
     """The ledger is the one that the checkpoint was written beside, as far as it was then, and pays for every round."""
-    remedy = "restore the newest ledger.jsonl with its head from a back-up, or begin another run in a new folder."
+    remedy = f"restore the newest {LEDGER} with its head from a back-up, or begin another run in a new folder."
     if ledger.header.get("run") != last.run:
         raise LedgerError(f"{path} is of another run than the checkpoint beside it; {remedy}")
     if len(ledger) < last.mark.count:
@@ -158,6 +154,6 @@ def _check_paid(ledger: Ledger, path: Path, last: Checkpoint) -> None:
 
 def write_results(folder: Path, model: Params, statement: PrivacyStatement) -> None:
     tensors = {name: value.float().contiguous() for name, value in model.items()}
-    write_atomically(folder / "model.safetensors", save(tensors))
-    write_atomically(folder / "privacy.json", (statement.to_json() + "\n").encode())
-    write_atomically(folder / "privacy.txt", (statement.text + "\n").encode())
+    replace_tensors(folder / MODEL, tensors)
+    replace_text(folder / STATEMENT, statement.to_json() + "\n")
+    replace_text(folder / STATEMENT_TEXT, statement.text + "\n")

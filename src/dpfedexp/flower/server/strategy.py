@@ -28,6 +28,7 @@ from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_nodes
 from dpfedexp.flower.server.replies import Counts, collect
+from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import Mechanism
@@ -214,7 +215,7 @@ class DpFedExp(Strategy):
         }
         if public:
             shown |= counts.shown()
-        history = [*self.history, {name: _jsonable(value) for name, value in shown.items()}]
+        history = [*self.history, finite(shown)]
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.bound)
         save_checkpoint(self.folder, checkpoint)
         self.state, self.history = state, history
@@ -372,7 +373,3 @@ def _travel(algorithm: Algorithm, local: Sgd | None, clients_per_node: int) -> f
 
 def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
-
-
-def _jsonable(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -14,9 +14,9 @@ from torch import nn
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
 from dpfedexp.evaluation import Evaluate
+from dpfedexp.json_values import finite
 from dpfedexp.paper.results.full_settings import in_full
 from dpfedexp.paper.results.spread import average_of_last_rounds
-from dpfedexp.runs.folder import finite
 from dpfedexp.simulation.train import train
 
 Result = dict[str, Any]
@@ -113,7 +113,6 @@ class TrainingRun:
         posed = _problem(
             settings.data.model_dump_json(), settings.model.model_dump_json(), settings.run.seed, place.data
         )
-        given = settings.run.model_dump() | {"device": place.device}
         # The partition was asked for by its number of clients, which is therefore a public number.
         counted = settings.algorithm.adjacency == "add-remove" and settings.participation.population is None
         population = settings.data.clients if counted else settings.participation.population
@@ -127,7 +126,8 @@ class TrainingRun:
             test=posed.test,
             evaluate=posed.evaluate,
             progress=False,
-            **given,
+            execution=replace(settings.build_execution(), device=place.device),
+            **settings.run_options(),
         )
         history = [{key: finite(value) for key, value in record.items()} for record in done.history]
         return {

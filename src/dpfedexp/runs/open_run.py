@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
 from dpfedexp.round import State
 from dpfedexp.runs import checkpoint, outlets
 from dpfedexp.runs.checkpoint import Checkpoint, Progress
-from dpfedexp.runs.ledger_source import LEDGER, Source
+from dpfedexp.runs.data_tag import data_tag
+from dpfedexp.runs.description import RunDescription, ledger_header
+from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
+from dpfedexp.runs.ledger_source import LedgerSource
 from dpfedexp.runs.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
-from dpfedexp.runs.settings import Settings, data_tag, settings_hash
-from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.runs.settings import settings_hashes
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
@@ -40,51 +41,64 @@ def find(folder: Path | None, resume: bool) -> Checkpoint | None:
 
 
 @dataclass
-class Keeping:
-    """Where a run stands, in memory and on disk. `simulation` has the name that the ledger knows the run by."""
+class OpenRun:
+    """Where a run stands, in memory and on disk.
 
-    simulation: Simulation
-    settings: Settings
+    Attributes:
+        name: the name that the ledger knows the run by.
+        state: the state after the last completed round.
+        history: one record per completed round.
+        ledger: what was charged; closed at the end where it was `opened_here`.
+    """
+
+    name: str
+    description: RunDescription
     folder: Path | None
     private: PrivateFolder | None
-    book: Ledger
+    ledger: Ledger
     state: State
     history: list[dict[str, Any]]
-    owned: bool
+    opened_here: bool
     witness_before: Callable[[Mark], None] | None = None
     began: float = field(default_factory=time.time)
 
     @staticmethod
     def open(
-        simulation: Simulation,
-        settings: Settings,
+        description: RunDescription,
         ledger: Ledger | Path | str | None,
         folder: Path | None,
-        found: Checkpoint | None,
+        last: Checkpoint | None,
         *,
         resume: bool,
-    ) -> Keeping:
+    ) -> OpenRun:
         """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
 
         A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there.
+
+        Args:
+            description: the run.
+            ledger: an object, a file, or None for the one in `folder`, or in memory without one.
+            folder: where the run's files lie; None keeps nothing but the ledger.
+            last: the checkpoint in `folder` (`find`).
+            resume: whether a run without a checkpoint may go on from its ledger alone.
         """
-        source = Source.of(ledger, folder)
+        source = LedgerSource.of(ledger, folder)
         try:
             if folder is None:
-                return _begin(simulation, settings, source, folder)
-            if found is not None:
-                checkpoint.check_same(found, settings, folder)
+                return _begin(description, source, folder)
+            if last is not None:
+                checkpoint.check_same(last, description.settings, folder)
             folder.mkdir(parents=True, exist_ok=True)
-            if found is not None or (resume and source.own and source.exists):
-                return _go_on(simulation, settings, source, folder, found)
+            if last is not None or (resume and source.own and source.exists):
+                return _go_on(description, source, folder, last)
             if resume and source.own:
                 _check_nothing_was_released(folder)
-            return _begin(simulation, settings, source, folder)
+            return _begin(description, source, folder)
         except OSError as error:
             raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
 
-    def keep(self, state: State, record: dict[str, Any], *, last: bool) -> None:
-        """The round is complete once this returns."""
+    def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
+        """A round is complete once this returns: with `last`, the whole run is, and its private folder is gone."""
         self.state = state
         self.history.append(record)
         if self.private is None:
@@ -110,11 +124,11 @@ class Keeping:
         """Writes the checkpoint; `controls` says that the private folder holds what clients remember."""
         if self.folder is None:
             return
-        bound, state = self.simulation, self.state
-        sizes = {"chunk_size": bound.chunk_size, "trainer": bound.trainer.name}
-        shown = outlets.recorded(checkpoint.NAME, sizes, secure=bound.system is not None)
-        named = (self.settings, bound.run, self.book.mark(), self.history, controls)
-        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *named, **shown))
+        run, state = self.description, self.state
+        sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
+        public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
+        known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
+        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
 
     def watch(self, *, shared: bool) -> None:
         """From here on every charge moves the anchors before its round is released.
@@ -124,80 +138,77 @@ class Keeping:
         if self.private is None:
             return
         anchors: list[PrivateFolder | SharedAnchor] = [self.private] if self.private.exists else []
-        if self.book.first_hash:
-            anchor = SharedAnchor.of(self.book.first_hash)
-            known = anchor.mark()
-            if known is not None and not self.book.holds(known):
-                raise _taken_back(self.book, known, anchor.path)
-            if shared or known is not None:
+        if self.ledger.first_hash:
+            anchor = SharedAnchor.of(self.ledger.first_hash)
+            mark = anchor.mark()
+            if mark is not None and not self.ledger.holds(mark):
+                raise _taken_back(self.ledger, mark, anchor.path)
+            if shared or mark is not None:
                 anchors.append(anchor)
 
         def witness(mark: Mark) -> None:
             for one in anchors:
                 one.remember(mark)
 
-        witness(self.book.mark())
-        self.witness_before, self.book.witness = self.book.witness, witness
+        witness(self.ledger.mark())
+        self.witness_before, self.ledger.witness = self.ledger.witness, witness
 
-    def __enter__(self) -> Keeping:
+    def __enter__(self) -> OpenRun:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.private is not None:
-            self.book.witness = self.witness_before
-        if self.owned:
-            self.book.close()
-        if self.folder is not None and self.simulation.system is not None:
+            self.ledger.witness = self.witness_before
+        if self.opened_here:
+            self.ledger.close()
+        if self.folder is not None and self.description.secure:
             # How long a round took depends on what the clients hold.
             undate(self.folder, outlets.OUTLETS, self.began)
 
 
-def _begin(simulation: Simulation, settings: Settings, source: Source, folder: Path | None) -> Keeping:
+def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
     """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
-    private = None if folder is None else PrivateFolder.of(simulation.run, folder)
+    private = None if folder is None else PrivateFolder.of(run.name, folder)
     created = False
     try:
         if private is not None:
-            private.begin(partial(data_tag, simulation.task.clients))
-        with source.opened(source.new(_header(simulation, settings))) as book:
+            private.begin(partial(data_tag, run.clients))
+        with source.opened(source.new(ledger_header(run))) as ledger:
             created = source.own
-            owned = source.given is None
-            kept = Keeping(simulation, settings, folder, private, book, simulation.begin(), [], owned)
-            kept.watch(shared=not source.own)
+            open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
+            open_run.watch(shared=not source.own)
             if not source.own:
                 # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
-                kept.save(controls=False)
-            return kept
+                open_run.save(controls=False)
+            return open_run
     except BaseException:
         if private is not None and not created:
             private.remove()
         raise
 
 
-def _go_on(
-    simulation: Simulation, settings: Settings, source: Source, folder: Path, found: Checkpoint | None
-) -> Keeping:
+def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
-    with source.opened(source.existing(settings_hash(settings) if found is None else None)) as book:
-        run = _run_of(book, folder) if found is None else found.progress.run
-        simulation, private = replace(simulation, run=run), PrivateFolder.of(run, folder)
-        state, history = simulation.begin(), []
-        if found is not None:
-            checkpoint.check_charged(found, book, folder)
-        if found is not None and found.progress.round >= settings["rounds"]:
+    with source.opened(source.existing(settings_hashes(run.settings) if last is None else None)) as ledger:
+        name = _name_in(ledger, folder) if last is None else last.progress.run
+        private = PrivateFolder.of(name, folder)
+        state, history = run.start, []
+        if last is not None:
+            checkpoint.check_charged(last, ledger, folder)
+        if last is not None and last.progress.round >= run.rounds:
             # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
             private.remove()
-            state, history = checkpoint.resume(found, simulation, folder), list(found.progress.history)
+            state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
         else:
-            _check_anchor(book, private)
-            private.check_data(partial(data_tag, simulation.task.clients))
-            if found is not None:
-                controls = _controls(found.progress, state, private)
-                state, history = checkpoint.resume(found, simulation, folder, controls), list(found.progress.history)
+            _check_anchor(ledger, private)
+            private.check_data(partial(data_tag, run.clients))
+            if last is not None:
+                controls = _controls(last.progress, run.start, private)
+                state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
             private.forget_controls(but=state.round)
-        kept = Keeping(simulation, settings, folder, private, book, state, history, source.given is None)
-        kept.watch(shared=not source.own)
-        return kept
+        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
+        open_run.watch(shared=not source.own)
+        return open_run
 
 
 def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tensor | None:
@@ -213,16 +224,16 @@ def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tenso
     return None
 
 
-def _check_anchor(book: Ledger, private: PrivateFolder) -> None:
+def _check_anchor(ledger: Ledger, private: PrivateFolder) -> None:
     anchor = private.anchor()
-    began = anchor == NOTHING_CHARGED and not any(entry.run == private.run for entry in book.entries)
-    if not began and not book.holds(anchor):
-        raise _taken_back(book, anchor, private.path)
+    nothing_yet = anchor == NOTHING_CHARGED and not any(entry.run == private.run for entry in ledger.entries)
+    if not nothing_yet and not ledger.holds(anchor):
+        raise _taken_back(ledger, anchor, private.path)
 
 
-def _taken_back(book: Ledger, anchor: Mark, where: Path) -> LedgerError:
+def _taken_back(ledger: Ledger, anchor: Mark, where: Path) -> LedgerError:
     return LedgerError(
-        f"the run can't be resumed: its ledger holds {len(book)} charges and is not the one that had {anchor.count} at the last "
+        f"the run can't be resumed: its ledger holds {len(ledger)} charges and is not the one that had {anchor.count} at the last "
         f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced. Put the newest copy of the "
         "ledger, its .head file and the checkpoint back, or begin a new run with a ledger that holds what was spent."
     )
@@ -230,33 +241,19 @@ def _taken_back(book: Ledger, anchor: Mark, where: Path) -> LedgerError:
 
 def _check_nothing_was_released(folder: Path) -> None:
     """A folder without ledger and checkpoint is one in which a run begins, unless something else remembers another."""
-    metrics = folder / "metrics.jsonl"
-    if head_path(folder / LEDGER).exists() or (metrics.exists() and metrics.stat().st_size > 0):
+    metrics = folder / METRICS
+    if (folder / LEDGER_HEAD).exists() or (metrics.exists() and metrics.stat().st_size > 0):
         raise LedgerError(
             f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
             "say what was charged. Put it back, or begin a new run in a new folder."
         )
 
 
-def _run_of(book: Ledger, folder: Path) -> str:
-    run = book.header.get("run")
-    if not is_run_id(run):
+def _name_in(ledger: Ledger, folder: Path) -> str:
+    name = ledger.header.get("run")
+    if not is_run_id(name):
         raise LedgerError(
             f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run, as those of earlier versions do not. "
             "Finish it with the version of dpfedexp that wrote it, or begin a new run in a new folder."
         )
-    return str(run)
-
-
-def _header(simulation: Simulation, settings: Settings) -> dict[str, Any]:
-    """What a reader of the ledger alone needs for a statement."""
-    header = {
-        "config": settings_hash(settings),
-        "algorithm": simulation.algorithm.name,
-        "clients": simulation.population,
-        "delta": simulation.algorithm.delta,
-        "simulated": simulation.system is None,
-        "run": simulation.run,
-    }
-    shown = outlets.recorded(LEDGER, header, secure=simulation.system is not None)
-    return {"config_hash": shown.pop("config"), **shown}
+    return str(name)

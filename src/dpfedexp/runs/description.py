@@ -1,0 +1,57 @@
+"""What a run's files are told about the run, as plain values: they know nothing of who computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpfedexp.round import State
+from dpfedexp.runs import outlets
+from dpfedexp.runs.file_names import LEDGER
+from dpfedexp.runs.settings import Settings, settings_hash
+from dpfedexp.trainers.task import Clients
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run's files are told about the run.
+
+    Attributes:
+        name: the name that the ledger will know it by if it begins now.
+        settings: everything that its result depends on (`runs.settings`).
+        start: the state before the first round.
+        clients: whose data they are; only a keyed hash of them is kept.
+        algorithm: the algorithm's name.
+        delta: the algorithm's δ.
+        population: the public number of clients.
+        rounds: how many rounds the run has.
+        secure: whether it protects real data.
+        chunk_size: clients per tensor program.
+        trainer: how local updates are computed.
+    """
+
+    name: str
+    settings: Settings
+    start: State
+    clients: Clients
+    algorithm: str
+    delta: float
+    population: int
+    rounds: int
+    secure: bool
+    chunk_size: int
+    trainer: str
+
+
+def ledger_header(run: RunDescription) -> dict[str, Any]:
+    """What a reader of the ledger alone needs for a statement."""
+    header = {
+        "config": settings_hash(run.settings),
+        "algorithm": run.algorithm,
+        "clients": run.population,
+        "delta": run.delta,
+        "simulated": not run.secure,
+        "run": run.name,
+    }
+    public = outlets.recorded(LEDGER, header, secure=run.secure)
+    return {"config_hash": public.pop("config"), **public}

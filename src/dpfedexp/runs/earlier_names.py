@@ -1,0 +1,43 @@
+"""Settings of runs that earlier versions began, by the names of today.
+
+A checkpoint and the first line of a ledger say what their run is by the names of their time. A name that changes is entered here,
+and whoever resumes a run of before does not notice. The names of step-size rules were those of private functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Settings = dict[str, Any]
+
+RENAMED: dict[str, dict[Any, Any]] = {
+    "algorithm.rule": {
+        "_one": "one",
+        "_fedexp": "fedexp",
+        "_free": "free",
+        "_cdp": "cdp",
+        "_ldp_gaussian": "ldp_gaussian",
+        "_ldp_privunit": "ldp_privunit",
+        "_naive": "naive",
+    },
+}
+"""Setting → its earlier value → the same value today. No two earlier values may become one."""
+
+ADDED: Settings = {}
+"""Settings that were not recorded before, and the value that every run had then."""
+
+
+def present_names(settings: Settings) -> Settings:
+    """The settings as a run of today records them; those of a run of today are left as they are."""
+    return {name: _renamed(name, value, RENAMED) for name, value in (ADDED | settings).items()}
+
+
+def earlier_names(settings: Settings) -> Settings:
+    """The settings as a run of before would have recorded them: what the hash in the first line of its ledger was made from."""
+    back = {name: {new: old for old, new in values.items()} for name, values in RENAMED.items()}
+    new = {name for name, value in ADDED.items() if name in settings and settings[name] == value}
+    return {name: _renamed(name, value, back) for name, value in settings.items() if name not in new}
+
+
+def _renamed(name: str, value: Any, names: dict[str, dict[Any, Any]]) -> Any:
+    return names[name].get(value, value) if name in names and isinstance(value, str) else value

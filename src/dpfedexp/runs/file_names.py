@@ -1,0 +1,28 @@
+"""The names of the files in a run folder, for whoever writes or reads one."""
+
+from __future__ import annotations
+
+CONFIG = "config.toml"
+"""The resolved settings of a run from the command line."""
+LEDGER = "ledger.jsonl"
+"""What was charged, before each release."""
+LEDGER_HEAD = "ledger.jsonl.head"
+"""How many charges the ledger holds, and the hash of the last one."""
+CHECKPOINT = "checkpoint.safetensors"
+"""The last completed round of a simulation."""
+SERVER_CHECKPOINT = "checkpoint.json"
+"""The last completed round of a deployment; it names its tensors (`server_tensors`)."""
+SERVER_TENSORS = "round-*.safetensors"
+METRICS = "metrics.jsonl"
+"""One record per round."""
+METRICS_TABLE = "metrics.csv"
+MODEL = "model.safetensors"
+"""The trained parameters."""
+STATEMENT = "privacy.json"
+STATEMENT_TEXT = "privacy.txt"
+REPORT = "report.html"
+
+
+def server_tensors(round: int) -> str:
+    """The file with the tensors of one round of a deployment."""
+    return SERVER_TENSORS.replace("*", str(round))

@@ -1,0 +1,37 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from dpfedexp.accounting import Ledger, PrivacyStatement
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run returns.
+
+    Attributes:
+        model: the trained module: the average of the last two iterates for FedEXP variants, the last one otherwise.
+        history: one record per round: test metrics, eta_g, clip, epsilon_total so far, and seconds unless the run is secure.
+        privacy: the statement of what was promised to whom; print it.
+        ledger: what was charged.
+        trainer: how local updates were computed.
+        stopped: why the run ended before its last round, None if it did not.
+    """
+
+    model: nn.Module
+    history: list[dict[str, Any]] = field(repr=False)
+    privacy: PrivacyStatement = field(repr=False)
+    ledger: Ledger = field(repr=False)
+    trainer: str = "vectorised"
+    stopped: str | None = None
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        shown = {k: round(v, 4) for k, v in last.items() if isinstance(v, float)}
+        ended = "" if self.stopped is None else f", stopped: {self.stopped}"
+        return f"Run({len(self.history)} rounds, {shown}{ended})"

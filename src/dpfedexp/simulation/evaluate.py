@@ -1,0 +1,55 @@
+"""How the server measures the released model while it trains: on a test set of its own, or by the caller's function."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.evaluation import Evaluate, on_test_set
+from dpfedexp.losses import check_per_example
+from dpfedexp.round import State
+from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.trainers.task import Clients, first_line
+
+
+def evaluation_of(
+    test: tuple[Any, Any] | None, evaluate: Evaluate | None, clients: Clients, simulation: Simulation
+) -> Evaluate | None:
+    """What measures a model: `evaluate` where it is given, or the test set, which is tried on the model before the first round."""
+    require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
+    require(
+        test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
+        f"test is a {type(test).__name__}; it must be a pair (inputs, targets).",
+    )
+    if evaluate is not None or test is None:
+        return evaluate
+    cast = getattr(clients, "prepare", None)
+    if cast is None:
+        raise InputError(
+            f"test is given, but a {type(clients).__name__} has no method prepare that casts a test set as the clients' data are; "
+            "give evaluate, a function (model) → dict, instead."
+        )
+    task = simulation.task
+    inputs, targets = cast(test[0], test[1], task.device)
+    measure = on_test_set(inputs, targets, task.loss)
+    shapes = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
+    with torch.no_grad():
+        try:
+            outputs = copy.deepcopy(task.model).eval()(inputs[:2])
+            check_per_example(task.loss(outputs, targets[:2]), len(inputs[:2]))
+        except Exception as error:
+            raise InputError(
+                f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
+            ) from None
+    return measure
+
+
+def metrics_of(model: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
+    """Metrics of the released parameters in a fresh copy of the model, which no client has trained."""
+    fresh = copy.deepcopy(model).to(simulation.task.device)
+    simulation.task.layout.write(fresh, state.reported)
+    return {name: float(value) for name, value in evaluate(fresh.eval()).items()}

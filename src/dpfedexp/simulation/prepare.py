@@ -1,0 +1,189 @@
+"""From what `train` is given to a bound simulation, with everything checked that can be before the first round."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.errors import is_count, require
+from dpfedexp.layout import Layout
+from dpfedexp.local import Sgd
+from dpfedexp.losses import Loss, resolve
+from dpfedexp.mechanisms import Secure
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import Streams
+from dpfedexp.participation import Full, Participation, public_population
+from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.trainers.chunk_size import automatic_chunk
+from dpfedexp.trainers.execution import Execution, execution_grouped, execution_on
+from dpfedexp.trainers.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
+from dpfedexp.trainers.select import select
+from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
+from dpfedexp.trainers.tiled import Parallel
+
+
+@execution_grouped
+def prepare(
+    model: nn.Module,
+    clients: Clients,
+    algorithm: Algorithm,
+    *,
+    local: Sgd,
+    rounds: int,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
+    participation: Participation | None = None,
+    population: int | None = None,
+    loss: str | Loss | None = None,
+    diagnostics: bool = False,
+    secure: Secure = False,
+    isolated: bool | None = None,
+) -> tuple[Simulation, str | None]:
+    """The bound simulation of a run; the arguments are those of `train`.
+
+    Args:
+        isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
+
+    Returns:
+        The simulation, and a note for the user if it is slower than they might expect.
+    """
+    _check_kinds(model, clients, algorithm, local, participation, secure)
+    _check_run(clients, rounds, secure, diagnostics)
+    isolated = bool(secure) if isolated is None else isolated
+    execution = execution_on(device, execution)
+    everyone = participation or Full()
+    # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
+    adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+    declared = public_population(adjacency, everyone, len(clients), population)
+    sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
+    task, nobody = _task(model, clients, local, loss, execution, declared, isolated=isolated)
+    _check_scaffold(algorithm, task)
+    # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
+    streams = Streams(secrets.randbits(62) if isolated else seed)
+    # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
+    trial = replace(task, clients=nobody, copies=[]) if isolated else None
+    trainer, chunk, unit, note = _trainer(
+        task, trial, streams, execution, cohort, rounds, fixed=sampling.kind != "poisson"
+    )
+    mechanism = algorithm.bind(task.layout.dimension, cohort, sampling, int(rounds), secure)
+    simulation = Simulation(
+        task,
+        trainer,
+        algorithm,
+        mechanism,
+        everyone,
+        streams,
+        chunk,
+        diagnostics=diagnostics,
+        system=SystemStreams() if secure else None,
+        unit=unit,
+        declared=declared,
+    )
+    return simulation, note
+
+
+def _task(
+    model: nn.Module,
+    clients: Clients,
+    local: Sgd,
+    loss: str | Loss | None,
+    execution: Execution,
+    declared: int,
+    *,
+    isolated: bool,
+) -> tuple[Task, Clients]:
+    """What every client does, tried once; and made-up clients, on which a run may decide without looking at real ones."""
+    place = execution.place
+    module = _in_training(model).to(place)
+    holders = torch.nonzero(clients.sizes > 0).flatten()
+    require(len(holders) > 0, "every client is empty; at least one must hold data.")
+    _, targets = clients.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
+    task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
+    if isolated:
+        check_rows_apart(clients)
+    nobody = made_up(task, declared)
+    # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
+    if isolated:
+        check_on(nobody, task)
+    else:
+        check_task(task)
+    return replace(task, watch=watched(task, nobody, isolated=isolated)), nobody
+
+
+def _trainer(
+    task: Task,
+    trial: Task | None,
+    streams: Streams,
+    execution: Execution,
+    cohort: float,
+    rounds: int,
+    *,
+    fixed: bool,
+) -> tuple[Trainer, int, int | None, str | None]:
+    """The trainer, clients per chunk, clients per shape in an isolated run, and a note for the user."""
+    limit, isolated = execution.memory_bytes, trial is not None
+    if trial is not None:
+        check_training(trial, streams)
+    chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
+    if isolated:
+        chunk, _ = widths(cohort, chunk, None, fixed=fixed)
+    trainer, note = select(
+        task, streams, execution.trainer, chunk=chunk, updates=rounds * cohort, budget=limit, trial=trial
+    )
+    if isinstance(trainer, Parallel) and execution.chunk_size is None:
+        chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
+    unit = None
+    if isolated:
+        chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
+    return trainer, int(chunk), unit, note
+
+
+def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
+    """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
+    require(
+        isinstance(secure, bool) or secure == "strict",
+        f"secure is {secure!r}; it must be True, False or 'strict'.",
+    )
+    for name, value, right, remedy in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+        ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
+        ("algorithm", algorithm, isinstance(algorithm, Algorithm), "an algorithm such as cdp_fedexp(…)"),
+        ("local", local, isinstance(local, Sgd), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        (
+            "participation",
+            participation,
+            participation is None or hasattr(participation, "cohort"),
+            "Full(), Poisson(rate) or FixedSize(count)",
+        ),
+    ):
+        require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
+
+
+def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool) -> None:
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    require(len(clients) > 0, "the federation has no clients; it needs at least one.")
+    require(
+        not (secure and diagnostics),
+        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
+
+
+def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
+    """SCAFFOLD divides by τ, which must be public and the same for all."""
+    require(
+        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
+        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
+    )
+
+
+def _in_training(model: nn.Module) -> nn.Module:
+    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not."""
+    module = copy.deepcopy(model)
+    return module if module.training else module.train()

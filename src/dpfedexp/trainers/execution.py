@@ -1,0 +1,102 @@
+"""How a run is computed on this machine, as opposed to what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.trainers.chunk_size import parse_memory
+from dpfedexp.trainers.precision import Precision, check_precision
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is computed: where, how many clients at a time, by which trainer and how exactly.
+
+    None of it changes what a run computes beyond rounding, but for `precision`, and none of it changes a privacy statement.
+
+    Args:
+        device: a torch device such as "cpu" or "cuda:1"; by default the GPU where there is one.
+        chunk_size: clients per tensor program; automatic by default.
+        trainer: "auto" takes the fastest of "fast" (networks of known layers), "vectorised" (any that vmap can trace) and "loop".
+        precision: of local training: "fp32", or on a GPU "tf32" or "bf16" (docs/scale.md says what they change).
+        memory: bytes that the clients of a chunk may take, such as "4GB"; automatic by default.
+
+    Example:
+        >>> from dpfedexp import Execution
+        >>> Execution(device="cpu", chunk_size=64).trainer
+        'auto'
+    """
+
+    device: str | torch.device | None = None
+    chunk_size: int | None = None
+    trainer: str = "auto"
+    precision: Precision = "fp32"
+    memory: str | int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.chunk_size is None or is_count(self.chunk_size),
+            f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.",
+        )
+        check_precision(self.precision)
+        parse_memory(self.memory)
+
+    @property
+    def place(self) -> torch.device:
+        """The device itself. `InputError` where this machine has no such device."""
+        if self.device is None:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            place = torch.device(self.device)
+        except (RuntimeError, TypeError):
+            raise InputError(f"device is {self.device!r}; it must be a torch device such as 'cpu' or 'cuda'.") from None
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device is {str(self.device)!r}, but torch sees no CUDA device here; use 'cpu'.")
+        return place
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return parse_memory(self.memory)
+
+
+def execution_on(device: str | torch.device | None, execution: Execution | None) -> Execution:
+    """The execution with the device that was named beside it, where one was."""
+    if execution is None:
+        return Execution(device=device)
+    if not isinstance(execution, Execution):
+        raise InputError(
+            f"execution is a {type(execution).__name__}; it must be an Execution, such as Execution(chunk_size=64)."
+        )
+    if device is None:
+        return execution
+    require(
+        execution.device is None or str(execution.device) == str(device),
+        f"device is {str(device)!r} and execution.device is {str(execution.device)!r}; give one of them.",
+    )
+    return replace(execution, device=device)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def execution_grouped(function: Callable[P, R]) -> Callable[P, R]:
+    """Answers whoever gives a field of `Execution` to the function itself, as one did before, with where it belongs."""
+    moved = {field.name for field in fields(Execution)} - {"device"}
+
+    @wraps(function)
+    def checked(*given: P.args, **named: P.kwargs) -> R:
+        for name in sorted(moved & named.keys()):
+            raise InputError(
+                f"{name} is not an argument of {function.__name__}; it is a field of its execution: "
+                f"execution=Execution({name}={named[name]!r})."
+            )
+        return function(*given, **named)
+
+    return checked

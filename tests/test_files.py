@@ -1,0 +1,74 @@
+"""A file is the old one or the new one, never half of either, and a folder is left without temporary files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfedexp import files
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    made: list[str] = []
+    for name in ("fsync", "replace", "link", "chmod"):
+        original = getattr(os, name)
+        monkeypatch.setattr(
+            os,
+            name,
+            lambda *given, name=name, original=original, **more: (made.append(name), original(*given, **more))[1],
+        )
+    return made
+
+
+def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_writer_returns(tmp_path, calls):
+    files.replace_bytes(tmp_path / "file", b"new", mode=0o600)
+    assert calls == ["chmod", "fsync", "replace", "fsync"]
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_an_error_leaves_the_old_file_and_no_temporary_one(moment, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    files.replace_text(path, "old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    if moment == "write":
+        monkeypatch.setattr(Path, "write_bytes", full)
+    else:
+        monkeypatch.setattr(os, moment, full)
+    with pytest.raises(OSError, match="No space left"):
+        files.replace_text(path, "new")
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
+
+
+def test_tensors_that_can_not_be_written_are_an_error_of_the_file_system(tmp_path):
+    path = tmp_path / "file"
+    files.replace_tensors(path, {"w": torch.ones(3)}, {"round": "1"})
+    assert path.stat().st_mode & 0o777 == 0o644
+    with pytest.raises(OSError):  # noqa: PT011  the words are the system's
+        files.replace_tensors(tmp_path / "nowhere" / "file", {"w": torch.ones(3)})
+    assert torch.equal(load_file(path)["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_new_file_never_replaces_one(links, tmp_path, monkeypatch):
+    if not links:
+
+        def refused(*_):
+            raise PermissionError("no hard links here")
+
+        monkeypatch.setattr(os, "link", refused)
+    files.create_file(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        files.create_file(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
