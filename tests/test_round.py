@@ -61,11 +61,11 @@ def test_scaffolds_server_control_forgets_by_the_share_that_took_part(share):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     own = torch.ones(4, 2)
     state = start(control=torch.zeros(2, dtype=torch.float64), client_controls=own)
-    travel, control = 0.6, torch.zeros(2, dtype=torch.float64)
+    tau_eta_l, control = 0.6, torch.zeros(2, dtype=torch.float64)
     for mean in MEANS:
-        state, _ = advance(algorithm, MECHANISM, release(mean), state, share=share, travel=travel)
+        state, _ = advance(algorithm, MECHANISM, release(mean), state, share=share, tau_eta_l=tau_eta_l)
         # c ← c + (share)·(mean of c_i⁺ − c over the cohort), and that mean is −c − c̄/(τη_l).
-        control = control + share * (-control - mean / travel)
+        control = control + share * (-control - mean / tau_eta_l)
         torch.testing.assert_close(state.control, control, rtol=1e-13, atol=1e-15)
     assert state.client_controls is own
 
@@ -78,6 +78,6 @@ def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     old = torch.full((2,), 7.0, dtype=torch.float64)
     state, _ = advance(
-        algorithm, MECHANISM, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), travel=0.5
+        algorithm, MECHANISM, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), tau_eta_l=0.5
     )
     torch.testing.assert_close(state.control, -MEANS[0] / 0.5, rtol=1e-15, atol=0.0)

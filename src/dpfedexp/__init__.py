@@ -14,8 +14,9 @@ from dpfedexp.algorithms import (
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.data import Federation
 from dpfedexp.errors import BudgetExceeded, InputError
-from dpfedexp.local import FedProx, Sgd
+from dpfedexp.local import FedProx, LocalOptimiser, Sgd
 from dpfedexp.participation import FixedSize, Full, Poisson
+from dpfedexp.server import ServerOptimiser
 from dpfedexp.simulation.train import Run, train
 
 __version__ = "0.1.0"
@@ -29,8 +30,10 @@ __all__ = [
     "FixedSize",
     "Full",
     "InputError",
+    "LocalOptimiser",
     "Poisson",
     "Run",
+    "ServerOptimiser",
     "Sgd",
     "__version__",
     "cdp_fedexp",

@@ -20,7 +20,7 @@ from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, NoPri
 from dpfedexp.mechanisms.gaussian import Numerator
 from dpfedexp.mechanisms.privunit import GammaRule, best_split
 from dpfedexp.mechanisms.secure import Secure, secure_mechanism
-from dpfedexp.server import Adam, Extrapolate, Momentum, Server
+from dpfedexp.server import Adam, Extrapolate, Momentum, ServerOptimiser
 
 MechanismName = Literal["none", "central-gaussian", "local-gaussian", "privunit"]
 MECHANISMS = ("none", "central-gaussian", "local-gaussian", "privunit")
@@ -53,7 +53,7 @@ class Algorithm:
     adjacency: Adjacency = "replace-one"
     epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
     gamma: GammaRule = "exact"
-    server: Server = field(default_factory=Extrapolate)
+    server: ServerOptimiser = field(default_factory=Extrapolate)
     scaffold: Control | None = None
     average_last: int = 1
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.local import schedule
+from dpfedexp.batches import schedule
 from dpfedexp.simulation.train import prepare
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.trainers.vectorised import Vectorised

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from dpfedexp import step_size
+from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.data import synthetic_regression
-from dpfedexp.local import schedule
 from dpfedexp.mechanisms import LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams

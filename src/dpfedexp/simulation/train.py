@@ -19,7 +19,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import BudgetExceeded, InputError, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, on_test_set
 from dpfedexp.layout import Layout
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.mechanisms.secure import Secure
 from dpfedexp.noise.chacha import SystemStreams
@@ -71,7 +71,7 @@ def train(
     federation: Clients,
     algorithm: Algorithm,
     *,
-    local: Sgd,
+    local: LocalOptimiser,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -231,7 +231,7 @@ def prepare(
     federation: Clients,
     algorithm: Algorithm,
     *,
-    local: Sgd,
+    local: LocalOptimiser,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -320,7 +320,7 @@ def _check_kinds(model: Any, federation: Any, algorithm: Any, local: Any, partic
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
         ("federation", federation, hasattr(federation, "gather"), "a Federation, such as Federation.from_clients(…)"),
         ("algorithm", algorithm, isinstance(algorithm, Algorithm), "an algorithm such as cdp_fedexp(…)"),
-        ("local", local, isinstance(local, Sgd), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        ("local", local, isinstance(local, LocalOptimiser), "what a client does, such as Sgd(lr=0.1, steps=10)"),
         (
             "participation",
             participation,
