@@ -87,9 +87,9 @@ def test_momentum_in_the_place_of_fedexps_server_takes_fedexps_step_size():
     algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0), server=Momentum(lr=0.5, beta=0.9))
     state = State(0, W, (W,), 1.0, algorithm.server.init(W))
     velocity, taken = torch.zeros_like(W), []
-    for mean, squares in zip(MEANS, (4.0, 9.0, 1.0, 2.5), strict=True):
+    for mean, last in zip(MEANS, (0.0, -0.5, 0.2, 0.7), strict=True):
         before = state.w
-        state, eta_g = advance(algorithm, MECHANISM, Release(mean, squares, None, 1.0), state)
+        state, eta_g = advance(algorithm, MECHANISM, Release(mean, last, None, 1.0), state)
         velocity = 0.9 * velocity + mean
         torch.testing.assert_close(state.w, before + eta_g * 0.5 * velocity, rtol=1e-13, atol=1e-14)
         taken.append(eta_g)

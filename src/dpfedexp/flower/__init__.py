@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dpfedexp.flower.noise import deployment_noise
     from dpfedexp.flower.server.strategy import DpFedExp
     from dpfedexp.flower.settings import local_from, round_timeout, strategy_from
+    from dpfedexp.flower.training import train_local
 
 _HOME = {
     "DpFedExp": "server.strategy",
@@ -29,6 +30,7 @@ _HOME = {
     "round_timeout": "settings",
     "strategy_from": "settings",
     "train_hosted": "cohort",
+    "train_local": "training",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "round_timeout",
     "strategy_from",
     "train_hosted",
+    "train_local",
 ]
 
 
