@@ -74,3 +74,17 @@ class Cosine(LocalOptimiser):
     def direction(self, w, gradient, moments, clock):
         factor = 0.5 * (1 + torch.cos(torch.pi * clock.step / clock.steps))
         return gradient * as_rows(factor, gradient).to(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """A server optimiser: the mean over the root of all squares so far, and a count of the rounds that nothing else needs."""
+
+    floor: float = 0.1
+
+    def init(self, w):
+        return {"squares": torch.full_like(w, self.floor**2), "rounds": torch.zeros_like(w[:1])}
+
+    def direction(self, c_bar, moments):
+        squares = moments["squares"] + c_bar.square()
+        return c_bar / squares.sqrt(), {"squares": squares, "rounds": moments["rounds"] + 1}

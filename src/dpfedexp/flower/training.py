@@ -21,6 +21,11 @@ from dpfedexp.trainers.task import Task, check_task
 _ROUND = 1
 
 
+def fresh_shuffles() -> np.random.Generator:
+    """Draws that nobody can repeat."""
+    return np.random.default_rng()
+
+
 def train_local(
     model: nn.Module,
     inputs: Tensor,
@@ -57,7 +62,7 @@ def train_local(
     device = next(iter(model.parameters())).device
     task = Task(model, layout, resolve(loss, targets), local, client, device)
     check_task(task)
-    generator = np.random.default_rng() if shuffles is None else shuffles
+    generator = fresh_shuffles() if shuffles is None else shuffles
     plan = schedule(local, client.sizes, lambda row: generator)
     pull = None
     if correction is not None:
