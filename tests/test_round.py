@@ -7,6 +7,7 @@ import torch
 
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, Release
 from dpfedexp.round import State, advance, at_radius
 
@@ -81,3 +82,12 @@ def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
         algorithm, MECHANISM, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), tau_eta_l=0.5
     )
     torch.testing.assert_close(state.control, -MEANS[0] / 0.5, rtol=1e-15, atol=0.0)
+
+
+def test_what_a_release_or_a_caller_leaves_out_is_a_sentence():
+    """Errors and no asserts, so that `python -O` says the same."""
+    adaptive = cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=2.0)
+    with pytest.raises(InputError, match="the release has no count of the updates within it"):
+        advance(adaptive, MECHANISM, Release(MEANS[0], 0.5, None, 1.0), start())
+    with pytest.raises(InputError, match="tau_eta_l is missing"):
+        advance(dp_scaffold(clip=1.0, noise_multiplier=2.0), MECHANISM, release(MEANS[0]), start(control=W))

@@ -126,6 +126,7 @@ class LocalOptimiser(Batching):
         Args:
             w: one parameter of n clients, [n, …].
             gradient: of the client's loss on this step's batch, pull and correction included, [n, …]; not to be changed in place.
+                Of w's type where moments are kept; otherwise it may be bf16 in a bf16 run.
             moments: of this parameter, by `moment_names`; to be changed in place.
             clock: where in the round the clients are.
 
