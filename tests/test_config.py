@@ -1,3 +1,6 @@
+import re
+import tomllib
+
 import numpy as np
 import pytest
 import torch
@@ -5,8 +8,10 @@ import torch
 from dpfedexp import InputError
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config import Settings, load, parse, problem
+from dpfedexp.local import OPTIMISERS
 from dpfedexp.paper.experiments import experiment, names
 from dpfedexp.participation import FixedSize, Poisson
+from tests.optimisers import HeavyBall
 
 
 def write(folder, text):
@@ -44,6 +49,9 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
         ({"algorithm": {"clip": "adaptiv"}}, "algorithm.clip is 'adaptiv'; it must be a valid number or 'adaptive'."),
         ({"local": {"max_examples": True}}, "local.max_examples is True; it must be a valid integer."),
         ({"local": {"max_examples": 2.5}}, "local.max_examples is 2.5; it must be a valid integer."),
+        ({"local": {"optimiser": "sdg"}}, "local.optimiser is 'sdg', which does not exist. Did you mean 'sgd'?"),
+        ({"local": {"optimizer": "sgd"}}, "local.optimizer is not a setting of 'sgd'. Did you mean 'optimiser'?"),
+        ({"local": {"stepz": 3}}, "local.stepz is not a setting of 'sgd'. Did you mean 'steps'?"),
         ({"data": {"alpha": -1}}, "data.alpha is -1"),
         ({"data": 3}, "data is 3"),
     ],
@@ -53,6 +61,23 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(tree, words):
         parse(tree)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_local_optimiser_with_settings_of_its_own_needs_a_line_in_the_registry_and_no_more(monkeypatch):
+    monkeypatch.setitem(OPTIMISERS, "heavy-ball", HeavyBall)
+    given = {"optimiser": "heavy-ball", "momentum": 0.5, "nesterov": True, "epochs": 2, "lr": 0.3}
+    settings = parse({"local": given})
+    assert settings.build_local() == HeavyBall(lr=0.3, epochs=2, momentum=0.5, nesterov=True)
+    assert parse(tomllib.loads(settings.to_toml())) == settings
+    for wrong, words in (
+        ({"momentm": 0.5}, "local.momentm is not a setting of 'heavy-ball'. Did you mean 'momentum'?"),
+        ({"momentum": "much"}, "local.momentum is 'much'; it must be a valid number."),
+        ({"nesterov": 1}, "local.nesterov is 1; it must be a valid boolean."),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            parse({"local": given | wrong})
+    with pytest.raises(InputError, match=r"local\.momentum is not a setting of 'sgd'"):
+        parse({"local": {"momentum": 0.5}})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, Release
 from dpfedexp.round import State, advance, at_radius
 
@@ -61,11 +62,11 @@ def test_scaffolds_server_control_forgets_by_the_share_that_took_part(share):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     own = torch.ones(4, 2)
     state = start(control=torch.zeros(2, dtype=torch.float64), client_controls=own)
-    travel, control = 0.6, torch.zeros(2, dtype=torch.float64)
+    tau_eta_l, control = 0.6, torch.zeros(2, dtype=torch.float64)
     for mean in MEANS:
-        state, _ = advance(algorithm, MECHANISM, release(mean), state, share=share, travel=travel)
+        state, _ = advance(algorithm, MECHANISM, release(mean), state, share=share, tau_eta_l=tau_eta_l)
         # c ← c + (share)·(mean of c_i⁺ − c over the cohort), and that mean is −c − c̄/(τη_l).
-        control = control + share * (-control - mean / travel)
+        control = control + share * (-control - mean / tau_eta_l)
         torch.testing.assert_close(state.control, control, rtol=1e-13, atol=1e-15)
     assert state.client_controls is own
 
@@ -78,6 +79,15 @@ def test_without_a_share_every_client_took_part_so_nothing_old_is_kept():
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0)
     old = torch.full((2,), 7.0, dtype=torch.float64)
     state, _ = advance(
-        algorithm, MECHANISM, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), travel=0.5
+        algorithm, MECHANISM, release(MEANS[0]), start(control=old, client_controls=torch.ones(4, 2)), tau_eta_l=0.5
     )
     torch.testing.assert_close(state.control, -MEANS[0] / 0.5, rtol=1e-15, atol=0.0)
+
+
+def test_what_a_release_or_a_caller_leaves_out_is_a_sentence():
+    """Errors and no asserts, so that `python -O` says the same."""
+    adaptive = cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=2.0)
+    with pytest.raises(InputError, match="the release has no count of the updates within it"):
+        advance(adaptive, MECHANISM, Release(MEANS[0], 0.5, None, 1.0), start())
+    with pytest.raises(InputError, match="tau_eta_l is missing"):
+        advance(dp_scaffold(clip=1.0, noise_multiplier=2.0), MECHANISM, release(MEANS[0]), start(control=W))

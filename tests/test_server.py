@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from dpfedexp.algorithms import cdp_fedexp, dp_fedavg
 from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import CentralGaussian, Release
+from dpfedexp.round import State, advance
 from dpfedexp.server import Adam, Extrapolate, Momentum
 
 W = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -16,50 +20,80 @@ MEANS = [
 ]
 
 
+MECHANISM = CentralGaussian(clip=1.0, noise_multiplier=2.0)
+
+
 def follow(server, eta_g=1.0):
-    """The iterates after each of the means."""
-    w, state, iterates = W, server.init(W), []
+    """The iterates of `advance` after each of the means."""
+    algorithm = replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server, rule=lambda release, mechanism: eta_g)
+    state, iterates = State(0, W, (W,), 1.0, server.init(W)), []
     for mean in MEANS:
-        w, state = server.step(w, mean, eta_g, state)
-        iterates.append(w)
+        state, taken = advance(algorithm, MECHANISM, Release(mean, 0.5, None, 1.0), state)
+        assert taken == eta_g
+        iterates.append(state.w)
     return iterates
 
 
-def test_fedadam_follows_its_equations_over_four_rounds():
+@pytest.mark.parametrize("eta_g", [1.0, 17.0])
+def test_fedadam_follows_its_equations_over_four_rounds(eta_g):
     # Reddi et al. 2021: m ← β₁m + (1−β₁)Δ, v ← β₂v + (1−β₂)Δ², x ← x + ηm/(√v + τ), with v₀ = τ² and no bias correction.
     lr, beta1, beta2, tau = 0.07, 0.8, 0.95, 0.02
-    iterates = follow(Adam(lr=lr, beta1=beta1, beta2=beta2, eps=tau), eta_g=17.0)
+    iterates = follow(Adam(lr=lr, beta1=beta1, beta2=beta2, eps=tau), eta_g)
     for coordinate in range(3):
         x, m, v = float(W[coordinate]), 0.0, tau * tau
         for mean, w in zip(MEANS, iterates, strict=True):
             step = float(mean[coordinate])
             m = beta1 * m + (1.0 - beta1) * step
             v = beta2 * v + (1.0 - beta2) * step * step
-            x = x + lr * m / (math.sqrt(v) + tau)
+            x = x + eta_g * (lr * m / (math.sqrt(v) + tau))
             assert float(w[coordinate]) == pytest.approx(
-                x, rel=1e-14, abs=1e-15
-            )  # the same double-precision operations
+                x, rel=1e-13, abs=1e-14
+            )  # the same double-precision operations, but for fused multiplications
 
 
 def test_fedadam_has_the_defaults_of_its_paper():
     assert dataclasses.asdict(Adam()) == {"lr": 0.03, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3}
 
 
-def test_momentum_follows_its_equations_over_four_rounds():
-    iterates = follow(Momentum(lr=0.3, beta=0.6), eta_g=17.0)
+@pytest.mark.parametrize("eta_g", [1.0, 17.0])
+def test_momentum_follows_its_equations_over_four_rounds(eta_g):
+    iterates = follow(Momentum(lr=0.3, beta=0.6), eta_g)
     v, w = torch.zeros(3, dtype=torch.float64), W
     for mean, iterate in zip(MEANS, iterates, strict=True):
         v = 0.6 * v + mean
-        w = w + 0.3 * v
-        torch.testing.assert_close(iterate, w, rtol=1e-14, atol=1e-15)
+        w = w + eta_g * 0.3 * v
+        torch.testing.assert_close(iterate, w, rtol=1e-13, atol=1e-14)
     assert dataclasses.asdict(Momentum()) == {"lr": 1.0, "beta": 0.9}
 
 
-def test_extrapolation_is_the_step_size_times_the_mean_and_has_no_state():
+def test_extrapolation_is_the_step_size_times_the_mean_and_remembers_nothing():
     assert Extrapolate().init(W) == {}
-    w, state = Extrapolate().step(W, MEANS[0], 2.5, {})
-    torch.testing.assert_close(w, W + 2.5 * MEANS[0], rtol=1e-15, atol=0.0)
-    assert state == {}
+    assert Extrapolate().direction(MEANS[0], {}) == (MEANS[0], {})
+    torch.testing.assert_close(follow(Extrapolate(), 2.5)[0], W + 2.5 * MEANS[0], rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "server", [Extrapolate(), Momentum(lr=0.3), Adam(lr=0.05)], ids=lambda server: type(server).__name__
+)
+def test_no_server_optimiser_can_leave_the_step_size_out(server):
+    """Two runs that differ in η_g alone: the first moves are η_g times the same direction."""
+    once, thrice = (follow(server, eta_g)[0] - W for eta_g in (1.0, 3.0))
+    assert float(once.abs().max()) > 0
+    torch.testing.assert_close(thrice, 3.0 * once, rtol=1e-12, atol=1e-14)
+
+
+def test_momentum_in_the_place_of_fedexps_server_takes_fedexps_step_size():
+    """`replace(cdp_fedexp(…), server=Momentum())`: η_g comes from the release, and the move is η_g·lr·v."""
+    algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0), server=Momentum(lr=0.5, beta=0.9))
+    state = State(0, W, (W,), 1.0, algorithm.server.init(W))
+    velocity, taken = torch.zeros_like(W), []
+    for mean, last in zip(MEANS, (0.0, -0.5, 0.2, 0.7), strict=True):
+        before = state.w
+        state, eta_g = advance(algorithm, MECHANISM, Release(mean, last, None, 1.0), state)
+        velocity = 0.9 * velocity + mean
+        torch.testing.assert_close(state.w, before + eta_g * 0.5 * velocity, rtol=1e-13, atol=1e-14)
+        taken.append(eta_g)
+    assert max(taken) > 5, "the release asks for steps far from 1, so leaving them out would show"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ _HOMES = {
     "FixedSize": "participation",
     "Full": "participation",
     "InputError": "errors",
+    "LocalOptimiser": "local",
     "Poisson": "participation",
     "Run": "runs.run",
+    "ServerOptimiser": "server",
     "Sgd": "local",
     "cdp_fedexp": "algorithms.cdp_fedexp",
     "dp_fedadam": "algorithms.dp_fedadam",
@@ -49,11 +51,13 @@ if TYPE_CHECKING:
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError
     from dpfedexp.local import FedProx as FedProx
+    from dpfedexp.local import LocalOptimiser as LocalOptimiser
     from dpfedexp.local import Sgd as Sgd
     from dpfedexp.participation import FixedSize as FixedSize
     from dpfedexp.participation import Full as Full
     from dpfedexp.participation import Poisson as Poisson
     from dpfedexp.runs.run import Run as Run
+    from dpfedexp.server import ServerOptimiser as ServerOptimiser
     from dpfedexp.simulation.train import train as train
     from dpfedexp.trainers.execution import Execution as Execution
 else:

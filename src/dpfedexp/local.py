@@ -1,32 +1,76 @@
-"""Algorithm 3, the local update: τ steps of gradient descent on the client's own mean loss, for many clients at once.
+"""Algorithm 3, the local update, and the protocol of a local optimiser.
 
-What a step does is here, written once over tensors with a leading client dimension; how gradients are computed (one tensor program
-for a chunk of clients, or a plain loop) is the simulator's business.
+A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
+client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
+theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
+all its steps stands still (`trainers/stepping.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.batches import Batching
+from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.layout import Params
+
+Moments = dict[str, Tensor]
+"""What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
+Count = TypeVar("Count", float, Tensor)
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """Plain gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
+class Clock:
+    """Where in their round the clients of a chunk are, on their device. Read it; only the trainer moves it.
 
-    `proximal` > 0 adds the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020). `max_examples` is a public bound:
-    a client that holds more trains each round on a sample of that many, drawn from its own stream. How much a client holds is
-    private, so a secure run can put many clients into one tensor program only under such a bound.
+    Attributes:
+        step: how many steps were taken before this one: a float64 tensor without dimensions, so that it can be part of a recording
+            and does not change the type of what it is multiplied with.
+        steps: τ of every client, [n].
+    """
 
-    >>> Sgd(lr=0.1, steps=10)
-    Sgd(lr=0.1, steps=10, epochs=None, batch_size=None, proximal=0.0, max_examples=None)
+    step: Tensor
+    steps: Tensor
+
+
+def as_rows(values: Tensor, like: Tensor) -> Tensor:
+    """One value per client [n] in a shape that goes with `like` [n, …]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+@dataclass(frozen=True)
+class LocalOptimiser(Batching):
+    """What a client does in a round: how many steps on which batches, and which way a step goes.
+
+    A new optimiser is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
+    then take it; a line in `OPTIMISERS` gives it a name in configuration files.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class HeavyBall(LocalOptimiser):
+    ...     momentum: float = 0.9
+    ...
+    ...     @property
+    ...     def moment_names(self):
+    ...         return ("v",)
+    ...
+    ...     def direction(self, w, gradient, moments, clock):
+    ...         return moments["v"].mul_(self.momentum).add_(gradient)
+    >>> HeavyBall(lr=0.1, steps=10).momentum
+    0.9
+
+    Attributes:
+        lr: η_l, the local rate.
+        steps: local steps of a round; give this or `epochs`.
+        epochs: passes over the client's rows; give this or `steps`.
+        batch_size: rows of one step; None for all of them.
+        proximal: μ of the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020), part of every gradient.
+        max_examples: a public bound on the rows of a client: one that holds more trains each round on a sample of that many, drawn
+            from its own stream. How much a client holds is private, so a secure run can put many clients into one tensor program
+            only under such a bound.
     """
 
     lr: float
@@ -37,41 +81,91 @@ class Sgd:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
+        """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
         require(
             is_number(self.lr) and 0 < self.lr < float("inf"), f"local lr is {self.lr!r}; it must be a positive number."
         )
-        require(
-            (self.steps is None) != (self.epochs is None),
-            f"local steps is {self.steps} and epochs is {self.epochs}; give exactly one of them.",
-        )
-        for name in ("steps", "epochs", "batch_size", "max_examples"):
-            value = getattr(self, name)
-            require(
-                value is None or is_count(value),
-                f"local {name} is {value!r}; it must be a positive whole number.",
-            )
+        self.check_batching()
         require(
             is_number(self.proximal) and self.proximal >= 0,
             f"local proximal is {self.proximal!r}; it must be a number that is not negative.",
         )
 
-    def used(self, sizes: Tensor) -> Tensor:
-        """How many examples clients of these sizes train on in a round."""
-        return sizes if self.max_examples is None else sizes.clamp_max(self.max_examples)
-
-    def step_count(self, sizes: Tensor) -> Tensor:
-        """τ for clients of these sizes."""
-        if self.steps is not None:
-            return torch.full_like(sizes, self.steps)
-        assert self.epochs is not None
-        used = self.used(sizes)
-        batches = torch.ones_like(used) if self.batch_size is None else -(-used // self.batch_size)
-        return self.epochs * batches
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """The moments that the optimiser keeps of every parameter: zero when a round begins, gone when it ends."""
+        return ()
 
     @property
-    def shape_is_public(self) -> bool:
-        """Whether the shape of a client's batches follows from these settings alone, whatever the clients hold."""
-        return self.max_examples is not None or (self.steps is not None and self.batch_size is not None)
+    def needs_all_gradients(self) -> bool:
+        """Whether `joined` wants to see the gradients of all parameters before any parameter moves.
+
+        Where not, a parameter moves as soon as its gradient is known, and the memory of the gradient is free again.
+        """
+        return False
+
+    def joined(self, gradients: Params) -> Params:
+        """The gradients after something that looks at all of them, such as a bound on a client's whole gradient.
+
+        Asked before `direction`, and only of an optimiser that `needs_all_gradients`.
+
+        Args:
+            gradients: of all parameters by name, [n, …] each; not to be changed in place.
+
+        Returns:
+            The gradients that `direction` gets instead, by the same names.
+        """
+        return gradients
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        """Which way the clients go: the trainer alone then does w ← w − η_l·direction.
+
+        A client's row may depend on its own rows of the arguments only. No shape and no branch may depend on a tensor's values,
+        because on a GPU the operations are recorded once and replayed.
+
+        Args:
+            w: one parameter of n clients, [n, …].
+            gradient: of the client's loss on this step's batch, pull and correction included, [n, …]; not to be changed in place.
+                Of w's type where moments are kept; otherwise it may be bf16 in a bf16 run.
+            moments: of this parameter, by `moment_names`; to be changed in place.
+            clock: where in the round the clients are.
+
+        Returns:
+            The direction, [n, …]; it may be one of the arguments.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say which way a step goes: give it a direction().")
+
+    def tau_eta_l(self, tau: Count) -> Count:
+        """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.
+
+        DP-SCAFFOLD divides an update by it to get the client's mean gradient. An optimiser for which there is no such number
+        leaves this as it is, and is refused by DP-SCAFFOLD.
+
+        Args:
+            tau: a number of steps, or a tensor of them.
+
+        Returns:
+            τη_l of the same kind.
+        """
+        raise InputError(
+            f"dp_scaffold divides updates by the local rate times the local steps, which {type(self).__name__} does not have; "
+            "use Sgd."
+        )
+
+
+@dataclass(frozen=True)
+class Sgd(LocalOptimiser):
+    """Plain gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
+
+    >>> Sgd(lr=0.1, steps=10)
+    Sgd(lr=0.1, steps=10, epochs=None, batch_size=None, proximal=0.0, max_examples=None)
+    """
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        return gradient
+
+    def tau_eta_l(self, tau: Count) -> Count:
+        return tau * self.lr
 
 
 def FedProx(lr: float, mu: float, **kwargs) -> Sgd:
@@ -83,109 +177,5 @@ def FedProx(lr: float, mu: float, **kwargs) -> Sgd:
     return Sgd(lr=lr, proximal=mu, **kwargs)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Which rows each client of a chunk uses in each step.
-
-    positions  [n, s, b] row positions within the client; s = 1 when every step uses the same batch
-    weights    [n, s, b] 1/|batch| on real rows, 0 on padding, so that a weighted sum of losses is the client's own mean loss
-    steps      [n] how many steps each client takes
-    most       a public bound on `steps`; None where the clients' own numbers may decide how long the chunk takes
-    """
-
-    positions: Tensor
-    weights: Tensor
-    steps: Tensor
-    most: int | None = None
-
-    @property
-    def longest(self) -> int:
-        return int(self.steps.max()) if self.most is None else self.most
-
-    @property
-    def uneven(self) -> bool:
-        """Whether some clients may stand still before the others are done."""
-        return self.most is not None or bool((self.steps != self.steps[0]).any())
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        at = 0 if self.positions.shape[1] == 1 else step
-        return self.positions[:, at], self.weights[:, at]
-
-    def part(self, at: slice) -> Schedule:
-        """The same for some of the clients."""
-        return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
-
-
-def schedule(
-    local: Sgd, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
-) -> Schedule:
-    """The batches of a chunk of non-empty clients; `generator_of(row)` draws the row's own shuffles.
-
-    Padding repeats a row of the client: it has weight 0, and its loss is finite whenever the client's own is. With `public` the
-    shapes follow from `local` alone, so that nothing about one client's batches depends on how much the others hold.
-    """
-    steps, used = local.step_count(sizes), local.used(sizes)
-    largest = local.max_examples if public else int(used.max())
-    if local.batch_size is None or (largest is not None and local.batch_size >= largest):
-        if largest is None:
-            raise InputError("a public shape needs local.max_examples, or both local.steps and local.batch_size.")
-        index = torch.arange(largest)
-        real = index[None, :] < used[:, None]
-        positions = torch.where(real, index[None, :], 0)
-        for row in torch.nonzero(sizes > used).flatten().tolist():
-            positions[row] = torch.from_numpy(generator_of(row).permutation(int(sizes[row]))[:largest])
-        weights = real.float() / used[:, None]
-        return Schedule(positions[:, None], weights[:, None], steps)
-    most = None
-    if public and local.steps is None:
-        if largest is None:
-            raise InputError("a public number of steps needs local.steps or local.max_examples.")
-        most = int(local.step_count(torch.tensor([largest])))
-    tau, b = most or int(steps.max()), local.batch_size
-    rows = np.zeros((len(sizes), tau, b), dtype=np.int64)
-    shares = np.zeros((len(sizes), tau, b), dtype=np.float32)
-    for row, (size, keep, count) in enumerate(zip(sizes.tolist(), used.tolist(), steps.tolist(), strict=True)):
-        generator = generator_of(row)
-        # Rows that fit into one batch are taken in their order, as above: what a client computes must not depend on which of the
-        # two ways its neighbours ask for.
-        whole = keep == size and keep <= b
-        order, at = np.arange(size) if whole else generator.permutation(size)[:keep], 0
-        held = order if keep < size else np.arange(size)
-        for step in range(count):
-            if at >= keep:
-                order, at = order if whole else held[generator.permutation(keep)], 0
-            batch = order[at : at + b]
-            rows[row, step, : len(batch)] = batch
-            shares[row, step, : len(batch)] = 1.0 / len(batch)
-            at += b
-    return Schedule(torch.from_numpy(rows), torch.from_numpy(shares), steps, most)
-
-
-def descend(
-    local: Sgd,
-    start: Params,
-    gradient: Callable[[Params, int], Params],
-    plan: Schedule,
-    correction: Params | None = None,
-) -> Params:
-    """w⁽ᵗ'τ⁾ from w⁽ᵗ'⁰⁾ for a chunk: `start` and the gradients are stacked [n, …]; `correction` is SCAFFOLD's c − c_i.
-
-    A client that takes fewer steps than the longest of its chunk stands still afterwards.
-    """
-    w = start
-    uneven = plan.uneven
-    for step in range(plan.longest):
-        grad = gradient(w, step)
-        moved = {}
-        for name, value in w.items():
-            direction = grad[name]
-            if local.proximal:
-                direction = direction + local.proximal * (value - start[name])
-            if correction is not None:
-                direction = direction + correction[name]
-            if uneven:
-                going = (step < plan.steps).to(value.device).view(-1, *[1] * (value.dim() - 1))
-                direction = torch.where(going, direction, torch.zeros_like(direction))
-            moved[name] = torch.sub(value, direction, alpha=local.lr)
-        w = moved
-    return w
+OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd}
+"""The local optimisers by the names that configuration files use."""

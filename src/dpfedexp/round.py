@@ -13,24 +13,30 @@ from torch import Tensor
 
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.server import State as ServerState
+from dpfedexp.server import Moments
 
 
 @dataclass(frozen=True)
 class State:
     """Everything that one round hands to the next. Vectors are float64 on the run's device.
 
-    recent    the last iterates that the reported model averages, newest last
-    radius    the clip C in force
-    control   SCAFFOLD's server control variate c, and the clients' own c_i, one row each (None without SCAFFOLD)
+    Attributes:
+        round: how many rounds are complete.
+        w: the model's parameters.
+        recent: the last iterates that the reported model averages, newest last.
+        radius: the clip C in force.
+        server: what the server optimiser remembers.
+        control: SCAFFOLD's server control variate c; None without SCAFFOLD.
+        client_controls: the clients' own c_i, one row each; None without SCAFFOLD.
     """
 
     round: int
     w: Tensor
     recent: tuple[Tensor, ...]
     radius: float
-    server: ServerState
+    server: Moments
     control: Tensor | None = None
     client_controls: Tensor | None = None
 
@@ -52,22 +58,33 @@ def advance(
     state: State,
     *,
     share: float = 1.0,
-    travel: float | None = None,
+    tau_eta_l: float | None = None,
 ) -> tuple[State, float]:
-    """The next state and η_g.
+    """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
 
-    SCAFFOLD's control variate asks for two public numbers: the expected `share` of the clients that took part, and `travel` = τη_l,
-    how far a client goes per unit of gradient.
+    Args:
+        algorithm: says the step size, the server's optimiser and the next clip.
+        mechanism: that made the release.
+        release: what the round let out.
+        state: before the round.
+        share: for SCAFFOLD, the expected share of the clients that took part, which is public.
+        tau_eta_l: for SCAFFOLD, τη_l: how far a client goes per unit of gradient, which is public too.
+
+    Returns:
+        The state after the round, and the step size η_g that was taken.
     """
     eta_g = algorithm.rule(release)
-    w, server = algorithm.server.step(state.w, release.c_bar, eta_g, state.server)
+    direction, server = algorithm.server.direction(release.c_bar, state.server)
+    w = torch.add(state.w, direction, alpha=eta_g)
     radius = state.radius
     if isinstance(algorithm.clip, AdaptiveClip):
-        assert release.within is not None
+        if release.within is None:
+            raise InputError("the clip is adaptive, but the release has no count of the updates within it.")
         radius = algorithm.clip.update(radius, release.within)
     control = state.control
     if control is not None:
-        assert travel is not None
-        control = (1 - share) * control - share * release.c_bar / travel
+        if tau_eta_l is None:
+            raise InputError("tau_eta_l is missing; SCAFFOLD's control variate is divided by it.")
+        control = (1 - share) * control - share * release.c_bar / tau_eta_l
     recent = (*state.recent, w)[-algorithm.average_last :]
     return State(state.round + 1, w, recent, radius, server, control, state.client_controls), eta_g

@@ -1,40 +1,79 @@
-"""w ← w + η_g c̄, and the server optimisers that people compare it with. Pure functions of a small state."""
+"""Which way the server goes with a released mean c̄, and the protocol of a server optimiser. Pure functions of a small state.
+
+`round.advance` alone moves the model, w ← w + η_g·direction, so no optimiser can leave the step size out.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dpfedexp.errors import require
 
-State = dict[str, Tensor]
+Moments = dict[str, Tensor]
+"""What an optimiser remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""
 
 
-class Server(Protocol):
-    """How a released mean moves the model."""
+@runtime_checkable
+class ServerOptimiser(Protocol):
+    """How a released mean becomes the direction in which the server moves the model.
 
-    def init(self, w: Tensor) -> State: ...
+    A new one is one frozen dataclass with these two methods; its fields are part of what a checkpoint recognises a run by.
 
-    def step(self, w: Tensor, c_bar: Tensor, eta_g: float, state: State) -> tuple[Tensor, State]: ...
+    >>> from dataclasses import dataclass, replace
+    >>> from dpfedexp import cdp_fedexp
+    >>> @dataclass(frozen=True)
+    ... class Halved:
+    ...     def init(self, w):
+    ...         return {}
+    ...
+    ...     def direction(self, c_bar, moments):
+    ...         return 0.5 * c_bar, moments
+    >>> replace(cdp_fedexp(clip=0.3, noise_multiplier=5.0), server=Halved()).server
+    Halved()
+    """
+
+    def init(self, w: Tensor) -> Moments:
+        """The moments before the first round.
+
+        Args:
+            w: the initial parameters [d], in the run's type and on its device.
+
+        Returns:
+            The moments by name; empty for an optimiser that remembers nothing.
+        """
+        ...
+
+    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+        """Where to go, which is then multiplied with η_g, and what to remember.
+
+        Args:
+            c_bar: the released mean of the clients' updates [d], not to be changed in place.
+            moments: what the round before left, not to be changed in place.
+
+        Returns:
+            The direction [d], and the moments by the same names.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Extrapolate:
-    """w + η_g c̄ with the η_g that the step-size rule gives: FedEXP, and FedAvg with η_g = 1."""
+    """c̄ itself: FedEXP with the η_g of its step-size rule, FedAvg with η_g = 1."""
 
-    def init(self, w: Tensor) -> State:
+    def init(self, w: Tensor) -> Moments:
         return {}
 
-    def step(self, w: Tensor, c_bar: Tensor, eta_g: float, state: State) -> tuple[Tensor, State]:
-        return torch.add(w, c_bar, alpha=eta_g), state
+    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+        return c_bar, moments
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """v ← βv + c̄, w ← w + lr·v."""
+    """v ← βv + c̄, and lr·v is the direction."""
 
     lr: float = 1.0
     beta: float = 0.9
@@ -43,12 +82,12 @@ class Momentum:
         require(self.lr > 0, f"server rate is {self.lr}; it must be positive.")
         require(0 <= self.beta < 1, f"server momentum is {self.beta}; it must be at least 0 and below 1.")
 
-    def init(self, w: Tensor) -> State:
+    def init(self, w: Tensor) -> Moments:
         return {"v": torch.zeros_like(w)}
 
-    def step(self, w: Tensor, c_bar: Tensor, eta_g: float, state: State) -> tuple[Tensor, State]:
-        v = self.beta * state["v"] + c_bar
-        return w + self.lr * v, {"v": v}
+    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+        v = self.beta * moments["v"] + c_bar
+        return self.lr * v, {"v": v}
 
 
 @dataclass(frozen=True)
@@ -66,10 +105,10 @@ class Adam:
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"server {name} is {getattr(self, name)}; it must be in [0, 1).")
 
-    def init(self, w: Tensor) -> State:
+    def init(self, w: Tensor) -> Moments:
         return {"m": torch.zeros_like(w), "v": torch.full_like(w, self.eps**2)}
 
-    def step(self, w: Tensor, c_bar: Tensor, eta_g: float, state: State) -> tuple[Tensor, State]:
-        m = self.beta1 * state["m"] + (1 - self.beta1) * c_bar
-        v = self.beta2 * state["v"] + (1 - self.beta2) * c_bar.square()
-        return w + self.lr * m / (v.sqrt() + self.eps), {"m": m, "v": v}
+    def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
+        m = self.beta1 * moments["m"] + (1 - self.beta1) * c_bar
+        v = self.beta2 * moments["v"] + (1 - self.beta2) * c_bar.square()
+        return self.lr * m / (v.sqrt() + self.eps), {"m": m, "v": v}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.compose import compose
 from dpfedexp.flower.node import mod
 from dpfedexp.flower.server.checkpoint import VERSION, load_checkpoint
@@ -74,7 +74,7 @@ def test_the_newest_iterate_that_the_version_before_wrote_twice_is_read_once(old
 
 def test_a_guards_ledger_of_the_version_before_counts_on(old):
     node = {"dpfedexp-guard": str(old / "guard" / "guard.toml")}
-    event = client_event(MECHANISM, Sampling())
+    event = MECHANISM.client_event()
     affordable = max(n for n in range(1, 50) if compose([(event, n)], 1e-5).epsilon <= 9.0)
     assert affordable > ANSWERS
     for number in range(ANSWERS + 1, affordable + 1):

@@ -7,11 +7,27 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def plain_update(model, x, y, *, lr, steps, proximal=0.0, correction=None, batches=None):
-    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of one client with torch.optim.SGD, flat."""
+def plain_update(
+    model,
+    x,
+    y,
+    *,
+    lr,
+    steps,
+    proximal=0.0,
+    correction=None,
+    batches=None,
+    optimiser=torch.optim.SGD,
+    bound=None,
+    rate=None,
+):
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of one client with an optimiser of torch's, flat.
+
+    `bound` is the largest norm of a gradient, and `rate(step)` what the rate is multiplied with.
+    """
     local = copy.deepcopy(model)
     start = [p.detach().clone() for p in local.parameters()]
-    optimiser = torch.optim.SGD(local.parameters(), lr=lr)
+    optimiser = optimiser(local.parameters(), lr=lr)
     for step in range(steps):
         rows = slice(None) if batches is None else batches[step]
         optimiser.zero_grad()
@@ -24,6 +40,10 @@ def plain_update(model, x, y, *, lr, steps, proximal=0.0, correction=None, batch
             if correction is not None:
                 p.grad += correction[at : at + p.numel()].view_as(p)
             at += p.numel()
+        if bound is not None:
+            nn.utils.clip_grad_norm_(local.parameters(), bound)
+        if rate is not None:
+            optimiser.param_groups[0]["lr"] = lr * rate(step)
         optimiser.step()
     return torch.cat([(p.detach() - w0).flatten() for p, w0 in zip(local.parameters(), start, strict=True)])
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.local import schedule
+from dpfedexp.batches import schedule
 from dpfedexp.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
 from dpfedexp.simulation.prepare import prepare

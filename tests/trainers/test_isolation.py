@@ -24,7 +24,7 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger
-from dpfedexp.local import schedule
+from dpfedexp.batches import schedule
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.trainers.vectorised import Vectorised

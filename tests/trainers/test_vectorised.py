@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg
-from dpfedexp.local import schedule
+from dpfedexp.batches import schedule
 from dpfedexp.noise.streams import Streams
 from dpfedexp.simulation.prepare import prepare
 from tests.simulation.plain import cases, plain_update

@@ -18,7 +18,7 @@ from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Numerator
-from dpfedexp.server import Extrapolate, Server
+from dpfedexp.server import Extrapolate, ServerOptimiser
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
@@ -67,7 +67,7 @@ class Algorithm:
     adjacency: Adjacency = "replace-one"
     epsilons: Epsilons = PAPER_EPSILONS
     gamma: GammaRule = "exact"
-    server: Server = field(default_factory=Extrapolate)
+    server: ServerOptimiser = field(default_factory=Extrapolate)
     scaffold: Control | None = None
     average_last: int = 1
 

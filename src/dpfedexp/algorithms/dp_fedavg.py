@@ -8,7 +8,7 @@ from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Epsil
 from dpfedexp.algorithms.hints import INSTEAD
 from dpfedexp.algorithms.rules import FixedRate, Rule, one
 from dpfedexp.arguments import checked
-from dpfedexp.server import Extrapolate, Momentum, Server
+from dpfedexp.server import Extrapolate, Momentum, ServerOptimiser
 
 
 @checked(instead=INSTEAD)
@@ -47,7 +47,7 @@ def dp_fedavg(
     """
     name = "dp_fedavg"
     rule: Rule = FixedRate(server_rate)
-    server: Server = Extrapolate()
+    server: ServerOptimiser = Extrapolate()
     if server_momentum is not None:
         name, rule, server = "dp_fedavgm", one, Momentum(server_rate, server_momentum)
     return Algorithm(

@@ -21,6 +21,8 @@ def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "")
     """
     errors = error.errors()
     first = errors[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
     place = _place(first)
     field = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
@@ -28,7 +30,7 @@ def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "")
     if first["type"] == "missing":
         return f"{field} is missing."
     # A setting that may be of several kinds has an error for each of them.
-    clauses = [_clause(other["msg"]) for other in errors if _place(other) == place]
+    clauses = [clause(other["msg"]) for other in errors if _place(other) == place]
     return f"{field} is {first['input']!r}; it must be {' or '.join(clauses)}."
 
 
@@ -37,7 +39,7 @@ def _place(error: Any) -> list[str]:
     return [str(part) for part in error["loc"] if not str(part).startswith(_KINDS)]
 
 
-def _clause(message: str) -> str:
+def clause(message: str) -> str:
     """What a setting must be, of pydantic's message, without what pydantic tried."""
     return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
 

@@ -7,18 +7,18 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.config.sentences import sentence
+from dpfedexp.config.sentences import clause, sentence
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.local import Sgd
+from dpfedexp.local import OPTIMISERS, LocalOptimiser
 from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
 from dpfedexp.trainers.execution import Execution
 
@@ -83,14 +83,45 @@ class AlgorithmSettings(Section):
 
 
 class LocalSettings(Section):
-    """What a client does in a round."""
+    """What a client does in a round: an optimiser by name, the settings that all have, and those of its own."""
 
+    model_config = ConfigDict(extra="allow")
+
+    optimiser: str = "sgd"
     lr: float = 0.1
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
     proximal: float = 0.0
     max_examples: int | None = None
+
+    @model_validator(mode="after")
+    def _check_own(self) -> LocalSettings:
+        """The optimiser exists, and has whatever else was given, of the type that its class says."""
+        kind = OPTIMISERS.get(self.optimiser)
+        if kind is None:
+            near = nearest(self.optimiser, OPTIMISERS)
+            raise InputError(f"local.optimiser is {self.optimiser!r}, which does not exist.{near}")
+        types = get_type_hints(kind)
+        known = {field.name: types[field.name] for field in fields(kind)}
+        for name, value in (self.model_extra or {}).items():
+            if name not in known:
+                raise InputError(
+                    f"local.{name} is not a setting of {self.optimiser!r}.{nearest(name, ['optimiser', *known])}"
+                )
+            try:
+                TypeAdapter(known[name]).validate_python(value, strict=True)
+            except ValidationError as error:
+                wanted = " or ".join(clause(kind["msg"]) for kind in error.errors())
+                raise InputError(f"local.{name} is {value!r}; it must be {wanted}.") from None
+        return self
+
+    def build(self) -> LocalOptimiser:
+        """The optimiser: ten steps where the file says neither steps nor epochs."""
+        given = self.model_dump(exclude={"optimiser"})
+        if self.steps is None and self.epochs is None:
+            given["steps"] = 10
+        return OPTIMISERS[self.optimiser](**given)
 
 
 class ParticipationSettings(Section):
@@ -176,11 +207,8 @@ class Settings(Section):
     def build_algorithm(self) -> Algorithm:
         return _algorithm(self.algorithm)
 
-    def build_local(self) -> Sgd:
-        given = self.local.model_dump()
-        if given["steps"] is None and given["epochs"] is None:
-            given["steps"] = 10
-        return Sgd(**given)
+    def build_local(self) -> LocalOptimiser:
+        return self.local.build()
 
     def build_execution(self) -> Execution:
         """How the run is computed on this machine: the fields of [run] that `Execution` has."""

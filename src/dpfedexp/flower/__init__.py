@@ -19,6 +19,7 @@ _HOMES = {
     "round_timeout": "settings",
     "strategy_from": "settings",
     "train_hosted": "cohort",
+    "train_local": "training",
 }
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dpfedexp.flower.settings import local_from as local_from
     from dpfedexp.flower.settings import round_timeout as round_timeout
     from dpfedexp.flower.settings import strategy_from as strategy_from
+    from dpfedexp.flower.training import train_local as train_local
 else:
     _load, __dir__, __all__ = lazy_names(__name__, _HOMES)
 

@@ -17,16 +17,27 @@ from dpfedexp.errors import require
 from dpfedexp.flower.arrays import to_flat
 from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.task import Clients
 
 
 def train_hosted(
-    message: Message, model: nn.Module, clients: Clients, *, local: Sgd, loss: str | Loss | None = None
+    message: Message, model: nn.Module, clients: Clients, *, local: LocalOptimiser, loss: str | Loss | None = None
 ) -> RecordDict:
-    """The content of an app's reply for the hosted clients that the message asks for; `clients` are all that the node hosts."""
+    """The content of an app's reply for the hosted clients that the message asks for.
+
+    Args:
+        message: the server's, with the model and the numbers of the clients.
+        model: a module of the same layout.
+        clients: all that the node hosts.
+        local: the clients' optimiser.
+        loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
+
+    Returns:
+        One row per client that was asked for, for `private_training`, which clips and adds them.
+    """
     asked = torch.tensor(hosted_clients(message))
     require(
         len(asked) > 0 and int(asked.max()) < len(clients),

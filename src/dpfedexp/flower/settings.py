@@ -8,12 +8,17 @@ from typing import Any
 from dpfedexp.errors import InputError
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.server.strategy import DpFedExp
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.participation import FixedSize
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for; `options` go to `DpFedExp` as they are."""
+    """The strategy that an app's configuration asks for.
+
+    Args:
+        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
+        **options: go to `DpFedExp` as they are, and win.
+    """
     federation, settings = read_settings(run_config)
     participation = settings.build_participation()
     if isinstance(participation, FixedSize):
@@ -26,10 +31,18 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     )
 
 
-def local_from(run_config: Mapping[str, Any]) -> Sgd:
-    """The clients' local steps, for the app's train function."""
+def local_from(run_config: Mapping[str, Any]) -> LocalOptimiser:
+    """The clients' optimiser that an app's configuration asks for, for the app's train function.
+
+    Args:
+        run_config: Flower's flattened configuration, with the section `local`.
+
+    Returns:
+        The optimiser, for `train_local` and `train_hosted`, or for a training loop of your own.
+    """
     return read_settings(run_config)[1].build_local()
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:
+    """Seconds that a round waits for answers."""
     return read_settings(run_config)[0].round_timeout

@@ -10,9 +10,9 @@ import torch
 
 from dpfedexp import step_size
 from dpfedexp.algorithms.rules import Rule
+from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.data import synthetic_regression
-from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams

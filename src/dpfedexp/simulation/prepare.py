@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.arguments import checked
 from dpfedexp.errors import is_count, require
 from dpfedexp.layout import Layout
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.mechanisms import Secure
 from dpfedexp.noise.chacha import SystemStreams
@@ -21,20 +22,20 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.trainers.chunk_size import automatic_chunk
-from dpfedexp.trainers.execution import Execution, execution_grouped, execution_on
+from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
 from dpfedexp.trainers.tiled import Parallel
 
 
-@execution_grouped
+@checked(instead=MOVED)
 def prepare(
     model: nn.Module,
     clients: Clients,
     algorithm: Algorithm,
     *,
-    local: Sgd,
+    local: LocalOptimiser,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -92,7 +93,7 @@ def prepare(
 def _task(
     model: nn.Module,
     clients: Clients,
-    local: Sgd,
+    local: LocalOptimiser,
     loss: str | Loss | None,
     execution: Execution,
     declared: int,
@@ -155,7 +156,7 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
         ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
         ("algorithm", algorithm, isinstance(algorithm, Algorithm), "an algorithm such as cdp_fedexp(…)"),
-        ("local", local, isinstance(local, Sgd), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        ("local", local, isinstance(local, LocalOptimiser), "what a client does, such as Sgd(lr=0.1, steps=10)"),
         (
             "participation",
             participation,
@@ -176,11 +177,14 @@ def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool)
 
 
 def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
-    """SCAFFOLD divides by τ, which must be public and the same for all."""
+    """SCAFFOLD divides by τη_l, which must exist for the optimiser, be public and be the same for all."""
+    if not algorithm.scaffold:
+        return
     require(
-        not algorithm.scaffold or task.local.steps is not None or task.local.batch_size is None,
+        task.local.steps is not None or task.local.batch_size is None,
         "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
     )
+    task.local.tau_eta_l(1)
 
 
 def _in_training(model: nn.Module) -> nn.Module:

@@ -18,9 +18,9 @@ from torch import Tensor
 from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.local import schedule
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
@@ -257,14 +257,16 @@ class Simulation:
         holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
         clients, delta = clients[holding], delta[holding.to(delta.device)]
         steps = self.task.local.step_count(self.task.clients.sizes[clients])
-        scale = (steps.to(delta.device).float() * self.task.local.lr)[:, None]
+        tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
         old = client_controls[clients].to(delta.device)
-        return clients, (old - control.float() - delta / scale).cpu()
+        return clients, (old - control.float() - delta / tau_eta_l).cpu()
 
     def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
-        tau = int(self.task.local.step_count(torch.ones(1, dtype=torch.int64)))
         share = self.participation.expected(self.population) / self.population
-        return advance(self.algorithm, mechanism, release, state, share=share, travel=tau * self.task.local.lr)
+        tau_eta_l = None
+        if self.algorithm.scaffold:
+            tau_eta_l = self.task.local.tau_eta_l(int(self.task.local.step_count(torch.ones(1, dtype=torch.int64))))
+        return advance(self.algorithm, mechanism, release, state, share=share, tau_eta_l=tau_eta_l)
 
 
 def _filled(clients: Tensor, count: int) -> Tensor:

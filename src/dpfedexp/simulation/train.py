@@ -15,9 +15,10 @@ from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
 from dpfedexp.mechanisms import Secure
 from dpfedexp.participation import Participation
@@ -32,20 +33,20 @@ from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.ranks import Team
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.settings import description_of
-from dpfedexp.trainers.execution import Execution, execution_grouped, execution_on
+from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.select import kept as trainer_again
 from dpfedexp.trainers.task import Clients
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
-@execution_grouped
+@checked(instead=MOVED)
 def train(
     model: nn.Module,
     clients: Clients,
     algorithm: Algorithm,
     *,
-    local: Sgd,
+    local: LocalOptimiser,
     rounds: int,
     seed: int = 0,
     device: str | torch.device | None = None,

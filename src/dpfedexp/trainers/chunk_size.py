@@ -42,16 +42,19 @@ def parse_memory(memory: str | int | None) -> int | None:
 class Footprint:
     """What one client of the largest size takes: numbers, not bytes.
 
-    rows         examples in a batch
-    inputs       of one example
-    activations  that the layers put out for one example
-    dimension    parameters
+    Attributes:
+        rows: examples in a batch.
+        inputs: of one example.
+        activations: that the layers put out for one example.
+        dimension: parameters.
+        moments: what the optimiser keeps of each parameter beside it.
     """
 
     rows: int
     inputs: int
     activations: int
     dimension: int
+    moments: int = 0
 
     @property
     def batch_bytes(self) -> int:
@@ -61,11 +64,11 @@ class Footprint:
     @property
     def bytes(self) -> int:
         """With a handful of copies of the parameters."""
-        return 4 * 8 * self.dimension + self.batch_bytes
+        return 4 * (8 + self.moments) * self.dimension + self.batch_bytes
 
     def tile(self, budget: int) -> int:
         """Clients whose parameters and activations together take about this many bytes."""
-        return max(1, budget // (4 * 3 * self.dimension + self.batch_bytes))
+        return max(1, budget // (4 * (3 + self.moments) * self.dimension + self.batch_bytes))
 
 
 def automatic_chunk(
@@ -105,7 +108,8 @@ def footprint(task: Task) -> Footprint:
         rows = min(rows, task.local.batch_size)
     holder = torch.nonzero(sizes > 0).flatten()[:1]
     x, _ = task.clients.gather(holder, torch.zeros((1, 2), dtype=torch.int64), task.device)
-    return Footprint(rows, x[0, 0].numel(), _activations(task.model, x[0]), task.layout.dimension)
+    moments = len(task.local.moment_names) + task.local.needs_all_gradients
+    return Footprint(rows, x[0, 0].numel(), _activations(task.model, x[0]), task.layout.dimension, moments)
 
 
 def _activations(model: nn.Module, two: Tensor) -> int:

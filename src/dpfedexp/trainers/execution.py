@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.precision import Precision, check_precision
 
 
+@checked
 @dataclass(frozen=True)
 class Execution:
     """How a run is computed: where, how many clients at a time, by which trainer and how exactly.
@@ -82,21 +81,8 @@ def execution_on(device: str | torch.device | None, execution: Execution | None)
     return replace(execution, device=device)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def execution_grouped(function: Callable[P, R]) -> Callable[P, R]:
-    """Answers whoever gives a field of `Execution` to the function itself, as one did before, with where it belongs."""
-    moved = {field.name for field in fields(Execution)} - {"device"}
-
-    @wraps(function)
-    def checked(*given: P.args, **named: P.kwargs) -> R:
-        for name in sorted(moved & named.keys()):
-            raise InputError(
-                f"{name} is not an argument of {function.__name__}; it is a field of its execution: "
-                f"execution=Execution({name}={named[name]!r})."
-            )
-        return function(*given, **named)
-
-    return checked
+MOVED = {
+    name: f"execution=Execution({name}={example})"
+    for name, example in (("chunk_size", "64"), ("trainer", "'fast'"), ("precision", "'bf16'"), ("memory", "'4GB'"))
+}
+"""Fields that people give to `train` itself, and where they belong."""

@@ -3,7 +3,7 @@
 The noise is made for a sum in which one client moves one row. If rows are computed together, another client can move them too: by
 the padding of a batch, by its place in a chunk, by the kernel that a library chooses for a shape. An isolated run therefore
 
-- fixes every shape by public numbers (`Sgd.max_examples`, or `steps` and `batch_size`), fills up the last chunk, and keeps the
+- fixes every shape by public numbers (`local.max_examples`, or `steps` and `batch_size`), fills up the last chunk, and keeps the
   clients in the order of their numbers;
 - chooses its trainer on made-up data;
 - uses a trainer only if a client's row came out the same, bit for bit, beside other clients, in other places of its chunk.
@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfedexp.batches import Batching, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError
-from dpfedexp.local import Schedule, Sgd, schedule
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
@@ -233,7 +233,7 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     return True
 
 
-def _short(local: Sgd, sizes: Tensor, clients: Tensor) -> Schedule:
+def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
     """The first steps of a public schedule."""
     plan = schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=True)
     steps = plan.steps.clamp_max(_STEPS)

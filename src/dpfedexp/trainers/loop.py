@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.local import Schedule
+from dpfedexp.batches import Schedule
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.stepping import INPUT, Batch, Stepper, Take
@@ -27,6 +27,12 @@ class Loop:
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
+        return self.parameters(w, clients, schedule, round, correction).sub_(w)
+
+    def parameters(
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+    ) -> Tensor:
+        """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         with arithmetic(self.task.precision, self.task.device):
             for row in range(len(clients)):
@@ -39,19 +45,18 @@ class Loop:
     def _one(
         self, w: Tensor, client: Tensor, one: Schedule, round: int, correction: Tensor | None, out: Tensor
     ) -> None:
-        """The update of one client into `out` [1, d], where its parameters live meanwhile."""
+        """The parameters of one client into `out` [1, d], where they live meanwhile."""
         task = self.task
         batch_of = batches(task, client, one)
         stepper = Stepper(ByAutograd(task), task.layout, task.local)
-        stepper.begin(w, 1, correction, into=out)
+        stepper.begin(w, one.steps, correction, uneven=False, into=out)
         # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
         with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
             key = self.streams.at("module", round).generator(int(client)).integers(2**63)
             torch.manual_seed(int(key))
             for step in range(int(one.steps)):
                 x, y, weights = batch_of(step)
-                stepper.step(Batch({INPUT: x}, y, weights), None)
-        out.sub_(w)
+                stepper.step(Batch({INPUT: x}, y, weights))
 
 
 @dataclass(frozen=True)

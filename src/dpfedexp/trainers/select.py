@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError, nearest, require
-from dpfedexp.local import Schedule, schedule
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.chunk_size import Footprint, footprint
 from dpfedexp.trainers.fast.objective import objective

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpfedexp.batches import Schedule
 from dpfedexp.layout import Params
-from dpfedexp.local import Schedule
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.precision import Precision, arithmetic, low
@@ -68,15 +68,13 @@ class Steps:
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
-        n = len(clients)
         uneven = schedule.uneven
-        steps = schedule.steps.to(self.task.device) if uneven else None
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None))
-            stepper.begin(w, n, correction)
+            stepper.begin(w, schedule.steps, correction, uneven=uneven)
             for step in range(schedule.longest):
-                stepper.step(batch_of(step), None if steps is None else step < steps)
+                stepper.step(batch_of(step))
             return stepper.moved()
 
     def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:

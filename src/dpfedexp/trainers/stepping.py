@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.layout import Layout, Params
-from dpfedexp.local import Sgd
+from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
 
 Take = Callable[[str, Tensor], None]
 INPUT = 0
@@ -46,40 +46,100 @@ class Batch:
 
 @dataclass
 class Stepper:
-    """w⁽ᵗ'ᵏ⁾ of n clients; `step` does what `local.descend` does, in place and parameter by parameter."""
+    """w⁽ᵗ'ᵏ⁾ of n clients and the local step, w ← w − η_l·direction, that every trainer takes.
+
+    What is the same for all optimisers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
+    gradient before the optimiser sees it, and clients that stand still when they have taken all their steps.
+
+    Args:
+        core: computes the gradients.
+        layout: of the model's parameters.
+        local: the clients' optimiser.
+        in_place: whether parameters move in memory that stays. Otherwise the first step starts from one vector that all clients
+            share, and every step makes new tensors.
+    """
 
     core: Core
     layout: Layout
-    local: Sgd
+    local: LocalOptimiser
+    in_place: bool = True
     start: Params = field(default_factory=dict)
     params: Params = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+    clock: Clock = field(default_factory=lambda: Clock(torch.zeros(()), torch.zeros(0)))
     correction: Params | None = None
+    uneven: bool = False
 
-    def begin(self, w: Tensor, n: int, correction: Tensor | None, into: Tensor | None = None) -> None:
-        """From w; with `into` [n, d] the parameters live there."""
+    def begin(
+        self, w: Tensor, steps: Tensor, correction: Tensor | None, *, uneven: bool, into: Tensor | None = None
+    ) -> None:
+        """All clients at w, with no memory of another round.
+
+        Args:
+            w: the global parameters [d].
+            steps: how many steps each client takes, [n].
+            correction: SCAFFOLD's c − c_i, [n, d].
+            uneven: whether some clients may stand still before the others are done.
+            into: rows [n, d] in which the parameters live meanwhile.
+        """
+        n = len(steps)
         self.start = self.layout.unflatten(w)
-        if into is None:
-            self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
-        else:
+        if into is not None:
             self.params = self.layout.unflatten(into.copy_(w))
+        else:
+            shared = {name: value.expand(n, *value.shape) for name, value in self.start.items()}
+            self.params = {name: value.clone() for name, value in shared.items()} if self.in_place else shared
+        self.moments = {
+            name: {moment: value.new_zeros(n, *value.shape) for moment in self.local.moment_names}
+            for name, value in self.start.items()
+        }
+        self.clock = Clock(torch.zeros((), dtype=torch.float64, device=w.device), steps.to(w.device))
         self.correction = None if correction is None else self.layout.unflatten(correction)
+        self.uneven = uneven
 
-    def step(self, batch: Batch, going: Tensor | None) -> None:
-        """One gradient step; `going` [n] is 0 for clients that have taken all of theirs."""
+    def begin_again(self) -> None:
+        """What `begin` does, in the memory that is there; `start`, `correction` and the clients' steps stay as they are."""
+        for name, value in self.params.items():
+            value.copy_(self.start[name].expand_as(value))
+        for moments in self.moments.values():
+            for moment in moments.values():
+                moment.zero_()
+        self.clock.step.zero_()
+
+    def step(self, batch: Batch) -> None:
+        """One local step of all clients that have steps left."""
+        going = self.clock.step < self.clock.steps if self.uneven else None
+        gradients: Params = {}
 
         def take(name: str, gradient: Tensor) -> None:
             value = self.params[name]
-            direction = gradient
             if self.local.proximal:
-                direction = direction + self.local.proximal * (value - self.start[name])
+                gradient = gradient + self.local.proximal * (value - self.start[name])
             if self.correction is not None:
-                direction = direction + self.correction[name]
-            if going is not None:
-                stays = going.view(-1, *[1] * (value.dim() - 1)) == 0
-                direction = torch.where(stays, torch.zeros_like(value), direction)
-            value.add_(direction, alpha=-self.local.lr)
+                gradient = gradient + self.correction[name]
+            if self.local.needs_all_gradients:
+                gradients[name] = gradient.to(value.dtype)
+            else:
+                self._move(name, gradient, going)
 
         self.core.descend(self.params, batch.fixed, batch.targets, batch.weights, take)
+        if self.local.needs_all_gradients:
+            for name, gradient in self.local.joined(gradients).items():
+                self._move(name, gradient, going)
+        self.clock.step.add_(1)
+
+    def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
+        value, moments = self.params[name], self.moments[name]
+        if moments:
+            # A gradient in bf16 is added to float32 as it is, but its square would lose what moments are kept for.
+            gradient = gradient.to(value.dtype)
+        direction = self.local.direction(value, gradient, moments, self.clock)
+        if going is not None:
+            direction = torch.where(as_rows(going, value), direction, torch.zeros_like(value))
+        if self.in_place:
+            value.add_(direction, alpha=-self.local.lr)
+        else:
+            self.params[name] = torch.add(value, direction, alpha=-self.local.lr)
 
     def moved(self) -> Tensor:
         """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
@@ -118,50 +178,38 @@ class Recording:
         self.replay: Callable[[], None] | None = None
         self.batch: Batch | None = None
         self.loaded: Batch | None = None
-        self.going: Tensor | None = None
         self.flat: Tensor | None = None
         self.flat_correction: Tensor | None = None
 
-    def begin(self, w: Tensor, n: int, correction: Tensor | None) -> None:
+    def begin(self, w: Tensor, steps: Tensor, correction: Tensor | None, *, uneven: bool) -> None:
         self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
             self.flat_correction = None if correction is None else correction.clone()
-            self.inner.begin(self.flat, n, self.flat_correction)
+            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven)
             return
         self.flat.copy_(w)
+        self.inner.clock.steps.copy_(steps)
         if self.flat_correction is not None and correction is not None:
             self.flat_correction.copy_(correction)
-        for name, value in self.inner.params.items():
-            value.copy_(self.inner.start[name].expand_as(value))
+        self.inner.begin_again()
 
-    def step(self, batch: Batch, going: Tensor | None) -> None:
-        if self.batch is None:
-            self.batch = Batch(
+    def step(self, batch: Batch) -> None:
+        if self.batch is None or self.replay is None:
+            self.batch = mine = Batch(
                 {i: v.clone() for i, v in batch.fixed.items()}, batch.targets.clone(), batch.weights.clone()
             )
-            self.going = None if going is None else going.clone()
-            self._record()
+            self.replay = self.capture(lambda: self.inner.step(mine))
+            # Recording takes steps, and this is the first one of the round.
+            self.inner.begin_again()
         if batch is not self.loaded:
-            for mine, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
-                mine.copy_(given)
+            for own, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
+                own.copy_(given)
             self.loaded = batch
-        if self.going is not None and going is not None:
-            self.going.copy_(going)
-        assert self.replay is not None
         self.replay()
 
     def moved(self) -> Tensor:
         return self.inner.moved()
-
-    def _record(self) -> None:
-        """Recording runs the step, so the parameters are put back."""
-        before = {name: value.clone() for name, value in self.inner.params.items()}
-        batch, going = self.batch, self.going
-        assert batch is not None
-        self.replay = self.capture(lambda: self.inner.step(batch, going))
-        for name, value in self.inner.params.items():
-            value.copy_(before[name])
 
 
 class Recordings:

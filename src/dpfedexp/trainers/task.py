@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError
 from dpfedexp.layout import Layout, Params
-from dpfedexp.local import Schedule, Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_per_example
 from dpfedexp.trainers.module_state import Watch
 from dpfedexp.trainers.precision import Precision, low
@@ -44,7 +45,7 @@ class Task:
     model: nn.Module
     layout: Layout
     loss: Loss
-    local: Sgd
+    local: LocalOptimiser
     clients: Clients
     device: torch.device
     precision: Precision = "fp32"

@@ -12,7 +12,7 @@ from threading import local
 import torch
 from torch import Tensor
 
-from dpfedexp.local import Schedule
+from dpfedexp.batches import Schedule
 from dpfedexp.threads import spread
 from dpfedexp.trainers.task import Trainer
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from dpfedexp.batches import Schedule
 from dpfedexp.layout import Params
-from dpfedexp.local import Schedule, descend
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.precision import arithmetic
+from dpfedexp.trainers.stepped import ByVmap
+from dpfedexp.trainers.stepping import INPUT, Batch, Stepper
 from dpfedexp.trainers.task import Task, Trainer, batches, first_line, pair_of_clients
 
 # torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
@@ -71,18 +73,14 @@ class Vectorised:
     def __call__(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
     ) -> Tensor:
-        layout, n = self.task.layout, len(clients)
-        start = layout.unflatten(w.expand(n, -1))
         batch_of = batches(self.task, clients, schedule)
+        stepper = Stepper(ByVmap(self.gradients), self.task.layout, self.task.local, in_place=False)
+        stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven)
         with arithmetic(self.task.precision, self.task.device):
-            end = descend(
-                self.task.local,
-                start,
-                lambda params, step: self.gradients(params, *batch_of(step)),
-                schedule,
-                None if correction is None else layout.unflatten(correction),
-            )
-        return layout.flatten(end, n) - w
+            for step in range(schedule.longest):
+                x, y, weights = batch_of(step)
+                stepper.step(Batch({INPUT: x}, y, weights))
+        return stepper.moved()
 
 
 def _why_not(model: nn.Module) -> str | None:

@@ -30,7 +30,7 @@ from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_node
 from dpfedexp.flower.server.replies import Counts, collect
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
-from dpfedexp.local import Sgd
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.noise import Noise
@@ -62,7 +62,7 @@ class DpFedExp(Strategy):
     floor             the fraction of the clients asked that must answer well, else the round fails and nothing is released
     budget            stop before the round that would take ε above this
     node_timeout      seconds to wait for nodes before a round
-    local             the clients' `Sgd`, which only DP-SCAFFOLD's control variates ask for
+    local             the clients' optimiser, which only DP-SCAFFOLD's control variates ask for
     noise             makes one fresh source of noise per purpose; a deployment's is the operating system's
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
@@ -85,7 +85,7 @@ class DpFedExp(Strategy):
         floor: float = 0.8,
         budget: float | None = None,
         node_timeout: float = 300.0,
-        local: Sgd | None = None,
+        local: LocalOptimiser | None = None,
         noise: Callable[[], Noise] = deployment_noise,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds), ("clients_per_node", clients_per_node)):
@@ -202,7 +202,7 @@ class DpFedExp(Strategy):
         expected = self.participation.expected(self.clients)
         release = mechanism.release(sums, expected, self.noise(), self.noise())
         state, eta_g = advance(
-            self.algorithm, mechanism, release, self.state, share=expected / self.clients, travel=self.travel
+            self.algorithm, mechanism, release, self.state, share=expected / self.clients, tau_eta_l=self.travel
         )
         delta = self.algorithm.delta
         shown: dict[str, Any] = {
@@ -361,14 +361,14 @@ class DpFedExp(Strategy):
         raise RoundFailed(f"round {server_round} failed: {why}. {cost} Resume to try it again.")
 
 
-def _travel(algorithm: Algorithm, local: Sgd | None, clients_per_node: int) -> float | None:
+def _travel(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_node: int) -> float | None:
     if not algorithm.scaffold:
         return None
     require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
     require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
-    return local.steps * local.lr
+    return local.tau_eta_l(local.steps)
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:

@@ -5,9 +5,8 @@ kernels.py, matrix_units.py                       convolution and max-pool in on
 objective.py                                      where the backward pass starts: the gradient of the loss
 trace.py, rewrite.py                              from an nn.Module to a list of operations, where every layer has a rule
 program.py                                        the list, and one gradient through it
-stepping.py, trainer.py                           the local update of a chunk, in place, as a recording on a GPU
-tune.py                                           which trainer, by measurement
 
 Values carry the client dimension first and the samples last, [n, …, s]: a convolution is then one product of matrices per client
-whose long side is contiguous, and everything else is elementwise over long rows.
+whose long side is contiguous, and everything else is elementwise over long rows. What is done with the gradients is the business of
+`trainers/stepping.py`.
 """

@@ -19,5 +19,5 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     correction = message.content.array_records.get("correction")
     inputs, targets = task.data_of(node, nodes)
-    task.train(model, inputs, targets, local.lr, local.steps, correction and correction.to_torch_state_dict())
+    task.train(model, inputs, targets, local, correction and correction.to_torch_state_dict())
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)

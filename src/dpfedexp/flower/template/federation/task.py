@@ -5,8 +5,9 @@ import os
 import torch
 from torch import Tensor, nn
 
+from dpfedexp import LocalOptimiser
 from dpfedexp.data import Federation, load_mnist, mnist_federation, synthetic_regression
-from dpfedexp.losses import resolve
+from dpfedexp.flower import train_local
 from dpfedexp.models import linear_regression, mnist_cdp_net
 
 MNIST = bool(os.environ.get("DPFEDEXP_DATA"))
@@ -36,20 +37,15 @@ def data_of_node(node: int, nodes: int, clients_per_node: int) -> Federation:
 
 
 def train(
-    model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
-    lr: float,
-    steps: int,
-    correction: dict[str, Tensor] | None = None,
+    model: nn.Module, inputs: Tensor, targets: Tensor, local: LocalOptimiser, correction: dict[str, Tensor] | None
 ) -> None:
-    """Gradient steps on the client's own data. `correction` is DP-SCAFFOLD's: it is added to every gradient."""
-    loss, parameters = resolve(None, targets), dict(model.named_parameters())
-    for _ in range(steps):
-        gradients = torch.autograd.grad(loss(model(inputs), targets).mean(), list(parameters.values()))
-        with torch.no_grad():
-            for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
-                value.sub_(gradient if correction is None else gradient + correction[name], alpha=lr)
+    """Changes the model by training on the client's own data: put a training loop of your own here if you have one.
+
+    `local` is [tool.flwr.app.config.local] of pyproject.toml: this loop does what all its settings say. One of your own may read
+    `local.lr`, `local.steps` and so on, or ignore them. `correction` is None unless the algorithm is dp_scaffold; your loop then
+    adds correction[name] to the gradient of every parameter.
+    """
+    train_local(model, inputs, targets, local=local, correction=correction)
 
 
 def evaluate(model: nn.Module, clients: int) -> dict[str, float]:

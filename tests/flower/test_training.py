@@ -1,0 +1,204 @@
+"""A Flower client trains as the simulator's clients do: whatever the optimiser, and with every setting of the template's app."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp.batches import schedule
+from dpfedexp.flower import DpFedExp, private_training, strategy_from, train_hosted, train_local
+from dpfedexp.flower import training as flower_training
+from dpfedexp.flower.messages import Request
+from dpfedexp.local import OPTIMISERS
+from dpfedexp.models import linear_regression
+from dpfedexp.noise.streams import Streams
+from dpfedexp.simulation.train import prepare
+from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
+
+from .app_folder import ALMOST_NO_NOISE, make_app
+from .loopback import LoopbackGrid
+from .test_cohort import message
+
+SIZES, DIMENSION = (7, 3, 5), 4
+STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
+OPTIMISERS_OF_A_CLIENT = {
+    "sgd": Sgd(**STEPS),
+    "sample": Sgd(lr=0.05, steps=5, batch_size=2, max_examples=4),
+    "heavy ball": HeavyBall(**STEPS),
+    "adamw": AdamW(**STEPS),
+    "bounded": Bounded(**STEPS, bound=0.5),
+    "cosine": Cosine(**STEPS),
+}
+
+
+def federation(sizes=SIZES, dimension=DIMENSION) -> Federation:
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randn(n, dimension + 1, generator=generator) for n in sizes]
+    return Federation.from_clients([(each[:, :-1], each[:, -1]) for each in rows])
+
+
+def network(dimension=DIMENSION) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(dimension, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0))
+
+
+def flat(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("name", OPTIMISERS_OF_A_CLIENT)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_a_client_trains_bit_for_bit_as_in_the_simulators_loop(name, corrected):
+    local, clients, model = OPTIMISERS_OF_A_CLIENT[name], federation(), network()
+    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, trainer="loop", device="cpu")
+    layout, w = simulation.task.layout, flat(model)
+    correction = torch.linspace(-0.1, 0.1, 3 * len(w)).view(3, -1) if corrected else None
+    shuffles = simulation.streams.at("batches", 4)
+    plan = schedule(local, clients.sizes, shuffles.generator)
+    rows = simulation.trainer(w, torch.arange(3), plan, 4, correction)
+    for client in range(3):
+        net = copy.deepcopy(model)
+        given = None if correction is None else layout.unflatten(correction[client])
+        train_local(net, *clients.client(client), local=local, correction=given, shuffles=shuffles.generator(client))
+        assert torch.equal(flat(net) - w, rows[client])
+        assert float(rows[client].norm()) > 0.01
+
+
+def test_what_cannot_be_trained_is_a_sentence_and_an_empty_client_learns_nothing():
+    model, local = network(), Sgd(lr=0.1, steps=1)
+    before = flat(model).clone()
+    train_local(model, torch.zeros(0, DIMENSION), torch.zeros(0), local=local)
+    assert torch.equal(flat(model), before)
+    with pytest.raises(InputError, match="the model can't be applied to a batch of inputs of shape"):
+        train_local(model, torch.zeros(2, DIMENSION + 1), torch.zeros(2), local=local)
+    with pytest.raises(InputError, match=r"correction has no '0\.weight'"):
+        train_local(model, *federation().client(0), local=local, correction={})
+
+
+def test_batches_come_from_the_operating_system_unless_a_test_brings_its_own():
+    """Two orders of 40 rows are alike less often than once in 10^40."""
+    (inputs, targets), local = federation((40,)).client(0), Sgd(lr=0.5, steps=10, batch_size=4)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    ends = []
+    for _ in range(2):
+        net = network()
+        train_local(net, inputs, targets, local=local)
+        ends.append(flat(net))
+    assert not torch.equal(*ends)
+
+
+def app_of(clients: Federation, model: nn.Module, local) -> ClientApp:
+    app = ClientApp()
+
+    @app.train(mods=[private_training])
+    def training(message: Message, context: Context) -> Message:
+        net, client = copy.deepcopy(model), context.node_config["partition-id"]
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        number = Request.from_message(message).round
+        shuffles = Streams(0).at("batches", number).generator(client)
+        train_local(net, *clients.client(client), local=local, shuffles=shuffles)
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("name", ["heavy ball", "adamw", "bounded"])
+def test_rounds_through_flower_equal_the_simulators_with_an_optimiser_of_ones_own(name, tmp_path):
+    """Float32 messages and noise of a billionth of the clip: 1e-5 after three rounds."""
+    local, clients, model = OPTIMISERS_OF_A_CLIENT[name], federation(), network()
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
+    strategy = DpFedExp(algorithm, clients=3, rounds=3, folder=tmp_path, node_timeout=1, local=local)
+    strategy.start(LoopbackGrid(app_of(clients, model, local), 3), ArrayRecord(model.state_dict()), timeout=5)
+    run = train(model, clients, algorithm, local=local, rounds=3, progress=False, device="cpu", trainer="vectorised")
+    torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=1e-5)
+    assert float((flat(run.model) - flat(model)).norm()) > 0.1
+
+
+@pytest.mark.parametrize("local", [AdamW(lr=0.02, steps=4), HeavyBall(lr=0.05, steps=4)])
+def test_hosted_clients_take_an_optimiser_of_ones_own(local):
+    """Hosted clients train apart, one tensor program or not; by hand it is the client's own loop. 1e-5 is float32 rounding."""
+    model, clients = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), federation((4, 2, 5), 3)
+    asked = message(0, 2)
+    asked.content["arrays"] = ArrayRecord(model.state_dict())
+    rows = torch.from_numpy(train_hosted(asked, model, clients, local=local).array_records["updates"]["rows"].numpy())
+    for client, row in zip((0, 2), rows, strict=True):
+        net = copy.deepcopy(model)
+        train_local(net, *clients.client(client), local=local)
+        torch.testing.assert_close(row, flat(net) - flat(model), rtol=0.0, atol=1e-5)
+
+
+@pytest.fixture
+def template(tmp_path, monkeypatch):
+    """The template's modules, as `flwr run` imports them, with clients of several rows in the place of the example's."""
+
+    def load(**sections):
+        folder = make_app(tmp_path / "app", **sections)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("DPFEDEXP_DATA", "")
+        task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
+        monkeypatch.setattr(task, "everyone", lambda clients: federation(SIZES, task.DIMENSION))
+        config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        flattened = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+        return task, client_app.app, flattened
+
+    yield load
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "local"),
+    [
+        ("dp_fedavg", {"steps": None, "epochs": 2, "batch_size": 2, "proximal": 0.5}),
+        ("dp_fedavg", {"steps": 6, "batch_size": 2, "max_examples": 4}),
+        ("dp_scaffold", {"steps": 4, "batch_size": 2}),
+        ("dp_fedavg", {"optimiser": "heavy-ball", "steps": 4, "momentum": 0.7}),
+    ],
+    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimiser of one's own"],
+)
+def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_section_says(
+    algorithm, local, template, tmp_path, monkeypatch
+):
+    """Three rounds, because SCAFFOLD corrects nothing in the first; 2e-5 is float32 through messages."""
+    monkeypatch.setitem(OPTIMISERS, "heavy-ball", HeavyBall)
+    task, app, config = template(
+        federation={"rounds": 3, "folder": str(tmp_path / "out"), "node_timeout": 1.0},
+        algorithm={"name": algorithm, "target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
+        local=local,
+    )
+    calls = iter(range(9))
+
+    def of_the_simulator():
+        """Nodes are asked in their order, so the calls are those of clients 0, 1, 2 in round 1, then in round 2, …"""
+        number, client = divmod(next(calls), 3)
+        return Streams(0).at("batches", number + 1).generator(client)
+
+    monkeypatch.setattr(flower_training, "fresh_shuffles", of_the_simulator)
+    strategy = strategy_from(config)
+    model = task.build_model()
+    strategy.start(LoopbackGrid(app, 3, run_config=config), ArrayRecord(model.state_dict()), timeout=5)
+    assert next(calls, None) is None
+    make = {"dp_fedavg": dp_fedavg, "dp_scaffold": dp_scaffold}[algorithm]
+    given = {"lr": 0.02, **{name: value for name, value in local.items() if value is not None and name != "optimiser"}}
+    run = train(
+        linear_regression(task.DIMENSION),
+        federation(SIZES, task.DIMENSION),
+        make(clip=0.5, noise_multiplier=ALMOST_NO_NOISE),
+        local=(HeavyBall if "optimiser" in local else Sgd)(**given),
+        rounds=3,
+        progress=False,
+        device="cpu",
+    )
+    torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=2e-5)
+    assert float(flat(run.model).norm()) > 0.1

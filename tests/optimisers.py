@@ -1,0 +1,90 @@
+"""Optimisers that the library does not have, each one class: what somebody who adds one would write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dpfedexp import LocalOptimiser
+from dpfedexp.local import as_rows
+
+
+@dataclass(frozen=True)
+class HeavyBall(LocalOptimiser):
+    """torch.optim.SGD with momentum, Nesterov's if asked, and weight decay."""
+
+    momentum: float = 0.8
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    @property
+    def moment_names(self):
+        return ("v",)
+
+    def direction(self, w, gradient, moments, clock):
+        pulled = gradient + self.weight_decay * w
+        v = moments["v"].mul_(self.momentum).add_(pulled)
+        return pulled + self.momentum * v if self.nesterov else v
+
+
+@dataclass(frozen=True)
+class AdamW(LocalOptimiser):
+    """torch.optim.AdamW. The floor eps is large so that a gradient's last bit does not decide which way a step goes."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-3
+    weight_decay: float = 0.05
+
+    @property
+    def moment_names(self):
+        return ("m", "v")
+
+    def direction(self, w, gradient, moments, clock):
+        m = moments["m"].lerp_(gradient, 1 - self.beta1)
+        v = moments["v"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        mean, square = (moment / (1 - beta ** (clock.step + 1)) for moment, beta in ((m, self.beta1), (v, self.beta2)))
+        return mean / (square.sqrt() + self.eps) + self.weight_decay * w
+
+
+@dataclass(frozen=True)
+class Bounded(LocalOptimiser):
+    """Plain steps after torch.nn.utils.clip_grad_norm_, which looks at the gradients of all parameters at once."""
+
+    bound: float = 0.2
+
+    @property
+    def needs_all_gradients(self):
+        return True
+
+    def joined(self, gradients):
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()])
+        factor = (self.bound / (squares.sum(0).sqrt() + 1e-6)).clamp_max(1.0)
+        return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
+
+    def direction(self, w, gradient, moments, clock):
+        return gradient
+
+
+@dataclass(frozen=True)
+class Cosine(LocalOptimiser):
+    """Plain steps whose rate falls to zero over each client's own number of steps."""
+
+    def direction(self, w, gradient, moments, clock):
+        factor = 0.5 * (1 + torch.cos(torch.pi * clock.step / clock.steps))
+        return gradient * as_rows(factor, gradient).to(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """A server optimiser: the mean over the root of all squares so far, and a count of the rounds that nothing else needs."""
+
+    floor: float = 0.1
+
+    def init(self, w):
+        return {"squares": torch.full_like(w, self.floor**2), "rounds": torch.zeros_like(w[:1])}
+
+    def direction(self, c_bar, moments):
+        squares = moments["squares"] + c_bar.square()
+        return c_bar / squares.sqrt(), {"squares": squares, "rounds": moments["rounds"] + 1}
