@@ -40,7 +40,8 @@ def checked(callee: Callable[..., Any] | None = None, *, instead: Mapping[str, s
         # The constructor of a class: `self` comes first, and is not an argument that anybody types.
         callee.__init__ = _checked(callee.__init__, callee.__name__, instead, own=1)  # type: ignore[misc]
         return callee
-    return _checked(callee, callee.__name__, instead)
+    first = next(iter(inspect.signature(callee).parameters), "")
+    return _checked(callee, callee.__name__, instead, own=int(first in ("cls", "self")))
 
 
 def _checked(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 SHRINK = 1.0 - 2.0**-22
@@ -87,6 +88,7 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
     return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
 
 
+@checked
 @dataclass(frozen=True)
 class AdaptiveClip:
     """The clip follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.batches import Batching
 from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.layout import Params
@@ -41,6 +42,7 @@ def as_rows(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
+@checked
 @dataclass(frozen=True)
 class LocalOptimiser(Batching):
     """What a client does in a round: how many steps on which batches, and which way a step goes.
@@ -153,6 +155,7 @@ class LocalOptimiser(Batching):
         )
 
 
+@checked
 @dataclass(frozen=True)
 class Sgd(LocalOptimiser):
     """Plain gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
@@ -168,13 +171,21 @@ class Sgd(LocalOptimiser):
         return tau * self.lr
 
 
-def FedProx(lr: float, mu: float, **kwargs) -> Sgd:
-    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾).
+@checked
+def FedProx(
+    lr: float,
+    mu: float,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    max_examples: int | None = None,
+) -> Sgd:
+    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
 
     >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
     0.01
     """
-    return Sgd(lr=lr, proximal=mu, **kwargs)
+    return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
 
 
 OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd}

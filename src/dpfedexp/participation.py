@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, Sampling
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_count, is_number, require
 
 
@@ -76,6 +77,7 @@ def public_population(
     return int(population)
 
 
+@checked
 @dataclass(frozen=True)
 class Full:
     """Every client in every round.
@@ -94,6 +96,7 @@ class Full:
         return torch.arange(clients)
 
 
+@checked
 @dataclass(frozen=True)
 class Poisson:
     """Every client independently with probability `rate`; how many came is private, so sums are divided by rate·M.
@@ -124,6 +127,7 @@ class Poisson:
         return torch.from_numpy(noise.generator(0).random(clients) < rate).nonzero().flatten()
 
 
+@checked
 @dataclass(frozen=True)
 class FixedSize:
     """A uniformly random set of `count` clients, without replacement; all of them where fewer are there.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event
 from dpfedexp.accounting.root import find_root
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12
@@ -19,6 +20,7 @@ _MOST_ROUNDS = 2**40
 _TOLERANCE = 1e-9
 
 
+@checked
 def calibrate_noise(make_event: Callable[[float], Event], *, target_epsilon: float, delta: float, rounds: int) -> float:
     """The smallest noise multiplier z for which `rounds` rounds of `make_event(z)` cost at most `target_epsilon` at
     `delta`."""
@@ -46,6 +48,7 @@ def calibrate_noise(make_event: Callable[[float], Event], *, target_epsilon: flo
     return math.exp(_root(lambda x: epsilon(math.exp(x)), target_epsilon, math.log(low), math.log(high)))
 
 
+@checked
 def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
     """The largest number of rounds of `event` that costs at most `target_epsilon` at `delta`.
 
@@ -72,6 +75,7 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
     return low
 
 
+@checked
 def calibrate_privunit(
     make_event: Callable[[float], Event], *, target_epsilon: float, delta: float = 0.0, rounds: int = 1
 ) -> float:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from dpfedexp.accounting import gdp, privunit
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 Setting = Literal["central", "local", "none"]
@@ -25,6 +26,7 @@ NOT_PRIVATE = "none (not private)"
 NOTHING = "none (nothing was released)"
 
 
+@checked
 @dataclass(frozen=True)
 class Guarantee:
     """(ε, δ)-differential privacy of everything that was charged, for one client, under `adjacency`.
@@ -43,6 +45,7 @@ class Guarantee:
     exact: bool = False
 
 
+@checked
 @dataclass(frozen=True)
 class PrivacyCost:
     """The same rounds per round and in total. δ is for the total; a Gaussian round is quoted at the same δ, and a
@@ -61,6 +64,7 @@ class PrivacyCost:
     exact: bool = False
 
 
+@checked
 def compose(charges: Charges, delta: float) -> Guarantee:
     """The guarantee of all the charges together at δ.
 
@@ -75,6 +79,7 @@ def compose(charges: Charges, delta: float) -> Guarantee:
     return _compose(tuple(counts.items()), float(delta))
 
 
+@checked
 def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
     """What `rounds` rounds of the same event promise: per round and in total."""
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
@@ -95,6 +100,7 @@ def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
     )
 
 
+@checked
 def epsilon_curve(event: Event, rounds: Sequence[int], delta: float) -> list[float]:
     """ε after each of the given numbers of rounds."""
     return [compose([(event, t)], delta).epsilon for t in rounds]

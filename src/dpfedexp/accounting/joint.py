@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 
 FREE_THRESHOLD = (11.0 + 5.0 * math.sqrt(5.0)) / 8.0
 """The scalar costs nothing iff (C·σ_v/σ_s)² is at most this, 2.7725."""
 
 
+@checked
 def joint_mu(clip: float, vector_noise: float, scalar_noise: float) -> float:
     """sup over Δ, Δ' of √(‖Δ−Δ'‖²/σ_v² + (‖Δ‖²−‖Δ'‖²)²/σ_s²), with the noise stds σ_v, σ_s on the *sums*.
 

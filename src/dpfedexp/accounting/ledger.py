@@ -16,6 +16,7 @@ from typing import Any
 from dpfedexp.accounting import chain
 from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, from_json, to_json
+from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
 
 FORMAT = "dpfedexp-ledger"
@@ -24,6 +25,7 @@ READABLE = (1, VERSION)
 """Version 1 named neither the run nor the noise of a charge; its charges count like any other."""
 
 
+@checked
 @dataclass(frozen=True)
 class Budget:
     """The most that a run may spend in total."""
@@ -36,6 +38,7 @@ class Budget:
         require(0.0 <= self.delta < 1.0, f"budget delta is {self.delta}; it must be at least 0 and below 1.")
 
 
+@checked
 @dataclass(frozen=True)
 class Entry:
     """One charge: what round `round` of the run `run` releases with the randomness `noise`.
@@ -58,6 +61,7 @@ class Mark:
     hash: str
 
 
+@checked
 class Ledger:
     """The charges of a run, or of several runs over the same clients, whose costs add up.
 
@@ -88,6 +92,7 @@ class Ledger:
         return cls({"format": FORMAT, "version": VERSION, **header}, [], None)
 
     @classmethod
+    @checked
     def create(cls, path: str | Path, *, config_hash: str = "", **header: Any) -> Ledger:
         """A new ledger file.
 
@@ -104,6 +109,7 @@ class Ledger:
             ) from None
 
     @classmethod
+    @checked
     def open(
         cls, path: str | Path, *, repair: bool = False, read_only: bool = False, config_hash: str | None = None
     ) -> Ledger:

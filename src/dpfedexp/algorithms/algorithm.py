@@ -14,6 +14,7 @@ from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.rules import Rule
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
@@ -29,6 +30,7 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 """PrivUnit's ε₀, ε₁, ε₂ of the paper's experiments."""
 
 
+@checked
 @dataclass(frozen=True)
 class Algorithm:
     """What is run: everything but the data, the model and the local steps.

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
+from dpfedexp.arguments import checked
+
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]
 _THRESHOLDS = 128
 
 
+@checked
 @dataclass(frozen=True)
 class LowerBound:
     """What was proven, by a test with these rates: true positives at least `tpr`, false positives at most `fpr`."""
@@ -97,6 +100,7 @@ class Distinguisher:
         return best.prove(score, best.choose(score)[1])
 
 
+@checked
 def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
     """What samples of a statistic under two neighbouring inputs prove."""
     return Distinguisher(here, there, confidence).bound(score)

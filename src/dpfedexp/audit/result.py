@@ -6,12 +6,14 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dpfedexp.arguments import checked
 from dpfedexp.audit.power import Power
 from dpfedexp.json_values import finite
 
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 
 
+@checked
 @dataclass(frozen=True)
 class Result:
     """A measured value beside the claim that it must not exceed, and the power that the measurement had.

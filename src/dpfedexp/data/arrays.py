@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 Transform = Callable[[Tensor], Tensor]
@@ -80,6 +81,7 @@ def check_finite(field: str, tensor: Tensor) -> None:
     )
 
 
+@checked
 def cast_inputs(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """What a model eats: bytes become x/255 in float, floats become float32, other integers (tokens) become int64.
 
@@ -94,6 +96,7 @@ def cast_inputs(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return inputs.to(torch.int64)
 
 
+@checked
 def cast_targets(targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Class labels become int64, real targets float32 (or `dtype`, where that is a floating type)."""
     if not targets.is_floating_point():

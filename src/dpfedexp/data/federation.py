@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.data import partition
 from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_finite
 from dpfedexp.data.assignment import as_assignment
@@ -17,6 +18,7 @@ from dpfedexp.data.stacking import concatenate_clients, stack_dataset
 from dpfedexp.errors import InputError, nearest, require
 
 
+@checked
 class Federation:
     """Clients and their data; images stay bytes and are cast on the device, so that memory stays small.
 
@@ -68,16 +70,34 @@ class Federation:
         self._resident: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def from_clients(cls, clients: Iterable[tuple[Any, Any]], **options: Any) -> Federation:
+    @checked
+    def from_clients(
+        cls,
+        clients: Iterable[tuple[Any, Any]],
+        *,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
+    ) -> Federation:
         """From one (inputs, targets) pair per client; sizes may differ and a client may be empty."""
         inputs, targets, sizes = concatenate_clients(clients)
-        return cls(
-            inputs, targets, Assignment(np.arange(len(inputs)), np.concatenate([[0], np.cumsum(sizes)])), **options
-        )
+        split = Assignment(np.arange(len(inputs)), np.concatenate([[0], np.cumsum(sizes)]))
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
 
     @classmethod
+    @checked
     def from_arrays(
-        cls, inputs: Any, targets: Any, assignment: Any, *, clients: int | None = None, **options: Any
+        cls,
+        inputs: Any,
+        targets: Any,
+        assignment: Any,
+        *,
+        clients: int | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
     ) -> Federation:
         """From one data set and row indices per client, or a client number per row (-1: nobody holds it).
 
@@ -85,17 +105,47 @@ class Federation:
         all, and a mean over clients would tell.
         """
         split = as_assignment(assignment, len(as_tensor("inputs", inputs)), clients)
-        return cls(inputs, targets, split, **options)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
 
     @classmethod
+    @checked
     def from_dataset(
-        cls, dataset: Any, assignment: Any = None, *, partition: str | None = None, **options: Any
+        cls,
+        dataset: Any,
+        assignment: Any = None,
+        *,
+        partition: str | None = None,
+        clients: int | None = None,
+        alpha: float | None = None,
+        seed: int | None = None,
+        samples_per_client: int | None = None,
+        min_size: int | None = None,
+        shards_per_client: int | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
     ) -> Federation:
         """From a torch `Dataset` of pairs (input, target) and an assignment, or `partition="iid", clients=…, …`."""
         inputs, targets = stack_dataset(dataset)
+        given: dict[str, Any] = {
+            "clients": clients,
+            "alpha": alpha,
+            "seed": seed,
+            "samples_per_client": samples_per_client,
+            "min_size": min_size,
+            "shards_per_client": shards_per_client,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "transform": transform,
+            "allow_shared": allow_shared,
+            "finite": finite,
+        }
         if assignment is not None:
             require(partition is None, "assignment and partition are both given; give one of them.")
-            return cls.from_arrays(inputs, targets, assignment, **options)
+            return cls.from_arrays(inputs, targets, assignment, **given, **options)
         makers: dict[str, Callable[..., Federation]] = {
             "iid": cls.iid,
             "dirichlet": cls.dirichlet,
@@ -106,15 +156,36 @@ class Federation:
             raise InputError(f"partition is missing; give an assignment or one of {', '.join(makers)}.")
         if partition not in makers:
             raise InputError(f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
-        return makers[partition](inputs, targets, **options)
+        return makers[partition](inputs, targets, **given, **options)
 
     @classmethod
-    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Any) -> Federation:
+    @checked
+    def iid(
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: int,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
+    ) -> Federation:
         """A uniformly random split into clients whose sizes differ by at most one."""
         inputs = as_tensor("inputs", inputs)
-        return cls(inputs, targets, partition.iid(len(inputs), clients, partition.generator(seed)), **options)
+        return cls(
+            inputs,
+            targets,
+            partition.iid(len(inputs), clients, partition.generator(seed)),
+            dtype=dtype,
+            transform=transform,
+            allow_shared=allow_shared,
+            finite=finite,
+        )
 
     @classmethod
+    @checked
     def dirichlet(
         cls,
         inputs: Any,
@@ -124,15 +195,19 @@ class Federation:
         alpha: float,
         seed: int = 0,
         samples_per_client: int | None = None,
-        **options: Any,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
     ) -> Federation:
         """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
         labels, classes = _labels(inputs, targets)
         rng = partition.generator(seed)
         split = partition.dirichlet(labels, classes, clients, alpha, rng, samples_per_client)
-        return cls(inputs, targets, split, **options)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
 
     @classmethod
+    @checked
     def dirichlet_per_class(
         cls,
         inputs: Any,
@@ -142,22 +217,36 @@ class Federation:
         alpha: float,
         seed: int = 0,
         min_size: int = 0,
-        **options: Any,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
     ) -> Federation:
         """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
         labels, classes = _labels(inputs, targets)
         rng = partition.generator(seed)
         split = partition.dirichlet_per_class(labels, classes, clients, alpha, rng, min_size)
-        return cls(inputs, targets, split, **options)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
 
     @classmethod
+    @checked
     def shards(
-        cls, inputs: Any, targets: Any, *, clients: int, shards_per_client: int = 2, seed: int = 0, **options: Any
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: int,
+        shards_per_client: int = 2,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
     ) -> Federation:
         """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
         labels, _ = _labels(inputs, targets)
         split = partition.shards(labels, clients, partition.generator(seed), shards_per_client)
-        return cls(inputs, targets, split, **options)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_count
 from dpfedexp.errors import require
 
 Maker = Callable[[NDArray[np.int64]], tuple[Any, Any]]
 
 
+@checked
 class Generated:
     """`clients` clients with `size` rows each; `make(client_ids)` returns inputs [n, size, …] and targets [n, size, …].
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -21,6 +22,7 @@ _LARGEST = 1 << 32
 """Bytes; well above every known IDX file, and small enough that a forged one cannot exhaust a machine."""
 
 
+@checked
 def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[Any]:
     """The array in an IDX file, gzipped or plain (told by its content); `dimensions` is how many it must have."""
     path = Path(path)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform
 from dpfedexp.data.download import NotDownloaded, fetch
 from dpfedexp.data.federation import Federation
@@ -31,6 +32,7 @@ MIRRORS = (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class ImageData:
     """Images as bytes [n, rows, columns] and their labels as bytes [n]."""
@@ -42,6 +44,7 @@ class ImageData:
     name: str
 
 
+@checked
 @dataclass(frozen=True)
 class Standardise:
     """x ↦ (x − mean)/std. The two numbers must be public: computed from the clients' data they would leak from them."""
@@ -53,6 +56,7 @@ class Standardise:
         return (x - self.mean) / self.std
 
 
+@checked
 def load_mnist(
     data: Path | str | None = None, *, download: bool = True, mirrors: Sequence[str] | None = None
 ) -> ImageData:
@@ -88,6 +92,7 @@ def load_mnist(
     return ImageData(train_images, train_labels, test_images, test_labels, folder.name)
 
 
+@checked
 def mnist_federation(
     images: ImageData,
     clients: int = 1000,

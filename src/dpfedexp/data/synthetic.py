@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import check_count, check_seed
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.generated import Generated
@@ -23,6 +24,7 @@ _OPTIMUM, _CLIENT = 1, 2
 """Purposes: the second word of a Philox key."""
 
 
+@checked
 @dataclass(frozen=True)
 class SyntheticProblem:
     """Clients and the w* that all of them agree on."""
@@ -39,6 +41,7 @@ class SyntheticProblem:
         return float(torch.linalg.vector_norm(w.detach().cpu().double().flatten() - self.optimum.double()))
 
 
+@checked
 def synthetic_regression(clients: int = 1000, dimension: int = 500, seed: int = 0) -> SyntheticProblem:
     """The problem of the paper's Fig. 1 (left): d = 500 for CDP, 100 for LDP."""
     check_count("clients", clients)
@@ -52,6 +55,7 @@ def synthetic_regression(clients: int = 1000, dimension: int = 500, seed: int = 
     return SyntheticProblem(federation, torch.from_numpy(optimum))
 
 
+@checked
 def synthetic_regression_stream(clients: int, dimension: int, seed: int = 0) -> SyntheticProblem:
     """The same distribution, made client by client from keyed draws: any number of clients in no memory."""
     check_count("dimension", dimension)

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import nn
 
 from dpfedexp.algorithms import fedavg
+from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 from dpfedexp.flower.arrays import to_flat
 from dpfedexp.flower.messages import HOSTED
@@ -23,6 +24,7 @@ from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.task import Clients
 
 
+@checked
 def train_hosted(
     message: Message, model: nn.Module, clients: Clients, *, local: LocalOptimiser, loss: str | Loss | None = None
 ) -> RecordDict:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfedexp.arguments import checked
 from dpfedexp.batches import schedule
 from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
@@ -26,6 +27,7 @@ def fresh_shuffles() -> np.random.Generator:
     return np.random.default_rng()
 
 
+@checked
 def train_local(
     model: nn.Module,
     inputs: Tensor,

@@ -17,6 +17,7 @@ from torch import Tensor
 from dpfedexp.accounting.events import Adjacency, Event, Sampling
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.events.charges import RoundSettings
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import BLOCK, AdaptiveClip, Clipped
 from dpfedexp.errors import InputError, require
 from dpfedexp.noise import Noise
@@ -28,6 +29,7 @@ Part = Literal["level", "within"]
 """What a report may carry beside its vector."""
 
 
+@checked
 @dataclass(frozen=True)
 class Report:
     """What a chunk of clients sends, one row per client.
@@ -50,6 +52,7 @@ class Report:
         return Report(self.vector[:count], level, within)
 
 
+@checked
 @dataclass(frozen=True)
 class Release:
     """What leaves the mechanism, and may be seen by anyone.
@@ -76,6 +79,7 @@ class Release:
         return self.statistic
 
 
+@checked
 @dataclass(frozen=True)
 class Terms:
     """What a run asks of its mechanism, and the public facts that it is made for.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Terms, make_sums, total
@@ -26,6 +27,7 @@ _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""
 
 
+@checked
 @dataclass(frozen=True)
 class CentralGaussian(Mechanism):
     """The trusted server adds noise to the sum and divides by a public constant.

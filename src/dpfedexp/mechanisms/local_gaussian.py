@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpfedexp.accounting.events import GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import local_gaussian
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import require
 from dpfedexp.mechanisms.base import Mechanism, Numerator, Release, Report, Terms, make_sums, total
@@ -25,6 +26,7 @@ _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""
 
 
+@checked
 @dataclass(frozen=True)
 class LocalGaussian(Mechanism):
     """Every client adds its own noise; the server is not trusted.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dpfedexp.accounting.events import NonPrivateEvent, Sampling
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, Clipped, row_norms
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, make_sums, total
@@ -15,6 +16,7 @@ from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 
 
+@checked
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
     """Sends the update as it is. Guarantee: none; event: `NonPrivateEvent`."""

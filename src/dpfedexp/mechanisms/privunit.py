@@ -20,6 +20,7 @@ from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import PrivUnitEvent, Sampling
 from dpfedexp.accounting.events.cap import Direction, GammaRule, direction
 from dpfedexp.accounting.events.charges import privunit
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Terms, make_sums, total
@@ -94,6 +95,7 @@ def sample_direction(
     return (gaussian * sine.to(source.dtype)[:, None]).addcmul_(source, of_row.to(source.dtype)[:, None])
 
 
+@checked
 @dataclass(frozen=True)
 class PrivUnit(Mechanism):
     """c_i = r̂_i·z_i with z_i from PrivUnit(ε₀, ε₁) and r̂_i from ScalarDP(ε₂); sends (Ĵ, V)."""

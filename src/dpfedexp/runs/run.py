@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
+from dpfedexp.arguments import checked
 
 
+@checked
 @dataclass(frozen=True)
 class Run:
     """What a run returns.

@@ -24,6 +24,7 @@ from dpfedexp.accounting.events.gaussian import (
     Sampling,
 )
 from dpfedexp.accounting.events.reports import PrivUnitEvent, PureEvent
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 
+@checked
 @dataclass(frozen=True)
 class NonPrivateEvent:
     """A round that promises nothing."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
 
 Adjacency = Literal["replace-one", "add-remove"]
@@ -17,6 +18,7 @@ BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
 rounding of every single report. "unknown" is the value of ledgers that do not say."""
 
 
+@checked
 @dataclass(frozen=True)
 class Sampling:
     """Who takes part in a round: everyone, each client independently with probability `rate`, or a fixed number of them.
@@ -36,6 +38,7 @@ class Sampling:
             raise InputError(f"sampling rate is {self.rate} with full participation; it must be 1.")
 
 
+@checked
 @dataclass(frozen=True)
 class Query:
     """One Gaussian query of a joint release.
@@ -67,6 +70,7 @@ class Query:
         return replace(self, bound=self.bound * factor, sensitivity=self.sensitivity * factor, diameter=diameter)
 
 
+@checked
 @dataclass(frozen=True)
 class GaussianEvent:
     """All the Gaussian queries of one round, released together.

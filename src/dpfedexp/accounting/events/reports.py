@@ -9,9 +9,11 @@ from typing import ClassVar, Literal
 
 from dpfedexp.accounting.events.gaussian import Adjacency, Family, Sampling
 from dpfedexp.accounting.events.loss import ThreePoint, randomised_response
+from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 
 
+@checked
 @dataclass(frozen=True)
 class PrivUnitEvent:
     """One PrivUnit × ScalarDP report of one client.
@@ -84,6 +86,7 @@ class PrivUnitEvent:
         return self.epsilon
 
 
+@checked
 @dataclass(frozen=True)
 class PureEvent:
     """A release or a report that is ε-DP by itself, whatever computes it; composed as the randomised response that dominates it.

@@ -18,17 +18,20 @@ from dpfedexp.accounting.events import Event
 from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
+from dpfedexp.arguments import checked
 from dpfedexp.json_values import finite
 
 VERSION = 2
 """Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""
 
 
+@checked
 @dataclass(frozen=True)
 class PrivacyStatement(Promise):
     """The claim of one run, made from its charges."""
 
     @staticmethod
+    @checked
     def from_charges(
         charges: Charges,
         delta: float,

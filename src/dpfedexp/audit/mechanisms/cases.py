@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.joint import FREE_THRESHOLD
+from dpfedexp.arguments import checked
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
 
@@ -29,6 +30,7 @@ _HOSTILE = 8.0
 """Clients of the central setting send reports this many times too long: the server must not trust their clipping."""
 
 
+@checked
 @dataclass(frozen=True)
 class Case:
     """A mechanism, and two neighbouring inputs that differ in the last client.

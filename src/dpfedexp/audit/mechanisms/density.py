@@ -16,6 +16,7 @@ from scipy.integrate import quad
 from scipy.special import betainc, betaincc, gammaln
 
 from dpfedexp.accounting import Sampling
+from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import distance, distance_limit, rare
 from dpfedexp.audit.power import Power
@@ -25,6 +26,7 @@ from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.noise.streams import Streams
 
 
+@checked
 def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
     """The exact ε of the densities beside the event's; then the sampler's cap, height and rest beside theirs."""
     event = mechanism.event(Sampling())

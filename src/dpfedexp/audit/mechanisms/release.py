@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
+from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
 from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.audit.mechanisms.histogram import learnt_ratio
@@ -26,6 +27,7 @@ DELTA = 0.01
 CURVE = (0.001, 0.003, 0.01, 0.03, 0.1)
 
 
+@checked
 def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> list[Result]:
     """ε at δ = 0.01 without any assumption, and μ where that is what is claimed; PrivUnit at δ = 0."""
     event = case.mechanism.event(Sampling())

@@ -14,6 +14,7 @@ import torch
 
 from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
+from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
@@ -35,6 +36,7 @@ Test = Callable[[int, int, int, float], float]
 """(canaries, guesses, right ones, failure) → what they refute."""
 
 
+@checked
 def audit_training(
     seed: int,
     confidence: float,

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, LedgerError, nearest, require
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.node.guard_ledger import guard_ledger
@@ -34,6 +35,7 @@ NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"
 
 
+@checked
 @dataclass(frozen=True)
 class Guard:
     """What one node agrees to."""
@@ -46,6 +48,7 @@ class Guard:
     max_clip: float
 
     @staticmethod
+    @checked
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
         """The guard that the operator has set for this node, None if there is none."""
         # The environment first: a node's configuration reaches the app in an object that the app can write to.

@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
+from dpfedexp.arguments import checked
 from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
@@ -44,6 +45,7 @@ _FAILED_PRECONDITION = 6
 """Flower's error code MOD_FAILED_PRECONDITION."""
 
 
+@checked
 def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) -> Report:
     """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
 
@@ -65,6 +67,7 @@ def hosted_clients(message: Message) -> tuple[int, ...]:
     return Request.from_message(message).clients
 
 
+@checked
 def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
     try:

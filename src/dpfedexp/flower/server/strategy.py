@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import REQUEST, Request
@@ -47,6 +48,7 @@ WHO_ANSWERS = "whether and when a client answers, which the server and the netwo
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+@checked
 class DpFedExp(Strategy):
     """A differentially private federation with a guarantee that holds whatever the clients send or fail to send.
 
