@@ -1,0 +1,129 @@
+"""The house: every import points down, no circle, and no room that nobody finds anything in."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dpfedexp
+
+ROOT = Path(dpfedexp.__file__).parent
+LAYERS = [
+    {"errors"},
+    {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
+    {"layout", "sums", "step_size"},
+    {"clipping", "noise", "accounting"},
+    {"mechanisms"},
+    {"batches", "evaluation", "local", "losses", "models", "participation", "server"},
+    {"algorithms", "data"},
+    {"round"},
+    {"trainers"},
+    {"config"},
+    {"runs"},
+    {"simulation"},
+    {"report"},
+    {"flower"},
+    {"audit", "bench", "paper"},
+    {"cli"},
+]
+"""Rooms and single files, the lowest first. What stands in one layer knows the layers below, and its own."""
+MOST_FILES = 16
+LONGEST = 400
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        inside = path.relative_to(ROOT).with_suffix("")
+        if "template" not in inside.parts:
+            found[".".join(part for part in inside.parts if part != "__init__")] = path
+    return found
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """Of every module, the modules of this package that it imports anywhere, those inside functions and for type checkers too."""
+    known = modules()
+    graph = {}
+    for name, path in known.items():
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "dpfedexp":
+                module = node.module.removeprefix("dpfedexp").removeprefix(".")
+                for alias in node.names:
+                    inner = f"{module}.{alias.name}".removeprefix(".")
+                    used.add(inner if inner in known else module)
+        graph[name] = frozenset(used - {name, ""})
+    return graph
+
+
+def layer(module: str) -> int:
+    room = module.partition(".")[0]
+    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+
+
+def test_every_room_has_a_place():
+    rooms = {name.partition(".")[0] for name in modules()} - {"", "__main__"}
+    assert rooms == set().union(*LAYERS)
+
+
+def test_every_import_points_down():
+    up = [
+        f"{name} -> {used}"
+        for name, many in imports().items()
+        if name not in ("", "__main__")
+        for used in many
+        if layer(used) > layer(name)
+    ]
+    assert up == []
+
+
+def test_rooms_of_one_layer_do_not_need_each_other_both_ways():
+    rooms = {
+        (name.partition(".")[0], used.partition(".")[0]) for name, many in imports().items() for used in many if name
+    }
+    assert [(a, b) for a, b in rooms if a < b and (b, a) in rooms] == []
+
+
+def test_there_is_no_circle():
+    graph, done, path = imports(), set(), []
+
+    def visit(name: str) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done or name == "":
+            return
+        path.append(name)
+        for used in graph.get(name, ()):
+            visit(used)
+        path.pop()
+        done.add(name)
+
+    for name in graph:
+        visit(name)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent.relative_to(ROOT).as_posix() for path in modules().values()}))
+def test_a_room_holds_what_one_can_oversee(folder):
+    files = [path for path in modules().values() if path.parent.relative_to(ROOT).as_posix() == folder]
+    assert len(files) <= (MOST_FILES if folder != "." else 24)
+
+
+def test_no_file_is_a_book():
+    lengths = Counter({name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()})
+    assert [name for name, length in lengths.items() if length > LONGEST] == []
+
+
+def test_no_assertion_guards_the_library():
+    """`python -O` takes assertions away, so nothing may rest on one."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []
