@@ -25,7 +25,7 @@ MECHANISM = CentralGaussian(clip=1.0, noise_multiplier=2.0)
 
 def follow(server, eta_g=1.0):
     """The iterates of `advance` after each of the means."""
-    algorithm = replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server, rule=lambda release, mechanism: eta_g)
+    algorithm = replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server, rule=lambda release: eta_g)
     state, iterates = State(0, W, (W,), 1.0, server.init(W)), []
     for mean in MEANS:
         state, taken = advance(algorithm, MECHANISM, Release(mean, 0.5, None, 1.0), state)

@@ -116,7 +116,7 @@ def test_an_equal_pure_epsilon_that_composes_to_more_is_refused(split):
     assert total([(other.client_event(), 50)], 1e-5) > total([(announced.client_event(), 50)], 1e-5)
     state = RecordDict()
     assert not ask(announced, state=state, rounds=50).has_error()
-    assert "the parts of PrivUnit's epsilon are not those" in reason(other, state=state, rounds=50)
+    assert "the parts of the report's epsilon are not those" in reason(other, state=state, rounds=50)
     assert not ask(PrivUnit(0.5, 4, 1.9, 2.0, 1.5), state=state, rounds=50).has_error(), "less is fine"
 
 

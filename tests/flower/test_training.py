@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from dpfedexp import Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp.batches import schedule
 from dpfedexp.flower import DpFedExp, private_training, strategy_from, train_hosted, train_local
 from dpfedexp.flower import training as flower_training
@@ -22,7 +22,7 @@ from dpfedexp.flower.messages import Request
 from dpfedexp.local import OPTIMISERS
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
@@ -60,7 +60,9 @@ def flat(module: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("corrected", [False, True])
 def test_a_client_trains_bit_for_bit_as_in_the_simulators_loop(name, corrected):
     local, clients, model = OPTIMISERS_OF_A_CLIENT[name], federation(), network()
-    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, trainer="loop", device="cpu")
+    simulation, _ = prepare(
+        model, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer="loop", device="cpu")
+    )
     layout, w = simulation.task.layout, flat(model)
     correction = torch.linspace(-0.1, 0.1, 3 * len(w)).view(3, -1) if corrected else None
     shuffles = simulation.streams.at("batches", 4)
@@ -120,7 +122,15 @@ def test_rounds_through_flower_equal_the_simulators_with_an_optimiser_of_ones_ow
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
     strategy = DpFedExp(algorithm, clients=3, rounds=3, folder=tmp_path, node_timeout=1, local=local)
     strategy.start(LoopbackGrid(app_of(clients, model, local), 3), ArrayRecord(model.state_dict()), timeout=5)
-    run = train(model, clients, algorithm, local=local, rounds=3, progress=False, device="cpu", trainer="vectorised")
+    run = train(
+        model,
+        clients,
+        algorithm,
+        local=local,
+        rounds=3,
+        progress=False,
+        execution=Execution(trainer="vectorised", device="cpu"),
+    )
     torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=1e-5)
     assert float((flat(run.model) - flat(model)).norm()) > 0.1
 

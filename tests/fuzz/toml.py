@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import tomllib
 from pathlib import Path
 
 from tests.fuzz.harness import fuzz, instrumented
@@ -36,7 +37,7 @@ def one(data: bytes) -> None:
         mechanism = settings.build_algorithm().bind(7, participation.expected(100), Sampling(), 3)
         assert mechanism.event(Sampling())
         assert local
-        config.parse(config.tomllib.loads(settings.to_toml()))
+        config.parse(tomllib.loads(settings.to_toml()))
 
 
 if __name__ == "__main__":

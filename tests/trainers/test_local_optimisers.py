@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, InputError, LocalOptimiser, Sgd, dp_scaffold, fedavg, train
 from dpfedexp.batches import schedule
 from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.train import prepare
+from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
@@ -106,7 +106,9 @@ def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, tr
     largest entry. The third call replays what the second recorded, so memory of another round would show."""
     local, _ = OPTIMISERS[name]
     base, make = TRAINERS[trainer]
-    simulation, _ = prepare(MODEL, clients, fedavg(), local=local, rounds=1, trainer=base, device="cpu")
+    simulation, _ = prepare(
+        MODEL, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer=base, device="cpu")
+    )
     run = simulation.trainer if make is None else make(simulation)
     plan = schedule(local, clients.sizes, simulation.streams.at("batches", 1).generator)
     w = simulation.task.layout.read(MODEL).float()
@@ -121,7 +123,9 @@ def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, tr
 def test_a_gpus_recordings_give_torchs_updates_too(name, trainer, clients, expected):
     """CUDA graphs hold the moments and the clock; 1e-4 of the largest entry, because a GPU sums in another order."""
     local, _ = OPTIMISERS[name]
-    simulation, _ = prepare(MODEL, clients, fedavg(), local=local, rounds=1, trainer=trainer, device="cuda")
+    simulation, _ = prepare(
+        MODEL, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer=trainer, device="cuda")
+    )
     plan = schedule(local, clients.sizes, simulation.streams.at("batches", 1).generator)
     w = simulation.task.layout.read(MODEL).float().cuda()
     for _ in range(3):
@@ -141,7 +145,8 @@ def test_moments_are_zero_when_a_round_begins(trainer, clients):
     """Two rounds are one round and then a new run from its model; 1e-6 is the rounding of the model to float32 in between."""
 
     def run(model, rounds, local):
-        options = {"local": local, "rounds": rounds, "device": "cpu", "progress": False, "trainer": trainer}
+        options = {"local": local, "rounds": rounds, "progress": False}
+        options["execution"] = Execution(device="cpu", trainer=trainer)
         trained = train(model, clients, fedavg(), **options).model
         return trained, torch.cat([p.detach().flatten() for p in trained.parameters()])
 
@@ -154,7 +159,7 @@ def test_moments_are_zero_when_a_round_begins(trainer, clients):
 def test_a_trainer_that_keeps_clients_apart_does_so_with_moments(trainer, clients):
     """`prepare` refuses a trainer by name unless made-up clients' rows are the same bit for bit beside any others."""
     local = AdamW(lr=0.02, epochs=2, batch_size=2, max_examples=6)
-    given = {"local": local, "rounds": 1, "device": "cpu", "trainer": trainer, "isolated": True}
+    given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", trainer=trainer), "isolated": True}
     simulation, _ = prepare(MODEL, clients, fedavg(), **given)
     w, state = simulation.task.layout.read(MODEL).float(), simulation.begin()
     rows = simulation.updates(state, w, torch.arange(len(SIZES)), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from dpfedexp.accounting.events import Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
@@ -25,6 +26,7 @@ def ldp_fedexp(
     target_epsilon: float | None = None,
     target_per: Per = "total",
     delta: float = 1e-5,
+    adjacency: Adjacency = "replace-one",
     epsilons: Epsilons = PAPER_EPSILONS,
     gamma: GammaRule = "exact",
     numerator: Numerator | None = None,
@@ -42,6 +44,7 @@ def ldp_fedexp(
         target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
         target_per: whether the target is for all rounds together or for each.
         delta: δ of the promise.
+        adjacency: "replace-one": a client that reports at all can only be replaced.
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         numerator: where ‖Δ‖² comes from with Gaussian noise: "free", "paper" or "naive"; None for the default.
@@ -75,6 +78,7 @@ def ldp_fedexp(
         target_epsilon=target_epsilon,
         target_per=target_per,
         delta=delta,
+        adjacency=adjacency,
         epsilons=epsilons,
         gamma=gamma,
         average_last=average_last,
@@ -89,6 +93,7 @@ def naive_ldp_fedexp(
     target_epsilon: float | None = None,
     target_per: Per = "total",
     delta: float = 1e-5,
+    adjacency: Adjacency = "replace-one",
     average_last: int = 2,
 ) -> Algorithm:
     """The paper's biased variant (eq:naive), for its figures: do not train with it.
@@ -100,6 +105,7 @@ def naive_ldp_fedexp(
         target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
         target_per: whether the target is for all rounds together or for each.
         delta: δ of the promise.
+        adjacency: "replace-one": a client that reports at all can only be replaced.
         average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
@@ -112,6 +118,7 @@ def naive_ldp_fedexp(
         target_epsilon=target_epsilon,
         target_per=target_per,
         delta=delta,
+        adjacency=adjacency,
         average_last=average_last,
     )
     return replace(naive, name="naive_ldp_fedexp")

@@ -139,6 +139,10 @@ class PrivUnit(Mechanism):
             self.dimension == dimension,
             f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.",
         )
+        # Constants that do not exist must show before a report is paid for.
+        require(
+            math.isfinite(self.direction.log_m) and self.scalar.k >= 1, "PrivUnit has no constants for these epsilons."
+        )
 
     def width(self, dimension: int) -> int:
         return dimension

@@ -63,8 +63,9 @@ def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
     before = in_full(settings)
     free = algorithms.ALGORITHMS["cdp_fedexp"]
 
-    def cdp_fedexp(*, numerator="paper", average_last=3, **more):
-        return free(numerator=numerator, average_last=average_last, **more)
+    def cdp_fedexp(*, numerator="paper", average_last=3, clip, noise_multiplier, delta=1e-5, **more):
+        given = {"clip": clip, "noise_multiplier": noise_multiplier, "delta": delta}
+        return free(numerator=numerator, average_last=average_last, **given, **more)
 
     monkeypatch.setitem(algorithms.ALGORITHMS, "cdp_fedexp", cdp_fedexp)
     assert differences(in_full(settings), before) == [
@@ -94,12 +95,12 @@ def test_a_default_of_the_configuration_that_changes_is_another_run():
 
 def test_a_field_that_is_new_sets_old_records_apart_until_it_is_declared(monkeypatch):
     old = {"local": {"lr": 0.1}}
-    new = {"local": {"lr": 0.1, "optimiser": "sgd"}}
-    assert differences(new, old) == ["local.optimiser is 'sgd' now and was not recorded"]
-    monkeypatch.setattr(full_settings, "ADDED_SINCE", {"local.optimiser": "sgd"})
+    new = {"local": {"lr": 0.1, "schedule": "flat"}}
+    assert differences(new, old) == ["local.schedule is 'flat' now and was not recorded"]
+    monkeypatch.setattr(full_settings, "ADDED_SINCE", {"local.schedule": "flat"})
     assert differences(new, old) == []
-    changed = {"local": {"lr": 0.1, "optimiser": "adamw"}}
-    assert differences(changed, old) == ["local.optimiser is 'adamw' now and was 'sgd'"]
+    changed = {"local": {"lr": 0.1, "schedule": "cosine"}}
+    assert differences(changed, old) == ["local.schedule is 'cosine' now and was 'flat'"]
     assert key(new, None) == key(old, None) != key(changed, None)
 
 

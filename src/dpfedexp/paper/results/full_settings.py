@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 ELSEWHERE: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size"}}
 """Where a run happens, which its result does not depend on."""
 
-ADDED_SINCE: Tree = {"local.max_examples": None, "participation.population": None}
+ADDED_SINCE: Tree = {"local.max_examples": None, "local.optimiser": "sgd", "participation.population": None}
 """Fields that are younger than the oldest records, with the value that every run had before there was a choice.
 
 A record without the field is read as if it had this value. Whoever adds a field to the configuration adds it here too, if what was
