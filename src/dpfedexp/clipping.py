@@ -46,6 +46,11 @@ class Clipped:
     within: Tensor
 
 
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
 def row_norms(x: Tensor) -> Tensor:
     """Norms of the rows in double precision; a row's does not depend on its place among the others."""
     if x.device.type != "cpu":
@@ -53,9 +58,9 @@ def row_norms(x: Tensor) -> Tensor:
         even = (
             x if x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0 else pad(x, (0, -x.shape[1] % 4))
         )
-        return torch.linalg.vector_norm(even, dim=1, dtype=torch.float64)
+        return _norms(even)
     if x.shape[1] <= BLOCK:
-        return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+        return _norms(x)
     squares = torch.zeros(len(x), dtype=torch.float64)
     for row, square in zip(x, squares, strict=True):
         for block in row.split(BLOCK):

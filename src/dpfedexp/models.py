@@ -136,7 +136,8 @@ class LstmClassifier(nn.Module):
             gate_in, gate_forget, candidate, gate_out = (step + F.linear(hidden, self.weight_hh)).chunk(4, dim=-1)
             cell = torch.sigmoid(gate_forget) * cell + torch.sigmoid(gate_in) * torch.tanh(candidate)
             hidden = torch.sigmoid(gate_out) * torch.tanh(cell)
-        return self.head(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
 
 
 def lstm_classifier(vocab: int, embed: int = 8, hidden: int = 64, classes: int = 2) -> LstmClassifier:

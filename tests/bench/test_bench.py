@@ -46,6 +46,12 @@ def test_a_workload_gives_every_system_the_same_model_and_data(name):
     assert torch.equal(x, work.data(2)[0])
 
 
+def test_an_epsilon_that_another_accountant_does_not_confirm_is_not_timed(monkeypatch):
+    monkeypatch.setattr(pieces.PLDAccountant, "get_epsilon", lambda self, delta: 1.0)
+    with pytest.raises(RuntimeError, match="and 1 by dp-accounting; they must agree within 1 %"):
+        pieces.accounting(rounds=2)
+
+
 def test_the_plain_loop_takes_our_round():
     """Without noise and without a clip in effect: the mean of the updates."""
     work = wide(4)

@@ -94,6 +94,11 @@ def test_choices_are_sets_of_the_right_size_and_every_client_is_as_likely():
     assert stats.chisquare(counts).pvalue > ONE_IN_A_MILLION
 
 
+def test_choosing_with_replacement_is_refused_with_a_sentence():
+    with pytest.raises(InputError, match=r"replace is True; this source chooses without replacement only"):
+        ChaChaNoise().choice(10, 3, replace=True)
+
+
 def test_every_purpose_and_round_draws_anew():
     streams = SystemStreams()
     assert not np.array_equal(normals(streams.at("noise", 1), 3), normals(streams.at("noise", 1), 3))

@@ -22,4 +22,15 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dp_scaffold": dp_scaffold,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", *ALGORITHMS]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "cdp_fedexp",
+    "dp_fedadam",
+    "dp_fedavg",
+    "dp_scaffold",
+    "fedavg",
+    "fedexp",
+    "ldp_fedexp",
+    "naive_ldp_fedexp",
+]

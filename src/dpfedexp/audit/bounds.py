@@ -48,13 +48,17 @@ def rate_at_most(successes: Floats, trials: int, failure: float) -> Floats:
 def epsilon_score(delta: float) -> Score:
     def score(tpr: Floats, fpr: Floats) -> Floats:
         with np.errstate(divide="ignore"):
-            return np.maximum(0.0, np.log(np.maximum(tpr - delta, 1e-300)) - np.log(np.maximum(fpr, 1e-300)))
+            scores: Floats = np.maximum(0.0, np.log(np.maximum(tpr - delta, 1e-300)) - np.log(np.maximum(fpr, 1e-300)))
+        return scores
 
     return score
 
 
 def mu_score(tpr: Floats, fpr: Floats) -> Floats:
-    return np.maximum(0.0, ndtri(np.clip(tpr, 1e-300, 1.0 - 1e-16)) - ndtri(np.clip(fpr, 1e-300, 1.0 - 1e-16)))
+    scores: Floats = np.maximum(
+        0.0, ndtri(np.clip(tpr, 1e-300, 1.0 - 1e-16)) - ndtri(np.clip(fpr, 1e-300, 1.0 - 1e-16))
+    )
+    return scores
 
 
 @dataclass(frozen=True)

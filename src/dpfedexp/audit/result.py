@@ -78,8 +78,10 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """For programs: numbers that JSON has no word for are null."""
-        found = asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
-        return finite(found)
+        found: dict[str, Any] = finite(
+            asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
+        )
+        return found
 
 
 def skip(kind: str, name: str, why: str) -> Result:

@@ -100,7 +100,8 @@ def _model(settings: Settings, default: str | None, options: dict[str, Any]) -> 
     chosen = settings.model
     seed = settings.run.seed if chosen.seed is None else chosen.seed
     if chosen.factory is not None:
-        return _import("model.factory", chosen.factory)(**chosen.options)
+        model: nn.Module = _import("model.factory", chosen.factory)(**chosen.options)
+        return model
     name = chosen.name or default
     if name is None:
         raise InputError(f"model.name is missing; name a network or a factory.{nearest('', models.MODELS)}")
@@ -112,6 +113,7 @@ def _import(field: str, target: str | None) -> Callable[..., Any]:
     if not colon:
         raise InputError(f"{field} is {target!r}; it must look like 'package.module:function'.")
     try:
-        return getattr(importlib.import_module(module), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function
     except (ImportError, AttributeError) as error:
         raise InputError(f"{field} is {target!r}, which can't be imported: {error}.") from None

@@ -73,7 +73,8 @@ def synthetic_regression_stream(clients: int, dimension: int, seed: int = 0) -> 
 
 def _targets(inputs: NDArray[np.float32], optimum: NDArray[np.float32]) -> NDArray[np.float32]:
     """xᵀw* of the rounded x and w*, in double precision, so that w* solves the problem to one rounding."""
-    return np.einsum("nd,d->n", inputs, optimum, dtype=np.float64).astype(np.float32)
+    targets: NDArray[np.float64] = np.einsum("nd,d->n", inputs, optimum, dtype=np.float64)
+    return targets.astype(np.float32)
 
 
 def _keyed_normals(seed: int, clients: NDArray[np.int64], count: int) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +122,7 @@ def report_content(report: Report, request: Request) -> RecordDict:
 
 def sums_content(sums: Sums, request: Request) -> RecordDict:
     """The reports of a node's hosted clients, already added."""
-    said = {
+    said: dict[str, float | str] = {
         "round": request.round,
         "nonce": request.nonce,
         "count": sums.count,
@@ -131,8 +132,8 @@ def sums_content(sums: Sums, request: Request) -> RecordDict:
     return _content(np.ascontiguousarray(sums.vector.numpy(), dtype="<f8"), said)
 
 
-def _content(vector: np.ndarray, said: dict) -> RecordDict:
-    return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(said)})
+def _content(vector: np.ndarray, said: Mapping[str, float | str]) -> RecordDict:
+    return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(said))})
 
 
 def read_sums(reply: Message, request: Request, width: int) -> Sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpfedexp.accounting import calibrate_noise, compose
+from dpfedexp.accounting import Event, calibrate_noise, compose
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Terms
@@ -32,7 +32,7 @@ def _calibrated(terms: Terms, make: Callable[[float], Mechanism]) -> float:
     if target is None:
         raise InputError("noise_multiplier and target_epsilon are missing; give exactly one of them.")
 
-    def event(z: float):
+    def event(z: float) -> Event:
         return terms.drawn(make(min(z, most))).event(terms.sampling)
 
     if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:

@@ -83,7 +83,8 @@ class LocalGaussian(Mechanism):
         require(norm <= self.norm_bound(report.vector.shape[1]), "it is longer than any honest report")
 
     def norm_bound(self, width: int) -> float:
-        return self.clip + self.sigma * float(chdtri(width, _NEVER)) ** 0.5
+        bound: float = self.clip + self.sigma * float(chdtri(width, _NEVER)) ** 0.5
+        return bound
 
     def event(self, sampling: Sampling) -> GaussianEvent:
         return local_gaussian(self.noise_multiplier, sampling, squares=self._uses_squares)

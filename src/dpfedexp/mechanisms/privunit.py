@@ -92,7 +92,8 @@ def sample_direction(
     across = (row_norms(gaussian).square() - along.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
     sine = ((1 - t) * (1 + t)).clamp_min(0.0).sqrt() / across
     of_row = (t - sine * along) / norms
-    return (gaussian * sine.to(source.dtype)[:, None]).addcmul_(source, of_row.to(source.dtype)[:, None])
+    directions: Tensor = gaussian * sine.to(source.dtype)[:, None]
+    return directions.addcmul_(source, of_row.to(source.dtype)[:, None])
 
 
 @checked
@@ -214,7 +215,8 @@ class PrivUnit(Mechanism):
         gamma, u = self.direction.gamma, here[0].double().numpy()
         height, level = seen[:, :-1] @ (u / np.linalg.norm(u)), seen[:, -1]
         caps = self.direction.epsilon * ((height >= gamma).astype(float) - (height <= -gamma))
-        return caps + self.epsilon2 * ((level == self.scalar.k).astype(float) - (level == 0))
+        ratios: np.ndarray = caps + self.epsilon2 * ((level == self.scalar.k).astype(float) - (level == 0))
+        return ratios
 
     def secure(self, strict: bool = False) -> SecurePrivUnit:
         require(not strict, "secure is 'strict' with PrivUnit, which draws no Gaussian noise; use secure = true.")

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 
 _BYTES_PER_KEY = 2**30
 
@@ -86,7 +86,7 @@ class ChaChaNoise:
 
     def choice(self, population: int, size: int, replace: bool) -> NDArray[np.int64]:
         """`size` different numbers below `population`, every set of them equally likely."""
-        assert not replace
+        require(not replace, "replace is True; this source chooses without replacement only, so leave it False.")
         return np.argsort(self._source.words(population), kind="stable")[:size]
 
     def _uniform(self, count: int) -> NDArray[np.float64]:

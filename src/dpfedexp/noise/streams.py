@@ -8,6 +8,7 @@ Noise is drawn on the CPU and moved, because that is what makes a GPU run equal 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +80,7 @@ class KeyedNoise:
         reseed(client, _UNIFORM)
         return generator
 
-    def _generator(self):
+    def _generator(self) -> tuple[Callable[..., None], np.random.Generator]:
         """One generator and a function that jumps to a client's counter: far cheaper than a generator per client."""
         bits = np.random.Philox(key=np.array([self.seed, zlib.crc32(self.purpose.encode())], dtype=np.uint64))
         state = bits.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Comparison:
         first = self.results[key][0]
         return [f"{first['epsilon_round']:.3f}", f"{first['epsilon_total']:.3f}"]
 
-    def data(self) -> list[dict]:
+    def data(self) -> list[dict[str, Any]]:
         return [
             {
                 "setting": setting,

@@ -75,7 +75,8 @@ def sentence(demo: Demo) -> str:
 
 
 def _epsilon(demo: Demo, setting: str, algorithm: str) -> float:
-    return demo.results[setting, algorithm][0]["epsilon_total"]
+    epsilon: float = demo.results[setting, algorithm][0]["epsilon_total"]
+    return epsilon
 
 
 def section(demo: Demo, command: str) -> Section:

@@ -18,6 +18,9 @@ CLIENTS = (100, 300, 1000, 3000, 10_000)
 REPETITIONS, QUICK_REPETITIONS = 20, 8
 NAMES = {"naive": "naive", "proposed": "proposed", "target": "target (not private)"}
 
+Seen = dict[tuple[str, int], dict[str, list[float]]]
+"""Of every setting and number of clients, the step size of each rule in every repetition."""
+
 
 def runs(size: Size) -> dict[tuple[str, int], InitialStepRun]:
     repetitions = QUICK_REPETITIONS if size.quick else REPETITIONS
@@ -29,7 +32,7 @@ def planned(size: Size) -> list[PlannedRun]:
 
 
 def section(size: Size, results: Results) -> Section:
-    seen = {key: results[run]["curves"] for key, run in runs(size).items()}
+    seen: Seen = {key: results[run]["curves"] for key, run in runs(size).items()}
     repetitions = len(seen[LOCAL[0], CLIENTS[0]]["target"])
     return Section(
         name="step-size",
@@ -55,7 +58,7 @@ def section(size: Size, results: Results) -> Section:
     )
 
 
-def _table(seen) -> Table:
+def _table(seen: Seen) -> Table:
     rows = []
     for (setting, clients), values in seen.items():
         errors = relative_errors(values)
@@ -91,7 +94,7 @@ def bias(values: dict[str, list[float]]) -> float:
     return fmean(values["proposed"]) / fmean(values["target"]) - 1
 
 
-def _panel(setting: str, seen) -> Panel:
+def _panel(setting: str, seen: Seen) -> Panel:
     series = []
     for rule in RULES:
         ys = [seen[setting, m][rule] for m in CLIENTS]
@@ -102,7 +105,7 @@ def _panel(setting: str, seen) -> Panel:
     return Panel(SETTINGS[setting], "clients M", "η_g", series, log_x=True, log_y=True)
 
 
-def _claims(seen) -> list[Claim]:
+def _claims(seen: Seen) -> list[Claim]:
     largest = max(CLIENTS)
     claims = []
     for setting in LOCAL:

@@ -57,7 +57,8 @@ def section(size: Size, results: Results) -> Section:
 
 def _mean(comparison: Comparison, setting: str) -> np.ndarray:
     runs = comparison.results[setting, "fedexp"]
-    return np.array([[eta for _, eta in points(run, "eta_g")] for run in runs], dtype=float).mean(0)
+    mean: np.ndarray = np.array([[eta for _, eta in points(run, "eta_g")] for run in runs], dtype=float).mean(0)
+    return mean
 
 
 def _table(seen: dict[str, Comparison]) -> Table:

@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from dpfedexp.config import Settings
+from dpfedexp.json_values import finite
 from dpfedexp.paper.results.full_settings import in_full
 from dpfedexp.paper.results.planned import Place, Result, TrainingRun
 from dpfedexp.paper.results.spread import final
-from dpfedexp.runs.folder import finite
 
 
 @dataclass(frozen=True)

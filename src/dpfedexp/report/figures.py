@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfedexp.report.document import Chart, Panel
 from dpfedexp.report.palette import colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -38,7 +42,7 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
     return written
 
 
-def _panel(axis, panel: Panel) -> None:
+def _panel(axis: Axes, panel: Panel) -> None:
     for series, colour in zip(panel.series, colours(panel), strict=True):
         style = "--" if series.dashed else "-"
         marker = "o" if len(series.x) <= 12 else None

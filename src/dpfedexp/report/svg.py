@@ -166,7 +166,7 @@ def _band(series: Series, slot: int, x_axis: Axis, y_axis: Axis) -> Markup:
     return Markup('<path class="band s{}" d="M{}L{}Z"/>').format(slot, there, back)
 
 
-def _hover(panel: Panel, chosen: list[int], x_axis: Axis, y_axis: Axis) -> dict:
+def _hover(panel: Panel, chosen: list[int], x_axis: Axis, y_axis: Axis) -> dict[str, object]:
     """Pixels and texts for every x that a series has."""
     xs = sorted({x for s in panel.series for x in s.x if _shown(x, panel.log_x)})
     rows = []

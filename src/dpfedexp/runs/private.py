@@ -125,7 +125,8 @@ class PrivateFolder:
         try:
             with safe_open(path, framework="pt") as file:
                 # A copy, because the file under a mapped tensor may be deleted.
-                return file.get_tensor("client_controls").clone()
+                controls: Tensor = file.get_tensor("client_controls").clone()
+                return controls
         except (SafetensorError, OSError):
             raise self._damaged(path.name) from None
 

@@ -144,7 +144,8 @@ def _released_rounds(path: Path) -> Iterator[int]:
 
 
 def _raw_claim(run: Path) -> dict[str, Any]:
-    return json.loads((run / STATEMENT).read_text(encoding="utf-8"))
+    claim: dict[str, Any] = json.loads((run / STATEMENT).read_text(encoding="utf-8"))
+    return claim
 
 
 def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
@@ -175,7 +176,7 @@ def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
     if name == "accountant" and older:
         # Older statements called every Gaussian and PrivUnit composition exact, upper bounds included.
         return str(claimed).removeprefix("exact ") == str(recomputed).removeprefix("exact ")
-    return claimed == recomputed
+    return bool(claimed == recomputed)
 
 
 def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:

@@ -154,7 +154,8 @@ def check_rows_apart(clients: Clients) -> None:
 
     def seen(*parts: Tensor) -> Tensor:
         with drawing_alike(torch.device("cpu")):
-            return clients.prepare(torch.cat(parts), labels)[0]  # type: ignore[attr-defined]
+            prepared: Tensor = clients.prepare(torch.cat(parts), labels)[0]  # type: ignore[attr-defined]
+        return prepared
 
     before = seen(one, two)
     if not (

@@ -60,4 +60,5 @@ class Parallel:
     def _trainer(self) -> Trainer:
         if not hasattr(self.own, "trainer"):
             self.own.trainer = self.make()
-        return self.own.trainer
+        trainer: Trainer = self.own.trainer
+        return trainer

@@ -15,6 +15,7 @@ from torch import Tensor
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.joint import FREE_THRESHOLD
 from dpfedexp.arguments import checked
+from dpfedexp.errors import require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
 
@@ -125,7 +126,10 @@ def _paper(c: float, z: float) -> tuple[Mechanism, Tensor, Tensor]:
     """The pair of `joint_mu` where the scalar counts: antiparallel, with norms C and bC."""
     scalar = 1.0
     rho = (z / scalar) ** 2
-    assert rho > FREE_THRESHOLD
+    require(
+        rho > FREE_THRESHOLD,
+        f"z is {z:g}; the scalar of the paper's rule counts only where z is above {FREE_THRESHOLD**0.5:.4g}, so raise it.",
+    )
     b = 1.0 / (rho * (1.0 + np.sqrt(1.0 - 2.0 / rho)))
     mechanism = CentralGaussian(c, z, numerator="paper", scalar_multiplier=scalar)
     return mechanism, *_neighbours(_row(c * _HOSTILE), _row(-float(b) * c))

@@ -88,22 +88,23 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
 def _upper_tail(height: Floats, half: float) -> Floats:
     """P(T ≥ t) of a coordinate of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
     square = np.minimum(1.0, height * height)
-    return np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
+    tail: Floats = np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
+    return tail
 
 
 def cap_mass(dimension: int, gamma: float) -> float:
     """P(⟨V, u⟩ ≥ γ) for uniform V: the integral of the density of a coordinate, B·(1 − t²)^((d−3)/2)."""
     log_constant = gammaln(dimension / 2) - gammaln((dimension - 1) / 2) - 0.5 * math.log(math.pi)
     # In the angle, t = sin a, the density is smooth at every dimension.
-    value, _ = quad(
+    mass: float = quad(
         lambda a: math.exp(log_constant + (dimension - 2) * math.log(max(math.cos(a), 1e-300))),
         math.asin(gamma),
         min(math.pi / 2, math.asin(gamma) + 60 / math.sqrt(dimension)),
         epsabs=0.0,
         epsrel=1e-12,
         limit=500,
-    )
-    return value
+    )[0]
+    return mass
 
 
 def level_epsilon(mechanism: PrivUnit) -> float:

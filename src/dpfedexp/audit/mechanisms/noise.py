@@ -71,11 +71,9 @@ def _twice(values: Floats) -> int:
 
 
 def _bits(noise: Noise) -> np.uint64:
-    return (
-        noise.normal(torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"), torch.float64)
-        .numpy()
-        .view(np.uint64)[0, 0]
-    )
+    drawn = noise.normal(torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"), torch.float64)
+    bits: np.uint64 = drawn.numpy().view(np.uint64)[0, 0]
+    return bits
 
 
 def _instances(name: str, first: Callable[[int], int], instances: int) -> Result:

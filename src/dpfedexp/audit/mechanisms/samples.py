@@ -79,7 +79,7 @@ def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int
     draws = _draws(Streams(seed), count, widths)
     base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
     slopes = np.array([release(unit) for unit in torch.eye(sum(widths), dtype=torch.float64)]) - base
-    seen = base + draws.numpy() @ slopes
+    seen: Floats = base + draws.numpy() @ slopes
     real = np.array([release(row) for row in draws[:CHECKED]])
     if np.allclose(real, seen[:CHECKED], rtol=1e-9, atol=1e-9 * float(np.abs(slopes).max())):
         return seen

@@ -14,7 +14,7 @@ from dpfedexp.audit.bounds import Distinguisher, Floats, mu_score
 from dpfedexp.audit.mechanisms.release import discriminant
 from dpfedexp.audit.power import power_of_shift
 from dpfedexp.audit.result import Result
-from dpfedexp.audit.runs.observed import KIND, Observed, bounds, participation, repetition
+from dpfedexp.audit.runs.observed import KIND, Observed, bounds, clip_and_noise, participation, repetition
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.data import Federation
 from dpfedexp.local import Sgd
@@ -74,14 +74,13 @@ def observe(
     participation: Participation | None = None,
 ) -> Observed:
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
+    clip, noise = clip_and_noise(algorithm)
     run, models = _run(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
     event = run.ledger.charges()[0][0]
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
-    assert isinstance(algorithm.clip, float)
-    assert algorithm.noise_multiplier is not None
-    sums = np.diff(models, axis=0) * expected / algorithm.clip
+    sums = np.diff(models, axis=0) * expected / clip
     how = "train" + (", secure" if secure else ", seeded") + (", Poisson" if participation else "")
-    return Observed(how, sums, signs.double().numpy(), event, algorithm.noise_multiplier)
+    return Observed(how, sums, signs.double().numpy(), event, noise)
 
 
 def balanced_signs(clients: int, seed: int) -> Tensor:

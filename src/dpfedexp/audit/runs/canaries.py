@@ -18,6 +18,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
+from dpfedexp.audit.runs.observed import mu_of
 from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses
 from dpfedexp.data import Federation
 from dpfedexp.local import Sgd
@@ -54,8 +55,8 @@ def audit_training(
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     run = _run(algorithm, coins, others, rounds, seed)
     scores = next(run.model.parameters()).detach().double().numpy().ravel()
-    delta, mu, failure = run.privacy.delta, run.ledger.guarantee(run.privacy.delta).mu, 1.0 - confidence
-    assert mu is not None
+    delta, failure = run.privacy.delta, 1.0 - confidence
+    mu = mu_of(run.ledger.guarantee(delta), algorithm.name)
     # What the same attacker sees of a mechanism that spends exactly what is claimed.
     reference = np.random.default_rng(seed + 1).normal(mu * coins, 1.0)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.audit.result import Result, skip
 from dpfedexp.audit.runs.blackbox import LITTLE_NOISE, NOISE, RATE, SAMPLED_NOISE, balanced_signs
-from dpfedexp.audit.runs.observed import KIND, Observed, bounds, participation, repetition
+from dpfedexp.audit.runs.observed import KIND, Observed, bounds, clip_and_noise, participation, repetition
 from dpfedexp.models import linear_regression
 from dpfedexp.participation import Poisson
 
@@ -49,6 +49,7 @@ def observe(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson 
 
     from dpfedexp.flower import DpFedExp
 
+    clip, noise = clip_and_noise(algorithm)
     start = linear_regression(len(signs)).state_dict()
     models = [_flat(start)]
     log = logging.getLogger("flwr")
@@ -72,11 +73,9 @@ def observe(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson 
             event = strategy.mechanism.event(strategy.sampling)
     finally:
         log.setLevel(level)
-    assert isinstance(algorithm.clip, float)
-    assert algorithm.noise_multiplier is not None
-    sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / algorithm.clip
+    sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / clip
     name = "Flower" + (", Poisson" if sampling else "")
-    return Observed(name, sums, signs.double().numpy(), event, algorithm.noise_multiplier)
+    return Observed(name, sums, signs.double().numpy(), event, noise)
 
 
 def _flat(state: dict[str, Tensor]) -> np.ndarray:

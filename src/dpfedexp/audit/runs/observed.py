@@ -14,11 +14,14 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import chi2
 
-from dpfedexp.accounting import Event, compose
+from dpfedexp.accounting import Event, Guarantee, compose
+from dpfedexp.algorithms import Algorithm
 from dpfedexp.audit.bounds import Floats, Score, epsilon_score, lower_bound, mu_score, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import correlation_limit, largest_correlation, rare
 from dpfedexp.audit.power import power_of_sampling
 from dpfedexp.audit.result import Result
+from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError
 
 KIND = "black box"
 DELTA = 0.01
@@ -42,6 +45,26 @@ class Observed:
         return 1.0 if self.event.sampling is None else self.event.sampling.rate
 
 
+def clip_and_noise(algorithm: Algorithm) -> tuple[float, float]:
+    """The radius and the noise multiplier of every round; raises `InputError` where the clip adapts or no multiplier is given."""
+    if isinstance(algorithm.clip, AdaptiveClip):
+        raise InputError(f"clip of {algorithm.name} adapts; this audit needs a fixed radius, so give a number.")
+    if algorithm.noise_multiplier is None:
+        raise InputError(
+            f"noise_multiplier of {algorithm.name} is missing; this audit needs it rather than a target_epsilon."
+        )
+    return algorithm.clip, algorithm.noise_multiplier
+
+
+def mu_of(guarantee: Guarantee, name: str) -> float:
+    """The μ of a guarantee; raises `InputError` where the mechanism has none."""
+    if guarantee.mu is None:
+        raise InputError(
+            f"the guarantee of {name} has no μ; this audit needs Gaussian noise and every client in every round."
+        )
+    return guarantee.mu
+
+
 def bounds(seen: Observed, confidence: float) -> list[Result]:
     """What one round proves about a client, and what some rounds together do."""
     # μ needs fewer samples, but sampling has none.
@@ -54,8 +77,7 @@ def _bound(seen: Observed, rounds: int, unit: str, score: Score, confidence: flo
     blocks = seen.sums[:usable].reshape(-1, rounds, len(seen.signs)).mean(1)
     here, there = blocks[:, seen.signs > 0].ravel(), blocks[:, seen.signs < 0].ravel()
     guarantee = compose([(seen.event, rounds)], DELTA)
-    claim = guarantee.mu if unit == "μ" else guarantee.epsilon
-    assert claim is not None
+    claim = mu_of(guarantee, seen.name) if unit == "μ" else guarantee.epsilon
     counts = (len(here), len(there))
     return Result(
         KIND,

@@ -63,7 +63,8 @@ class Normalised(nn.Module):
         self.norm = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(torch.stack([x, 2 * x, x * x], dim=-1)).sum(-1)
+        normed: Tensor = self.norm(torch.stack([x, 2 * x, x * x], dim=-1))
+        return normed.sum(-1)
 
 
 def modules() -> dict[str, Callable[[], nn.Module]]:

@@ -317,7 +317,8 @@ class DpFedExp(Strategy):
 
         A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
         """
-        return min([math.ceil(self.floor * self.clients), *(line["valid"] for line in self.history if "valid" in line)])
+        counts: list[int] = [line["valid"] for line in self.history if "valid" in line]
+        return min([math.ceil(self.floor * self.clients), *counts])
 
     def _nodes_of_round(self, grid: Grid) -> list[int]:
         """Who can be asked: under add-remove adjacency all that are connected, because a node that came must change nothing but its

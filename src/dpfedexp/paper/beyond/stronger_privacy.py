@@ -16,7 +16,7 @@ def variants() -> Iterator[Variant]:
         target = at_epsilon(epsilon)
 
         def at(
-            label: str, base: str, changes: Changes, method: str, in_quick: bool = False, epsilon=epsilon
+            label: str, base: str, changes: Changes, method: str, in_quick: bool = False, epsilon: float = epsilon
         ) -> Variant:
             return Variant("sweep", f"ε = {epsilon:g}, {label}", base, changes, method, epsilon, SWEEP_SEEDS, in_quick)
 
@@ -47,9 +47,7 @@ def answer(group: list[Finished]) -> Answer:
     lines = []
     for method in methods:
         ends = [at[epsilon][method].spread for epsilon in epsilons]
-        mean, low, high = (
-            [f(e) for e in ends] for f in (lambda e: e.mean, lambda e: e.mean - e.sd, lambda e: e.mean + e.sd)
-        )
+        mean, low, high = [e.mean for e in ends], [e.mean - e.sd for e in ends], [e.mean + e.sd for e in ends]
         lines.append(Series(method, epsilons, mean, low, high, COLOURS.get(method, "")))
     note = "In brackets after a tuned method: the server rate that did best there, chosen after the fact."
     chart = Chart(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dpfedexp.errors import InputError
 from dpfedexp.paper.results import provenance
@@ -74,7 +75,7 @@ class Cache:
             self.folder.rmdir()
 
 
-def _run_and_keep(job: tuple[Path, PlannedRun], images: str | None, place: Place, made_by: dict) -> None:
+def _run_and_keep(job: tuple[Path, PlannedRun], images: str | None, place: Place, made_by: dict[str, Any]) -> None:
     path, run = job
     began = time.perf_counter()
     result = run.run(place)

@@ -241,4 +241,5 @@ class RoundedConvolveAndPool(ConvolveAndPool):
 
 
 def _taps(sizes: dict[str, Any]) -> int:
-    return max(16, triton.next_power_of_2(sizes["RH"] * sizes["RW"]))
+    taps: int = triton.next_power_of_2(sizes["RH"] * sizes["RW"])
+    return max(16, taps)

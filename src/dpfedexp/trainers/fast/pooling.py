@@ -16,7 +16,8 @@ def _windows(x: Tensor, pool: Pair) -> Tensor:
     """[n, c, h, w, s] as [n, c, rows, ph, columns, pw, s], a view of what the windows read."""
     rows, columns = x.shape[2] // pool[0], x.shape[3] // pool[1]
     read = x[:, :, : rows * pool[0], : columns * pool[1]]
-    return read.unflatten(3, (columns, pool[1])).unflatten(2, (rows, pool[0]))
+    windows: Tensor = read.unflatten(3, (columns, pool[1])).unflatten(2, (rows, pool[0]))
+    return windows
 
 
 @dataclass(frozen=True)

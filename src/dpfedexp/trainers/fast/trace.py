@@ -170,7 +170,8 @@ class _Translation:
                 self._module(node)
             else:
                 self._function(node)
-        assert output is not None
+        if output is None:
+            raise Unsupported("a module without an output")
         unused = self.trainable - self.used
         _refuse(bool(unused), f"parameter {min(unused, default='')!r} is not used")
         return Program(tuple(self.steps), output)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp import LocalOptimiser
-from dpfedexp.data import Federation, load_mnist, mnist_federation, synthetic_regression
+from dpfedexp.data import Federation, Generated, load_mnist, mnist_federation, synthetic_regression
 from dpfedexp.flower import train_local
 from dpfedexp.models import linear_regression, mnist_cdp_net
 
@@ -20,7 +20,7 @@ def build_model() -> nn.Module:
     return mnist_cdp_net() if MNIST else linear_regression(DIMENSION)
 
 
-def everyone(clients: int):
+def everyone(clients: int) -> Federation | Generated:
     """All clients of this example. In a real federation every node has data of its own and loads only that."""
     return mnist_federation(load_mnist(), clients) if MNIST else synthetic_regression(clients, DIMENSION).federation
 
