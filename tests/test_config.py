@@ -44,7 +44,10 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
         ({"algorithm": {"adaptive": {"initail": 1}}}, "Did you mean 'initial'"),
         ({"run": {"rounds": 0}}, "run.rounds is 0"),
         ({"run": {"rounds": "many"}}, "run.rounds is 'many'"),
-        ({"data": {"kind": "cifar"}}, "data.kind is 'cifar'; it must be 'synthetic', 'mnist', 'npz' or 'factory'."),
+        (
+            {"data": {"kind": "cifar"}},
+            "data.kind is 'cifar', which does not exist. Known: factory, mnist, npz, synthetic.",
+        ),
         ({"run": {"secure": "Strict"}}, "run.secure is 'Strict'; it must be a valid boolean or 'strict'."),
         ({"algorithm": {"clip": "adaptiv"}}, "algorithm.clip is 'adaptiv'; it must be a valid number or 'adaptive'."),
         ({"local": {"max_examples": True}}, "local.max_examples is True; it must be a valid integer."),

@@ -5,7 +5,7 @@ import torch
 
 from dpfedexp.audit.runs.isolation import audit_isolation
 from dpfedexp.audit.runs.state import audit_state
-from dpfedexp.trainers.select import NAMES
+from dpfedexp.trainers.registry import trainer_names
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +13,7 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("trainer", NAMES)
+@pytest.mark.parametrize("trainer", trainer_names())
 def test_no_trainer_of_a_secure_run_lets_a_client_move_the_others(trainer):
     for result in audit_isolation(0, trainers=(trainer,), steps=8):
         assert result.outcome in ("holds", "not audited"), result

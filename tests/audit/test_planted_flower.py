@@ -43,7 +43,10 @@ def test_planted_full_participation_is_caught(monkeypatch):
 
 
 def test_planted_same_noise_every_round_is_caught(monkeypatch):
-    monkeypatch.setitem(DpFedExp.__init__.__kwdefaults__, "noise", lambda: Streams(5).at("central noise", 1))
+    # The constructor that answers misspelt arguments calls this one, which has the defaults.
+    monkeypatch.setitem(
+        DpFedExp.__init__.__wrapped__.__kwdefaults__, "noise", lambda: Streams(5).at("central noise", 1)
+    )
     assert repetition([observe(PLAIN, SIGNS, 8)], "Flower", CONFIDENCE).outcome == "BROKEN"
 
 

@@ -17,6 +17,7 @@ from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast.ops import Pointwise
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.tiled import Parallel
 from dpfedexp.trainers.vectorised import Vectorised
@@ -287,8 +288,8 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
         )
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
     assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorised"
-    assert tune.kept("tiled-loop", torch.device("cuda")) == "auto"
-    assert tune.kept("fused", torch.device("cpu")) == "auto"
+    assert trainer_again("tiled-loop", "cuda") == "auto"
+    assert trainer_again("fused", "cpu") == "auto"
 
 
 def test_every_trainer_by_name_trains_alike():

@@ -181,7 +181,7 @@ def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart)
 
 
 def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
-    monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
+    monkeypatch.setattr("dpfedexp.trainers.registry.Vectorised", Coupled)
     algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]
     with pytest.raises(InputError, match="depends on the others of its chunk"):
         prepare(

@@ -21,7 +21,7 @@ from dpfedexp.audit.runs.flower_run import audit_flower
 from dpfedexp.audit.runs.isolation import audit_isolation
 from dpfedexp.audit.runs.state import audit_state
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.trainers.select import NAMES
+from dpfedexp.trainers.registry import trainer_names
 
 _DENSITY_NUMBERS = 2_000_000
 """Coordinates of all the reports of one density check."""
@@ -45,7 +45,7 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
     ]
     jobs += [
         Job(f"isolation, {name}", 5, partial(audit_isolation, seed, trainers=(name,), steps=60 if more else 20))
-        for name in (NAMES if more else ("auto", "fast", "loop"))
+        for name in (trainer_names() if more else ("auto", "fast", "loop"))
     ]
     jobs += [
         Job(name, 4, partial(audit_history, name, seed, confidence, rounds=2000 if more else 600))

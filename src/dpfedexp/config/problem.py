@@ -12,7 +12,8 @@ from torch import nn
 
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
-from dpfedexp.data import Federation, Standardise, load_mnist, synthetic_regression
+from dpfedexp.data import Federation, Standardise, synthetic_regression
+from dpfedexp.data.registry import DATA_SETS, check_kind
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.evaluation import Evaluate
 
@@ -47,9 +48,11 @@ def build(settings: Settings, data: str | None = None) -> Problem:
         return Problem(federation, _model(settings, None, {}), test=test)
     if given.kind == "npz":
         return _npz(settings, seed, transform)
-    images = load_mnist(data or given.path)
-    federation = _partition(given, images.train_images[:, None], images.train_labels, seed, transform)
-    return Problem(federation, _model(settings, "mnist_cdp_net", {}), (images.test_images[:, None], images.test_labels))
+    check_kind(given.kind)
+    entry = DATA_SETS[given.kind]
+    examples = entry.load(data or given.path)
+    federation = _partition(given, examples.inputs, examples.targets, seed, transform)
+    return Problem(federation, _model(settings, entry.model, {}), examples.test)
 
 
 def _npz(settings: Settings, seed: int, transform: Any) -> Problem:

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config.sentences import clause, sentence
+from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import OPTIMISERS, LocalOptimiser
 from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
 from dpfedexp.trainers.execution import Execution
+from dpfedexp.trainers.registry import check_trainer
 
 
 class Section(BaseModel):
@@ -30,7 +32,7 @@ class Section(BaseModel):
 class DataSettings(Section):
     """Where the clients' data come from."""
 
-    kind: Literal["synthetic", "mnist", "npz", "factory"] = "synthetic"
+    kind: str = "synthetic"
     clients: int = Field(1000, ge=1)
     seed: int | None = None
     dimension: int = Field(500, ge=1)
@@ -41,6 +43,12 @@ class DataSettings(Section):
     samples_per_client: int | None = Field(None, ge=1)
     standardise: bool = False
     factory: str | None = None
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_exists(cls, kind: str) -> str:
+        check_kind(kind)
+        return kind
 
 
 class ModelSettings(Section):
@@ -141,12 +149,16 @@ class RunSettings(Section):
     loss: str | None = None
     evaluate_every: int = Field(1, ge=1)
     budget: float | None = Field(None, gt=0)
-    trainer: Literal[
-        "auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop"
-    ] = "auto"
+    trainer: str = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     memory: str | int | None = None
     secure: bool | Literal["strict"] = False
+
+    @field_validator("trainer")
+    @classmethod
+    def _trainer_exists(cls, trainer: str) -> str:
+        check_trainer(trainer)
+        return trainer
 
 
 _EXECUTION = {field.name for field in fields(Execution)}

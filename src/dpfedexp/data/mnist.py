@@ -16,6 +16,7 @@ from dpfedexp.data.arrays import Transform
 from dpfedexp.data.download import NotDownloaded, fetch
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.idx import read_idx
+from dpfedexp.data.registry import DataSet
 from dpfedexp.errors import InputError, require
 
 FILES = {
@@ -167,3 +168,9 @@ def _download(folder: Path, mirrors: Sequence[str] | None) -> None:
                 )
             except NotDownloaded as error:
                 raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None
+
+
+def mnist(folder: str | None) -> DataSet:
+    """MNIST as images of one channel, the test images for the server."""
+    images = load_mnist(folder)
+    return DataSet(images.train_images[:, None], images.train_labels, (images.test_images[:, None], images.test_labels))

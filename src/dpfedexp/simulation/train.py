@@ -34,7 +34,7 @@ from dpfedexp.simulation.ranks import Team
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.settings import description_of
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.select import kept as trainer_again
+from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.task import Clients
 
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
@@ -176,7 +176,7 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
     before = last.progress
     trainer = execution.trainer
     if trainer == "auto" and before.trainer is not None:
-        trainer = trainer_again(before.trainer, execution.place)
+        trainer = trainer_again(before.trainer, execution.place.type)
     return replace(execution, chunk_size=execution.chunk_size or before.chunk_size, trainer=trainer)
 
 

@@ -10,6 +10,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.precision import Precision, check_precision
+from dpfedexp.trainers.registry import check_trainer
 
 
 @checked
@@ -43,6 +44,7 @@ class Execution:
             self.chunk_size is None or is_count(self.chunk_size),
             f"chunk_size is {self.chunk_size!r}; it must be a positive whole number.",
         )
+        check_trainer(self.trainer)
         check_precision(self.precision)
         parse_memory(self.memory)
 

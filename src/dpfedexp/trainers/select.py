@@ -9,37 +9,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule, schedule
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.batches import Schedule
+from dpfedexp.errors import InputError, require
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.chunk_size import Footprint, footprint
-from dpfedexp.trainers.fast.objective import objective
-from dpfedexp.trainers.fast.ops import Unsupported
-from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
-from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.stepped import ByProgram, ByVmap, Steps
-from dpfedexp.trainers.stepping import Core
+from dpfedexp.trainers.programs import Programs, sample
+from dpfedexp.trainers.registry import Parts, check_trainer, makers
 from dpfedexp.trainers.task import Task, Trainer
 from dpfedexp.trainers.tiled import Parallel
-from dpfedexp.trainers.vectorised import Vectorised, choose
+from dpfedexp.trainers.vectorised import choose
 
 log = logging.getLogger("dpfedexp")
 
-NAMES = ("auto", "fast", "fused", "vectorised", "tiled-vectorised", "recorded-vectorised", "loop", "tiled-loop")
 TILE_BYTES = 32 * 2**20
 """Activations of the clients of one tile: more does not fit a cache, less is all overhead. Best of 16, 32 and 64 MB."""
 WORTH_MEASURING = 5 * 10**7
-"""Numbers that a run computes, below which it is over sooner than its candidates are compared."""
+"""Floating-point numbers that the whole run computes. With fewer it is over sooner than its candidates could be compared."""
 
 ALIKE = 1.15
+"""Candidates within this factor of the quickest count as equally quick."""
 
 _remembered: dict[object, str] = {}
 
@@ -59,10 +53,6 @@ def select(
 ) -> tuple[Trainer, str | None]:
     """The trainer, and a note for the user if it is slower than they might expect.
 
-    fast        a hand-written program, for networks of known layers; "fused" is the same with triton's kernels on a GPU
-    vectorised  vmap over the whole chunk; "tiled-vectorised" over tiles on several threads, "recorded-vectorised" as a CUDA graph
-    loop        one client after the other; "tiled-loop" several at a time
-
     Args:
         chunk: clients that are trained together.
         updates: clients times rounds, which says how much a good choice is worth.
@@ -70,8 +60,7 @@ def select(
         trial: in an isolated run, the same task with made-up clients. Everything is tried on those, and a trainer is taken only
             if it keeps clients apart.
     """
-    if name not in NAMES:
-        raise InputError(f"trainer is {name!r}, which does not exist.{nearest(name, NAMES)}")
+    check_trainer(name)
     if name == "loop":
         return Loop(task, streams), None
     isolated, on = trial is not None, trial or task
@@ -90,15 +79,15 @@ def select(
     if isolated:
         tile = max(1, min(tile, -(-chunk // (2 * torch.get_num_threads()))))
     programs = Programs(on)
-    candidates, makers = (_makers(which, streams, programs, tile, isolated) for which in (on, task))
+    candidates, offered = (makers(Parts(which, streams, programs, tile, isolated)) for which in (on, task))
     if name != "auto":
-        require(name in makers, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
+        require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(
             not isolated or keeps_apart(on, candidates[name](), chunk),
             f"trainer is {name!r}, but on this device a client's update then depends on the others of its chunk, which a "
             "secure run may not let happen. Use trainer='auto'.",
         )
-        return makers[name](), None
+        return offered[name](), None
     brief = updates * _per_update(on, size) < WORTH_MEASURING
     if on.device.type == "cpu" and not brief:
         # Threads that each take a tile of clients beat threads that share every operation.
@@ -114,7 +103,7 @@ def select(
             "on this device no trainer that takes several clients at once keeps them apart bit for bit; training them one after "
             "the other instead, because the run is secure."
         )
-    return makers[chosen](), None
+    return offered[chosen](), None
 
 
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
@@ -157,113 +146,15 @@ def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str |
     return Parallel("tiled-loop", lambda: Loop(task.apart(), streams), 1, fixed=True), note
 
 
-def kept(name: str, device: torch.device) -> str:
-    """The trainer of an interrupted run, or "auto" where it goes on on a device that has no such trainer."""
-    elsewhere = ("fused", "recorded-vectorised") if device.type == "cpu" else ("tiled-vectorised", "tiled-loop")
-    return name if name in NAMES and name not in elsewhere else "auto"
-
-
-def _makers(task: Task, streams: Streams, programs: Programs, tile: int, fixed: bool) -> Makers:
-    """What a device has to offer, in order of preference. With `fixed`, no shape depends on how many clients there are."""
-    if task.device.type != "cpu":
-        return {
-            "fused": lambda: _recorded(task, "fused", _by_program(task, programs.fused)),
-            "fast": lambda: _recorded(task, "fast", _by_program(task, programs.plain)),
-            "recorded-vectorised": lambda: _recorded(
-                task, "recorded-vectorised", ByVmap(Vectorised(task).gradients.program)
-            ),
-            "vectorised": lambda: Vectorised(task, record=not fixed),
-        }
-    # vmap refuses a module that draws random numbers, so what it takes may run on several threads.
-    return {
-        "fast": lambda: Parallel(
-            "fast", _shared(Steps(task, "fast", _by_program(task, programs.plain))), tile, fixed=fixed
-        ),
-        "tiled-vectorised": lambda: Parallel(
-            "tiled-vectorised", lambda: Vectorised(task.apart(), record=False), tile, fixed=fixed
-        ),
-        "tiled-loop": lambda: Parallel("tiled-loop", lambda: Loop(task.apart(), streams), 1, fixed=fixed),
-        "vectorised": lambda: Vectorised(task, record=not fixed),
-    }
-
-
 def _tile_bytes(budget: int | None) -> int:
     """A quarter of a budget for the tiles of all threads together; the rest is for updates."""
     return TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads()))
-
-
-def _shared(trainer: Trainer) -> Callable[[], Trainer]:
-    return lambda: trainer
-
-
-def _recorded(task: Task, name: str, core: Core) -> Trainer:
-    return Steps(task, name, core, record=True)
-
-
-def _by_program(task: Task, program: Program) -> ByProgram:
-    return ByProgram(program, objective(task.loss), task.precision)
 
 
 def _per_update(task: Task, size: Footprint) -> float:
     """Numbers that one client's local update computes, about."""
     steps = float(task.local.step_count(torch.tensor([size.rows])))
     return steps * size.rows * (size.activations + task.layout.dimension)
-
-
-class Programs:
-    """The module's programs, each held against `vmap` on two clients' data before it is trusted."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    @cached_property
-    def plain(self) -> Program:
-        return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
-
-    @cached_property
-    def fused(self) -> Program:
-        found = without_patches(self.plain, self.task.layout, self.task.precision) if has_triton() else None
-        if found is None:
-            raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
-        return self._checked(lambda: found)
-
-    def _checked(self, make: Callable[[], Program]) -> Program:
-        try:
-            program = make()
-            _check(self.task, program)
-        except Unsupported as reason:
-            raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
-        return program
-
-
-def _check(task: Task, program: Program) -> None:
-    clients, plan = sample(task, 2)
-    positions, weights = plan.batch(0)
-    x, y = task.clients.gather(clients, positions, task.device)
-    w = task.layout.read(task.model).float().to(task.device)
-    params = task.layout.unflatten(w.expand(len(clients), -1))
-    weights = weights.to(task.device)
-    expected = Vectorised(task).gradients.program(params, x, y, weights)
-    found: dict[str, Tensor] = {}
-    with torch.no_grad():
-        core = _by_program(task, program)
-        core.descend(params, core.prepare(x), y, weights, found.__setitem__)
-    # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
-    tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
-    for name, gradient in expected.items():
-        scale = float(torch.linalg.vector_norm(gradient))
-        off = float(torch.linalg.vector_norm(found[name].float() - gradient))
-        if not off <= tolerance * scale + 1e-6:
-            raise Unsupported(f"the rules give another gradient of {name!r}")
-
-
-def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:
-    """The largest clients, and a plan for them."""
-    sizes = task.clients.sizes
-    count = min(count, int((sizes > 0).sum()))
-    clients = torch.arange(count) if bool((sizes[0] == sizes).all()) else torch.topk(sizes, count).indices
-    streams = Streams(0).at("batches", 0)
-    return clients, schedule(task.local, sizes[clients], lambda row: streams.generator(int(clients[row])))
 
 
 def _quickest(task: Task, makers: Makers, chunk: int) -> str:
@@ -279,7 +170,7 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
             except InputError as reason:
                 log.debug("%s is left out: %s", name, reason)
         log.debug("seconds per step of %d clients: %s", len(clients), times)
-        # The first that is near the best, so that two runs choose alike where little is to be gained.
+        # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
         _remembered[key] = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
     return _remembered[key]
 

@@ -20,7 +20,7 @@ from dpfedexp.local import Sgd
 from dpfedexp.noise.streams import Streams
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.execution import Execution
-from dpfedexp.trainers.select import NAMES
+from dpfedexp.trainers.registry import trainer_names
 
 KIND = "isolation"
 CLIENTS, LARGEST, OUTSIZE = 16, 12, 60
@@ -29,11 +29,11 @@ CLIENTS, LARGEST, OUTSIZE = 16, 12, 60
 Data = tuple[Tensor, Tensor]
 
 
-def audit_isolation(seed: int, *, trainers: tuple[str, ...] = NAMES, steps: int = 40) -> list[Result]:
+def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps: int = 40) -> list[Result]:
     """Every trainer that a secure run may use on this machine, with whole data sets and with batches."""
     federations = [_federation(seed, own) for own in (5, OUTSIZE, 1)]
     found = []
-    for trainer in trainers:
+    for trainer in trainers or trainer_names():
         results = [
             _audit(f"trainer {trainer!r}, {how}", trainer, local, federations, seed)
             for how, local in local_steps(steps).items()

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config import Settings
+from dpfedexp.data.registry import DATA_SETS
 
 Tree = dict[str, Any]
 
@@ -44,7 +45,9 @@ def in_full(settings: Settings) -> Tree:
     local = settings.build_local()
     tree["local"] |= {name: getattr(local, name) for name in ("steps", "epochs")}
     if tree["model"]["name"] is None and tree["model"]["factory"] is None:
-        tree["model"]["name"] = {"synthetic": "linear_regression", "mnist": "mnist_cdp_net"}.get(tree["data"]["kind"])
+        kind = tree["data"]["kind"]
+        default = DATA_SETS[kind].model if kind in DATA_SETS else None
+        tree["model"]["name"] = "linear_regression" if kind == "synthetic" else default
     return tree
 
 

@@ -1,0 +1,81 @@
+"""A module's fast programs, each held against `vmap` on two clients' data before it is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dpfedexp.batches import Schedule, schedule
+from dpfedexp.errors import InputError
+from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.fast.objective import objective
+from dpfedexp.trainers.fast.ops import Unsupported
+from dpfedexp.trainers.fast.program import Program
+from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
+from dpfedexp.trainers.fast.trace import compile_module
+from dpfedexp.trainers.stepped import ByProgram
+from dpfedexp.trainers.task import Task
+from dpfedexp.trainers.vectorised import Vectorised
+
+
+class Programs:
+    """The module's programs, each held against `vmap` on two clients' data before it is trusted."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @cached_property
+    def plain(self) -> Program:
+        return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
+
+    @cached_property
+    def fused(self) -> Program:
+        found = without_patches(self.plain, self.task.layout, self.task.precision) if has_triton() else None
+        if found is None:
+            raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
+        return self._checked(lambda: found)
+
+    def _checked(self, make: Callable[[], Program]) -> Program:
+        try:
+            program = make()
+            _check(self.task, program)
+        except Unsupported as reason:
+            raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
+        return program
+
+
+def _check(task: Task, program: Program) -> None:
+    clients, plan = sample(task, 2)
+    positions, weights = plan.batch(0)
+    x, y = task.clients.gather(clients, positions, task.device)
+    w = task.layout.read(task.model).float().to(task.device)
+    params = task.layout.unflatten(w.expand(len(clients), -1))
+    weights = weights.to(task.device)
+    expected = Vectorised(task).gradients.program(params, x, y, weights)
+    found: dict[str, Tensor] = {}
+    with torch.no_grad():
+        core = by_program(task, program)
+        core.descend(params, core.prepare(x), y, weights, found.__setitem__)
+    # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
+    tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
+    for name, gradient in expected.items():
+        scale = float(torch.linalg.vector_norm(gradient))
+        off = float(torch.linalg.vector_norm(found[name].float() - gradient))
+        if not off <= tolerance * scale + 1e-6:
+            raise Unsupported(f"the rules give another gradient of {name!r}")
+
+
+def by_program(task: Task, program: Program) -> ByProgram:
+    return ByProgram(program, objective(task.loss), task.precision)
+
+
+def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:
+    """The largest clients, and a plan for them."""
+    sizes = task.clients.sizes
+    count = min(count, int((sizes > 0).sum()))
+    clients = torch.arange(count) if bool((sizes[0] == sizes).all()) else torch.topk(sizes, count).indices
+    streams = Streams(0).at("batches", 0)
+    return clients, schedule(task.local, sizes[clients], lambda row: streams.generator(int(clients[row])))
