@@ -65,7 +65,7 @@ class JobProgress:
     def __init__(self, description: str, costs: Sequence[float]) -> None:
         self.description, self.jobs, self.total = description, len(costs), sum(costs)
         self.finished, self.spent, self.began = 0, 0.0, time.monotonic()
-        self.said = self.began
+        self.last_shown = self.began
         self.console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -95,8 +95,8 @@ class JobProgress:
         self.finished += 1
         self.spent += cost
         self.bar.update(self.row, completed=self.spent, shown=self.text)
-        if not self.console.is_terminal and time.monotonic() - self.said >= self.EVERY:
-            self.said = time.monotonic()
+        if not self.console.is_terminal and time.monotonic() - self.last_shown >= self.EVERY:
+            self.last_shown = time.monotonic()
             self.console.print(f"{self.description}: {self.text}", highlight=False, soft_wrap=True)
 
 

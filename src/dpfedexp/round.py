@@ -6,7 +6,7 @@ the same function.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms import Mechanism, Release
+from dpfedexp.mechanisms import Release
 from dpfedexp.server import Moments
 
 
@@ -46,14 +46,8 @@ class State:
         return torch.stack(self.recent).mean(0) if len(self.recent) > 1 else self.w
 
 
-def at_radius(mechanism: Mechanism, radius: float) -> Mechanism:
-    """The mechanism with the clip that is in force, which adaptive clipping moves."""
-    return mechanism if radius == mechanism.clip else replace(mechanism, clip=radius)  # type: ignore[type-var]
-
-
 def advance(
     algorithm: Algorithm,
-    mechanism: Mechanism,
     release: Release,
     state: State,
     *,

@@ -1,4 +1,4 @@
-"""What adds.
+"""The sums over clients that a round needs, and that add up whoever computed them.
 
 Whatever the setting, the server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies
 of a deployment are all combined with `+`, so memory does not grow with the number of clients.
@@ -16,10 +16,11 @@ from torch import Tensor
 class Sums:
     """Sums over clients, in double precision so that the order of adding does not show.
 
-    vector   Σ of what the clients sent, [d] (or [d+1] with the free rule's coordinate)
-    squares  Σ of the squared-norm statistic that the step size asks for: ‖Δ_i‖², ‖c_i‖² or ŝ_i
-    within   how many updates were within the clip: what adaptive clipping asks for
-    count    how many clients were added
+    Args:
+        vector: Σ of what the clients sent, [d] (or [d+1] with the free rule's coordinate).
+        squares: Σ of the squared-norm statistic that the step size asks for: ‖Δ_i‖², ‖c_i‖² or ŝ_i.
+        within: how many updates were within the clip: what adaptive clipping asks for.
+        count: how many clients were added.
     """
 
     vector: Tensor

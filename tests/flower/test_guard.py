@@ -169,7 +169,7 @@ def test_a_clip_or_noise_outside_the_range_of_float32_is_refused(value):
 
 
 def scaffold(control: float, travel: float, state: RecordDict, trained=(1.5, 1.0, 1.0, 1.0)) -> Message:
-    given = Request(1, "n", CentralGaussian(0.2, 1.0), Sampling(), travel=travel, rounds=9)
+    given = Request(1, "n", CentralGaussian(0.2, 1.0), Sampling(), tau_eta_l=travel, rounds=9)
     arrays = {
         "arrays": ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))}),
         "dpfedexp.control": ArrayRecord({"w": Array(np.full(4, control, dtype=np.float32))}),

@@ -61,7 +61,7 @@ def test_a_request_arrives_as_it_was_sent():
     for given in (
         Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, hosted=4),
         Request(1, "nonce", deployed(PAPER), Sampling(), clients=(3, 0), hosted=4),
-        Request(1, "nonce", deployed(LocalGaussian(0.3, 0.7)), Sampling(), travel=0.5),
+        Request(1, "nonce", deployed(LocalGaussian(0.3, 0.7)), Sampling(), tau_eta_l=0.5),
     ):
         record = given.to_record()
         assert isinstance(record, ConfigRecord)

@@ -289,7 +289,7 @@ def test_hosted_clients_may_not_be_asked_twice():
 
 def test_scaffold_remembers_its_own_control_variate_and_sends_none_of_it():
     state, seen = RecordDict(), []
-    request = Request(1, "n", CentralGaussian(10.0, 1.0), Sampling(), travel=0.5, rounds=2)
+    request = Request(1, "n", CentralGaussian(10.0, 1.0), Sampling(), tau_eta_l=0.5, rounds=2)
     model = ArrayRecord({"w": Array(np.ones(4, dtype=np.float32))})
     control = ArrayRecord({"w": Array(np.full(4, 0.1, dtype=np.float32))})
 

@@ -74,8 +74,8 @@ def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str
         execution=Execution(trainer=trainer, device=device),
     )
     state = simulation.begin()
-    everyone = simulation.collect(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
-    alone = simulation.collect(state, simulation.mechanism, torch.tensor([REPLACED]), 1)[0]
+    everyone = simulation.cohort_part(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
+    alone = simulation.cohort_part(state, simulation.mechanism, torch.tensor([REPLACED]), 1)[0]
     return everyone.vector - alone.vector
 
 
@@ -246,7 +246,7 @@ def test_empty_places_do_not_count_and_empty_clients_do():
     )
     state = simulation.begin()
     some = torch.tensor([3, 11, 12])
-    sums = simulation.collect(state, simulation.mechanism, some, 1)[0]
+    sums = simulation.cohort_part(state, simulation.mechanism, some, 1)[0]
     assert sums.count == 3
     # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, nobody else does.
     assert 2.0 * (1 - 2e-6) <= float(sums.vector[-1]) <= 3.0

@@ -28,7 +28,9 @@ from dpfedexp.sums import Sums
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
-"""Record names: the request, the report, and the rows that an app returns for the clients that its node hosts."""
+TAU_ETA_L = "travel"
+"""Record names: the request, the report, and the rows that an app returns for the clients that its node hosts; and the key of τη_l
+in a request, which earlier versions read too."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Request:
     """What the server asks of one node in one round.
 
     clients  which of the clients that the node hosts take part; empty on an ordinary node, which is one client
-    travel   τη_l for SCAFFOLD's control variates, None without SCAFFOLD
+    tau_eta_l  τη_l for SCAFFOLD's control variates, None without SCAFFOLD
     rounds   how many rounds the run has
     hosted   how many clients a node hosts
     """
@@ -46,7 +48,7 @@ class Request:
     mechanism: Mechanism
     sampling: Sampling
     clients: tuple[int, ...] = ()
-    travel: float | None = None
+    tau_eta_l: float | None = None
     rounds: int = 1
     hosted: int = 1
 
@@ -64,7 +66,7 @@ class Request:
                 "sampling": self.sampling.kind,
                 "rate": float(self.sampling.rate),
                 "clients": list(self.clients),
-                "travel": 0.0 if self.travel is None else float(self.travel),
+                TAU_ETA_L: 0.0 if self.tau_eta_l is None else float(self.tau_eta_l),
                 "rounds": self.rounds,
                 "hosted": self.hosted,
             }
@@ -77,24 +79,24 @@ class Request:
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
         values = dict(record)
-        kinds = {"nonce": str, "mechanism": str, "sampling": str, "rate": float, "travel": float}
+        kinds = {"nonce": str, "mechanism": str, "sampling": str, "rate": float, TAU_ETA_L: float}
         for name, kind in kinds.items():
             require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
         for name in ("round", "rounds", "hosted"):
             number = values.get(name)
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
-        travel = values["travel"]
+        tau_eta_l = values[TAU_ETA_L]
         require(
-            isinstance(travel, float) and 0 <= travel < math.inf,
-            f"the request's travel is {travel!r}; it must be finite and zero or more.",
+            isinstance(tau_eta_l, float) and 0 <= tau_eta_l < math.inf,
+            f"the request's {TAU_ETA_L} is {tau_eta_l!r}; it must be finite and zero or more.",
         )
         clients = values.get("clients")
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
         require(len(set(clients)) == len(clients), "the request asks for a hosted client twice.")
         require(
-            not (clients and travel),
+            not (clients and tau_eta_l),
             "the request asks hosted clients for SCAFFOLD, which keeps a control variate per node; use one client per node.",
         )
         return Request(
@@ -103,7 +105,7 @@ class Request:
             deployed(decode(values["mechanism"])),  # type: ignore[arg-type]
             Sampling(values["sampling"], values["rate"]),  # type: ignore[arg-type]
             tuple(int(c) for c in clients),
-            travel or None,  # type: ignore[arg-type]
+            tau_eta_l or None,  # type: ignore[arg-type]
             values["rounds"],  # type: ignore[arg-type]
             values["hosted"],  # type: ignore[arg-type]
         )
@@ -111,56 +113,56 @@ class Request:
 
 def report_content(report: Report, request: Request) -> RecordDict:
     """One client's report as the whole content of its reply."""
-    said: dict[str, int | str] = {"round": request.round, "nonce": request.nonce}
+    fields: dict[str, int | str] = {"round": request.round, "nonce": request.nonce}
     if report.level is not None:
-        said["level"] = int(report.level[0])
+        fields["level"] = int(report.level[0])
     if report.within is not None:
-        said["within"] = int(report.within[0])
+        fields["within"] = int(report.within[0])
     vector = np.ascontiguousarray(report.vector[0].numpy(), dtype="<f4")
-    return _content(vector, said)
+    return _content(vector, fields)
 
 
 def sums_content(sums: Sums, request: Request) -> RecordDict:
     """The reports of a node's hosted clients, already added."""
-    said: dict[str, float | str] = {
+    fields: dict[str, float | str] = {
         "round": request.round,
         "nonce": request.nonce,
         "count": sums.count,
         "squares": float(sums.squares),
         "within": float(sums.within),
     }
-    return _content(np.ascontiguousarray(sums.vector.numpy(), dtype="<f8"), said)
+    return _content(np.ascontiguousarray(sums.vector.numpy(), dtype="<f8"), fields)
 
 
-def _content(vector: np.ndarray, said: Mapping[str, float | str]) -> RecordDict:
-    return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(said))})
+def _content(vector: np.ndarray, fields: Mapping[str, float | str]) -> RecordDict:
+    return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(fields))})
 
 
 def read_sums(reply: Message, request: Request, width: int) -> Sums:
     """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
     content = reply.content
     require(set(content) == {REPORT, REQUEST}, "it holds other records than a report")
-    arrays, said = content.array_records.get(REPORT), content.config_records.get(REQUEST)
-    if arrays is None or said is None or set(arrays) != {"vector"}:
+    arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
+    if arrays is None or fields is None or set(arrays) != {"vector"}:
         raise InputError("it holds other records than a report")
-    nonce = said.get("nonce")
+    nonce = fields.get("nonce")
     require(
         isinstance(nonce, str) and hmac.compare_digest(nonce.encode(), request.nonce.encode()),
         "it answers another message than the one that was sent (an old reply, or another node's)",
     )
     if request.clients:
-        return _read_hosted(arrays["vector"], said, request, width)
+        return _read_hosted(arrays["vector"], fields, request, width)
     vector = torch.from_numpy(strict_array(arrays["vector"], "float32", (width,)))[None]
     mechanism = request.mechanism
-    parts = {part: _part(said, part) for part in mechanism.parts}
+    parts = {part: _part(fields, part) for part in mechanism.parts}
     report = Report(vector, level=parts.get("level"), within=parts.get("within"))
     mechanism.check_report(report)
     return mechanism.collect(report)
 
 
-def _part(said: ConfigRecord, part: Part) -> torch.Tensor:
+def _part(fields: ConfigRecord, part: Part) -> torch.Tensor:
     """One whole number beside the vector; the mechanism says whether it is in range."""
-    value = said.get(part)
+    value = fields.get(part)
     if part == "within":
         require(value in (0, 1), "its clipping bit is not 0 or 1")
         return torch.tensor([bool(value)])
@@ -169,10 +171,10 @@ def _part(said: ConfigRecord, part: Part) -> torch.Tensor:
     return torch.tensor([value])
 
 
-def _read_hosted(array: Array, said: ConfigRecord, request: Request, width: int) -> Sums:
+def _read_hosted(array: Array, fields: ConfigRecord, request: Request, width: int) -> Sums:
     vector = torch.from_numpy(strict_array(array, "float64", (width,)))
     mechanism, n, slack = request.mechanism, len(request.clients), 1 + 1e-6
-    count, squares, within = said.get("count"), said.get("squares"), said.get("within")
+    count, squares, within = fields.get("count"), fields.get("squares"), fields.get("within")
     require(count == n, "it does not count the clients that were asked")
     longest = n * mechanism.norm_bound(width) * slack
     require(float(row_norms(vector[None])[0]) <= longest, "its sum is longer than so many reports can be")

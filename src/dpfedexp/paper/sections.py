@@ -9,7 +9,7 @@ from pathlib import Path
 from dpfedexp.errors import InputError
 from dpfedexp.paper import beyond, figure1, figure2, figure3, table1, table2, table3
 from dpfedexp.paper.results import record as recording
-from dpfedexp.paper.results.collected import Results, collect, file_of, images_of, missing
+from dpfedexp.paper.results.collected import Results, all_records, file_of, images_of, missing
 from dpfedexp.paper.results.images import fingerprint
 from dpfedexp.paper.results.planned import Place, PlannedRun
 from dpfedexp.paper.results.record import Record
@@ -55,7 +55,7 @@ def make(
             say(
                 f"{name}: {len(absent)} of the {len(runs)} runs are not recorded. {Results(before, images).why_missing(absent[0])}."
             )
-    records = collect(planned, folder, images, place)
+    records = all_records(planned, folder, images, place)
     return [_section(name, size, records[name], images) for name in names]
 
 

@@ -27,7 +27,7 @@ from dpfedexp.runs import outlets
 from dpfedexp.runs.earlier_names import present_names
 from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.runs.private import is_run_id
-from dpfedexp.runs.settings import Settings, differences
+from dpfedexp.runs.settings import NamedValues, differences
 from dpfedexp.runs.state_tensors import check_fits, digest, state_from, state_tensors
 
 FORMAT, VERSION = "dpfedexp-checkpoint", 2
@@ -52,7 +52,7 @@ class Progress:
 
     round: int
     radius: float
-    settings: Settings
+    settings: NamedValues
     run: str
     ledger: Mark
     history: list[dict[str, Any]]
@@ -108,7 +108,7 @@ def load(folder: Path) -> Checkpoint | None:
     return _read(folder, tensors=True)
 
 
-def check_same(checkpoint: Checkpoint, settings: Settings, folder: Path) -> None:
+def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
     """Refuses the checkpoint of another run and says what differs. One of an earlier version is read by its names."""
     changed = differences(present_names(settings), present_names(checkpoint.progress.settings))
     require(

@@ -8,7 +8,7 @@ from typing import Any
 from dpfedexp.round import State
 from dpfedexp.runs import outlets
 from dpfedexp.runs.file_names import LEDGER
-from dpfedexp.runs.settings import Settings, settings_hash
+from dpfedexp.runs.settings import NamedValues, settings_hash
 from dpfedexp.trainers.task import Clients
 
 
@@ -31,7 +31,7 @@ class RunDescription:
     """
 
     name: str
-    settings: Settings
+    settings: NamedValues
     start: State
     clients: Clients
     algorithm: str

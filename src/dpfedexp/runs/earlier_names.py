@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Settings = dict[str, Any]
+NamedValues = dict[str, Any]
 
 RENAMED: dict[str, dict[Any, Any]] = {
     "algorithm.rule": {
@@ -23,16 +23,16 @@ RENAMED: dict[str, dict[Any, Any]] = {
 }
 """Setting → its earlier value → the same value today. No two earlier values may become one."""
 
-ADDED: Settings = {}
+ADDED: NamedValues = {}
 """Settings that were not recorded before, and the value that every run had then."""
 
 
-def present_names(settings: Settings) -> Settings:
+def present_names(settings: NamedValues) -> NamedValues:
     """The settings as a run of today records them; those of a run of today are left as they are."""
     return {name: _renamed(name, value, RENAMED) for name, value in (ADDED | settings).items()}
 
 
-def earlier_names(settings: Settings) -> Settings:
+def earlier_names(settings: NamedValues) -> NamedValues:
     """The settings as a run of before would have recorded them: what the hash in the first line of its ledger was made from."""
     back = {name: {new: old for old, new in values.items()} for name, values in RENAMED.items()}
     new = {name for name, value in ADDED.items() if name in settings and settings[name] == value}

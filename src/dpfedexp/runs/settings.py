@@ -18,20 +18,20 @@ from typing import Any
 
 from dpfedexp.runs.earlier_names import earlier_names
 
-Settings = dict[str, Any]
+NamedValues = dict[str, Any]
 _SHOWN = 6
 
 
-def settings_hash(settings: Settings) -> str:
+def settings_hash(settings: NamedValues) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def settings_hashes(settings: Settings) -> list[str]:
+def settings_hashes(settings: NamedValues) -> list[str]:
     """The hashes by which a ledger may know these settings: as they are recorded today, and as they were before."""
     return [settings_hash(settings), settings_hash(earlier_names(settings))]
 
 
-def differences(here: Settings, there: Settings) -> str:
+def differences(here: NamedValues, there: NamedValues) -> str:
     """'local.lr is 0.1 here and 0.2 there; …', empty where the two agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
@@ -40,7 +40,7 @@ def differences(here: Settings, there: Settings) -> str:
     return "; ".join(shown)
 
 
-def flatten(value: Any, prefix: str = "") -> Settings:
+def flatten(value: Any, prefix: str = "") -> NamedValues:
     """Any value as dotted names with JSON values.
 
     A dataclass is named by its class, and its fields follow. Whatever can be called is named by its `name` where it has one, so
@@ -74,8 +74,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _join(values: Mapping[str, Any], prefix: str) -> Settings:
-    joined: Settings = {}
+def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
+    joined: NamedValues = {}
     for name, value in values.items():
         joined |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return joined

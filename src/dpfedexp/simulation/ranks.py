@@ -24,7 +24,7 @@ from torch import Tensor
 from dpfedexp.accounting import PrivacyStatement
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.round import State, at_radius
+from dpfedexp.round import State
 from dpfedexp.simulation.heartbeat import Heartbeat
 from dpfedexp.simulation.messages import receive_text, send_text
 from dpfedexp.simulation.rounds import Part, Simulation
@@ -99,7 +99,9 @@ class Team:
                 f"rank {dist.get_rank()} could not meet the others before the first round: {first}"
             ) from None
 
-    def collect(self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
+    def cohort_part(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part:
         """Rank 0's round: what `Simulation.collect` gives for the whole cohort."""
         try:
             self._send(torch.tensor([_ROUND, number, state.radius, len(cohort)], dtype=torch.float64))
@@ -111,7 +113,7 @@ class Team:
                     self._send_rows(state.client_controls)
             self.settled = True
             mine = self._mine(simulation, cohort)
-            return self._add(simulation.collect(state, mechanism, cohort[mine], number))
+            return self._add(simulation.cohort_part(state, mechanism, cohort[mine], number))
         except (RuntimeError, ValueError) as error:
             raise self._lost(number, error) from None
 
@@ -136,9 +138,9 @@ class Team:
                         self._send_rows(state.client_controls)
                 self.settled = True
                 state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls)
-                mechanism = at_radius(simulation.mechanism, radius)
+                mechanism = simulation.mechanism.at_radius(radius)
                 mine = self._mine(simulation, cohort)
-                part = self._add(simulation.collect(state, mechanism, cohort[mine], int(number)))
+                part = self._add(simulation.cohort_part(state, mechanism, cohort[mine], int(number)))
                 if state.client_controls is not None:
                     for clients, rows in part[1]:
                         state.client_controls[clients] = rows

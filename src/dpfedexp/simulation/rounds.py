@@ -26,7 +26,7 @@ from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Participation
-from dpfedexp.round import State, advance, at_radius
+from dpfedexp.round import State, advance
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
@@ -50,7 +50,7 @@ Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
 class Team(Protocol):
     """Processes that share a cohort (`ranks.Team`)."""
 
-    def collect(
+    def cohort_part(
         self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
     ) -> Part: ...
 
@@ -133,14 +133,14 @@ class Simulation:
         """
         began = time.perf_counter()
         number = state.round + 1
-        mechanism = at_radius(self.mechanism, state.radius)
+        mechanism = self.mechanism.at_radius(state.radius)
         event = mechanism.event(self.sampling)
         noise = None if self.system is not None else f"seed {self.streams.seed}"
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)
         cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
-        collect = self.collect if self.team is None else partial(self.team.collect, self)
-        sums, controls, true_squares = collect(state, mechanism, cohort, number)
+        part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
+        sums, controls, true_squares = part_of(state, mechanism, cohort, number)
         self.task.check_state()
         try:
             ledger.charge(number, event, run=self.run, noise=noise)
@@ -154,7 +154,7 @@ class Simulation:
             self.noise.at("central noise", number),
             self.noise.at("central scalar noise", number),
         )
-        new, eta_g = self._advance(state, mechanism, release)
+        new, eta_g = self._advance(state, release)
         if new.client_controls is not None:
             for clients, rows in controls:
                 new.client_controls[clients] = rows
@@ -163,7 +163,7 @@ class Simulation:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
 
-    def collect(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
+    def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
         noise = self.noise.at("local noise", number)
         w = state.w.float()
@@ -261,12 +261,12 @@ class Simulation:
         old = client_controls[clients].to(delta.device)
         return clients, (old - control.float() - delta / tau_eta_l).cpu()
 
-    def _advance(self, state: State, mechanism: Mechanism, release: Release) -> tuple[State, float]:
+    def _advance(self, state: State, release: Release) -> tuple[State, float]:
         share = self.participation.expected(self.population) / self.population
         tau_eta_l = None
         if self.algorithm.scaffold:
             tau_eta_l = self.task.local.tau_eta_l(int(self.task.local.step_count(torch.ones(1, dtype=torch.int64))))
-        return advance(self.algorithm, mechanism, release, state, share=share, tau_eta_l=tau_eta_l)
+        return advance(self.algorithm, release, state, share=share, tau_eta_l=tau_eta_l)
 
 
 def _filled(clients: Tensor, count: int) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 
 from dpfedexp.runs.data_tag import parameter_tag
 from dpfedexp.runs.description import RunDescription
-from dpfedexp.runs.settings import Settings, flatten
+from dpfedexp.runs.settings import NamedValues, flatten
 from dpfedexp.simulation.rounds import Simulation
 
 
-def settings_of(simulation: Simulation, **more: Any) -> Settings:
+def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
     """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
     task = simulation.task
     return flatten(

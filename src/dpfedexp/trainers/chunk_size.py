@@ -95,7 +95,7 @@ def automatic_chunk(
         fit = max(in_flight * size.bytes, budget - in_flight * size.bytes) // (
             4 * UPDATE_COPIES * task.layout.dimension
         )
-        # Whole turns of all threads, so that none waits for the last client of a chunk.
+        # A multiple of the clients that train at a time, so that no thread waits for the last client of a chunk.
         fit = max(fit, 2 * in_flight if automatic else 0)
         fit -= fit % in_flight if fit > in_flight else 0
     return int(max(1, min(len(task.clients), fit)))

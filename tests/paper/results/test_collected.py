@@ -8,7 +8,7 @@ import pytest
 
 from dpfedexp.paper.experiments import experiment
 from dpfedexp.paper.results import record as recording
-from dpfedexp.paper.results.collected import Results, collect, file_of, images_of, missing
+from dpfedexp.paper.results.collected import Results, all_records, file_of, images_of, missing
 from dpfedexp.paper.results.images import MNIST
 from dpfedexp.paper.results.planned import Place, TrainingRun
 from tests.paper.fabricated import Counting
@@ -23,7 +23,7 @@ def counting(folder, *names, **more) -> list[Counting]:
 
 def test_a_run_that_two_sections_share_is_made_once_and_recorded_by_both(tmp_path):
     a, b, c = counting(tmp_path, *"abc")
-    done = collect({"one": [a, b, a], "two": [b, c]}, tmp_path, None, ONE)
+    done = all_records({"one": [a, b, a], "two": [b, c]}, tmp_path, None, ONE)
     assert [run.times for run in (a, b, c)] == [1, 1, 1]
     assert [record.name for record in done["one"]] == ["a", "b"]
     assert [record.section for record in recording.read(file_of(tmp_path, "two"))] == ["two", "two"]
@@ -31,17 +31,17 @@ def test_a_run_that_two_sections_share_is_made_once_and_recorded_by_both(tmp_pat
 
 def test_a_later_section_finds_the_records_of_an_earlier_one(tmp_path):
     (a,) = counting(tmp_path, "a")
-    collect({"one": [a]}, tmp_path, None, ONE)
-    collect({"two": [a]}, tmp_path, None, ONE)
+    all_records({"one": [a]}, tmp_path, None, ONE)
+    all_records({"two": [a]}, tmp_path, None, ONE)
     assert a.times == 1
     assert len(recording.read(file_of(tmp_path, "two"))) == 1
 
 
 def test_lines_that_are_not_asked_for_stay_in_their_file(tmp_path):
     a, b = counting(tmp_path, "a", "b")
-    collect({"one": [a, b]}, tmp_path, None, ONE)
+    all_records({"one": [a, b]}, tmp_path, None, ONE)
     (changed,) = counting(tmp_path, "a", default=2)
-    collect({"one": [changed]}, tmp_path, None, ONE)
+    all_records({"one": [changed]}, tmp_path, None, ONE)
     records = recording.read(file_of(tmp_path, "one"))
     assert [(record.name, record.finals["default"]) for record in records] == [("a", 1), ("b", 1), ("a", 2)]
 

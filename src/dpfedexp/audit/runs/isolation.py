@@ -106,7 +106,7 @@ def others_and_own(
     state = simulation.begin()
 
     def total(cohort: Tensor) -> Tensor:
-        return simulation.collect(state, simulation.mechanism, cohort, 1)[0].vector.cpu() / clip
+        return simulation.cohort_part(state, simulation.mechanism, cohort, 1)[0].vector.cpu() / clip
 
     own = total(torch.arange(1))
     return total(torch.arange(len(federation))) - own, own

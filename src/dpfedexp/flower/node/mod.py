@@ -98,8 +98,8 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
             correction = to_arrays(control - _own_control(context, len(w)), layout)
             message.content = RecordDict({**message.content, CORRECTION: correction})
         update = _update(call_next(message, context), request, layout, w)
-        if control is not None and request.travel is not None:
-            _remember(context, request.mechanism, control, update, request.travel)
+        if control is not None and request.tau_eta_l is not None:
+            _remember(context, request.mechanism, control, update, request.tau_eta_l)
         report = privatize(update, request.mechanism)
         if request.clients:
             return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
@@ -139,7 +139,7 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
 
 def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:
     """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
-    if request.travel is None:
+    if request.tau_eta_l is None:
         return None
     record = message.content.array_records.get(CONTROL)
     if record is None:
@@ -156,7 +156,7 @@ def _own_control(context: Context, dimension: int) -> Tensor:
     return own if len(own) == dimension else torch.zeros(dimension)
 
 
-def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, travel: float) -> None:
+def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, tau_eta_l: float) -> None:
     """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
 
     Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
@@ -164,7 +164,7 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
     One that is not finite is lost too, or every later update would be.
     """
     delta = clip(update[None], mechanism.clip).vectors[0]
-    own = _own_control(context, len(delta)) - control - delta / travel
+    own = _own_control(context, len(delta)) - control - delta / tau_eta_l
     if not bool(own.isfinite().all()):
         own = torch.zeros_like(own)
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})

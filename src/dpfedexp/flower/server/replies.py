@@ -32,7 +32,7 @@ class Counts:
         return {"asked": self.asked, "valid": self.valid, "refused": self.refused, "missing": self.missing}
 
 
-def collect(
+def add_replies(
     replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool
 ) -> tuple[Sums, Counts]:
     """The sums over valid replies. `name_nodes`: whether the log may say which node was asked."""

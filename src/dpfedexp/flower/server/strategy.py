@@ -28,7 +28,7 @@ from dpfedexp.flower.noise import bind, deployment_noise
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_nodes
-from dpfedexp.flower.server.replies import Counts, collect
+from dpfedexp.flower.server.replies import Counts, add_replies
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
@@ -36,7 +36,7 @@ from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.noise import Noise
 from dpfedexp.participation import Full, Poisson
-from dpfedexp.round import State, advance, at_radius
+from dpfedexp.round import State, advance
 
 _log = logging.getLogger("flwr")
 
@@ -106,7 +106,7 @@ class DpFedExp(Strategy):
         self.nodes, self.clients_per_node, self.floor = clients // clients_per_node, clients_per_node, floor
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
         self.node_timeout, self.noise = node_timeout, noise
-        self.travel = _travel(algorithm, local, clients_per_node)
+        self.tau_eta_l = _tau_eta_l(algorithm, local, clients_per_node)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self.bound: tuple[int, ...] = ()
@@ -158,7 +158,7 @@ class DpFedExp(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, ttl: float | None = None
     ) -> list[Message]:
         """The round's messages: the model of the strategy's own state, and a request with a nonce of its own for each node."""
-        mechanism = at_radius(self.mechanism, self.state.radius)
+        mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
         if self.budget is not None:
             self.ledger.check(self.budget, event)
@@ -170,7 +170,7 @@ class DpFedExp(Strategy):
                 mechanism,
                 self.sampling,
                 clients if self.clients_per_node > 1 else (),
-                self.travel,
+                self.tau_eta_l,
                 self.rounds,
                 self.clients_per_node,
             )
@@ -194,17 +194,17 @@ class DpFedExp(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Add what is valid, charge, release, move the model, and write the checkpoint; only then does anything leave."""
-        mechanism = at_radius(self.mechanism, self.state.radius)
+        mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
-        sums, counts = collect(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
+        sums, counts = add_replies(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
         self._check_floor(server_round, counts, mechanism)
         if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
         release = mechanism.release(sums, expected, self.noise(), self.noise())
         state, eta_g = advance(
-            self.algorithm, mechanism, release, self.state, share=expected / self.clients, tau_eta_l=self.travel
+            self.algorithm, release, self.state, share=expected / self.clients, tau_eta_l=self.tau_eta_l
         )
         delta = self.algorithm.delta
         shown: dict[str, Any] = {
@@ -364,7 +364,7 @@ class DpFedExp(Strategy):
         raise RoundFailed(f"round {server_round} failed: {why}. {cost} Resume to try it again.")
 
 
-def _travel(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_node: int) -> float | None:
+def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_node: int) -> float | None:
     if not algorithm.scaffold:
         return None
     require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")

@@ -77,7 +77,7 @@ def missing(runs: Iterable[PlannedRun], results: Results) -> list[PlannedRun]:
     return [run for run in unique.values() if results.record(run) is None]
 
 
-def collect(
+def all_records(
     planned: dict[str, list[PlannedRun]], folder: Path, images: str | None, place: Place
 ) -> dict[str, list[Record]]:
     """Section → the records of its runs. What neither a record nor an interrupted command has left is run.

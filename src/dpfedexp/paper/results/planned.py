@@ -110,21 +110,21 @@ class TrainingRun:
 
     def run(self, place: Place) -> Result:
         settings = self.settings
-        posed = _problem(
+        built = _problem(
             settings.data.model_dump_json(), settings.model.model_dump_json(), settings.run.seed, place.data
         )
         # The partition was asked for by its number of clients, which is therefore a public number.
         counted = settings.algorithm.adjacency == "add-remove" and settings.participation.population is None
         population = settings.data.clients if counted else settings.participation.population
         done = train(
-            posed.model,
-            posed.federation,
+            built.model,
+            built.federation,
             settings.build_algorithm(),
             local=settings.build_local(),
             participation=settings.build_participation(),
             population=population,
-            test=posed.test,
-            evaluate=posed.evaluate,
+            test=built.test,
+            evaluate=built.evaluate,
             progress=False,
             execution=replace(settings.build_execution(), device=place.device),
             **settings.run_options(),
@@ -175,18 +175,18 @@ def _problem(data: str, model: str, seed: int, folder: str | None) -> Problem:
     settings = Settings.model_validate(
         {"data": json.loads(data), "model": json.loads(model), "run": {"seed": seed}},
     )
-    posed = problem.build(settings, folder)
-    if settings.data.kind != "synthetic" or posed.evaluate is None:
-        return posed
-    return Problem(posed.federation, posed.model, evaluate=_with_training_loss(posed, posed.evaluate))
+    built = problem.build(settings, folder)
+    if settings.data.kind != "synthetic" or built.evaluate is None:
+        return built
+    return Problem(built.federation, built.model, evaluate=_with_training_loss(built, built.evaluate))
 
 
-def _with_training_loss(posed: Problem, evaluate: Evaluate) -> Evaluate:
+def _with_training_loss(built: Problem, evaluate: Evaluate) -> Evaluate:
     """Adds the mean of ½(xᵀw − y)² over the clients: what the paper tunes by, and not private."""
 
     def both(model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
-        inputs, targets = posed.federation.prepare(posed.federation.inputs, posed.federation.targets, device)
+        inputs, targets = built.federation.prepare(built.federation.inputs, built.federation.targets, device)
         with torch.no_grad():
             loss = 0.5 * (model(inputs) - targets).double().square().mean()
         return {**evaluate(model), "nonprivate_training_loss": float(loss)}
