@@ -21,9 +21,7 @@ def start(**fields):
 
 
 def test_a_round_moves_the_model_by_the_step_size_times_the_mean():
-    state, eta_g = advance(
-        dp_fedavg(clip=1.0, noise_multiplier=2.0, server_rate=1.5), release(MEANS[0]), start()
-    )
+    state, eta_g = advance(dp_fedavg(clip=1.0, noise_multiplier=2.0, server_rate=1.5), release(MEANS[0]), start())
     assert eta_g == 1.5
     assert state.round == 1
     torch.testing.assert_close(state.w, W + 1.5 * MEANS[0], rtol=1e-15, atol=0.0)

@@ -18,15 +18,16 @@ Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 class Result:
     """A measured value beside the claim that it must not exceed, and the power that the measurement had.
 
-    lower      what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there
-    claim      what it must not exceed: the accountant's figure, or the limit of an effect that chance explains
-    unit       what both are: "ε at δ = 0.01", "μ", "largest correlation"
-    power      what the attack would have proven at this sample size, were the claim exactly tight, and the least of it
-    sees       for an effect that ought not to be there: the smallest one that would have been noticed, in words
-    one_sided  stated in advance: the attack is known to reach little, so reaching little says nothing
-    skipped    why nothing was measured; empty where something was
-    curve      (δ, lower bound, claim) at several δ, for the picture
-    detail     what was done, in a few words
+    Args:
+        lower: what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there.
+        claim: what it must not exceed: the accountant's figure, or the limit of an effect that chance explains.
+        unit: what both are: "ε at δ = 0.01", "μ", "largest correlation".
+        power: what the attack would have proven at this sample size, were the claim exactly tight, and the least of it.
+        sees: for an effect that ought not to be there: the smallest one that would have been noticed, in words.
+        one_sided: stated in advance: the attack is known to reach little, so reaching little says nothing.
+        skipped: why nothing was measured; empty where something was.
+        curve: (δ, lower bound, claim) at several δ, for the picture.
+        detail: what was done, in a few words.
     """
 
     kind: str

@@ -262,6 +262,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
 
 
 def parse(tree: dict[str, Any]) -> Settings:
+    """Settings from a tree as a TOML file gives it; a sentence for the first setting that is wrong."""
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:

@@ -37,10 +37,11 @@ in a request, which earlier versions read too."""
 class Request:
     """What the server asks of one node in one round.
 
-    clients  which of the clients that the node hosts take part; empty on an ordinary node, which is one client
-    tau_eta_l  τη_l for SCAFFOLD's control variates, None without SCAFFOLD
-    rounds   how many rounds the run has
-    hosted   how many clients a node hosts
+    Args:
+        clients: which of the clients that the node hosts take part; empty on an ordinary node, which is one client.
+        tau_eta_l: τη_l for SCAFFOLD's control variates, None without SCAFFOLD.
+        rounds: how many rounds the run has.
+        hosted: how many clients a node hosts.
     """
 
     round: int

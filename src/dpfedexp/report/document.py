@@ -67,10 +67,11 @@ class Claim:
 class Section:
     """One part of a report.
 
-    command        what makes this section again
-    configuration  name → TOML of the runs behind it
-    privacy        name → the privacy statement of those runs
-    data           the numbers behind the tables, for programs
+    Args:
+        command: what makes this section again.
+        configuration: name → TOML of the runs behind it.
+        privacy: name → the privacy statement of those runs.
+        data: the numbers behind the tables, for programs.
     """
 
     name: str

@@ -52,9 +52,10 @@ def _direction(dimension: int, p: float, gamma: float, q: float) -> Direction:
 def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule = "exact") -> Direction:
     """PrivUnit's constants.
 
-    exact    the largest γ that ε₁ allows: q = 1/(1 + e^{ε₁})
-    paper    γ = tanh(ε₁/2)·sqrt(π/(2(d−1))), the paper's first condition: only sufficient, and unsound at d = 2
-    optimal  ε₀ + ε₁ split so that 1/m, and with it the variance, is smallest (Asi, Feldman and Talwar 2022)
+    The rules:
+        exact: the largest γ that ε₁ allows: q = 1/(1 + e^{ε₁}).
+        paper: γ = tanh(ε₁/2)·sqrt(π/(2(d−1))), the paper's first condition: only sufficient, and unsound at d = 2.
+        optimal: ε₀ + ε₁ split so that 1/m, and with it the variance, is smallest (Asi, Feldman and Talwar 2022).
     """
     require(dimension >= 2, f"PrivUnit needs a model of at least 2 parameters; this one has {dimension}.")
     for name, value in (("epsilon0", epsilon0), ("epsilon1", epsilon1)):

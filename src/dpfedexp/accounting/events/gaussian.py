@@ -43,11 +43,13 @@ class Sampling:
 class Query:
     """One Gaussian query of a joint release.
 
-    bound        the largest norm that one client can contribute: what changes when a client is left out
-    sensitivity  the largest change when the data set changes to a neighbour (under the event's adjacency, the others fixed)
-    noise        the standard deviation of the noise per coordinate, in the same unit
-    diameter     the largest change when one client's contribution is replaced; None where it is not known, and then twice the
-                 bound is charged for it
+    Args:
+        bound: the largest norm that one client can contribute: what changes when a client is left out.
+        sensitivity: the largest change when the data set changes to a neighbour (under the event's adjacency, the
+            others fixed).
+        noise: the standard deviation of the noise per coordinate, in the same unit.
+        diameter: the largest change when one client's contribution is replaced; None where it is not known, and then
+            twice the bound is charged for it.
     """
 
     name: str

@@ -28,14 +28,17 @@ class View:
 class Promise:
     """The claim of one run. `epsilon_round` is the most expensive single round; δ is for the total.
 
-    exact                  no smaller total holds at this δ; otherwise the total is an upper bound
-    membership_advantage   bounds (true positive rate − false positive rate) of every attack that tells two neighbouring data sets
-                           apart, and `attack_success` its rate of right guesses when both were equally likely: (1 + advantage)/2
-    nominal_epsilon_round  the ε that PrivUnit was asked for, where its exact one differs
-    large_delta            δ is at least 1/clients
-    other_adjacency        the same observer under the other adjacency; None, with the reason beside it, where it has no meaning
-    models_only            a local run against whoever sees only the released models, when `reporting` clients at least report in
-                           every round; None, with the reason beside it, where there is no such figure
+    Args:
+        exact: no smaller total holds at this δ; otherwise the total is an upper bound.
+        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two
+            neighbouring data sets apart, and `attack_success` its rate of right guesses when both were equally likely:
+            (1 + advantage)/2.
+        nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
+        large_delta: δ is at least 1/clients.
+        other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no
+            meaning.
+        models_only: a local run against whoever sees only the released models, when `reporting` clients at least report
+            in every round; None, with the reason beside it, where there is no such figure.
     """
 
     algorithm: str

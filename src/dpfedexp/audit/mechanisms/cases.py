@@ -53,6 +53,7 @@ class Case:
 
 
 def standard_cases() -> list[Case]:
+    """Every mechanism with every rule that it knows, plain and secure."""
     plain = [*_central_cases(0.5, 2.0), *_local_cases(0.5, 2.0), *_privunit_cases(0.5)]
     secure = [
         Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.within)

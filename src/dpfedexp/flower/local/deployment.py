@@ -37,9 +37,11 @@ QUIET = {
 class Deployment:
     """Use as a context manager; everything that was started is stopped at its end, whatever happened.
 
-    folder       keys, certificates, Flower's own home and the logs: one file per process
-    node_config  additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every node gets
-                 a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs to one data holder
+    Args:
+        folder: keys, certificates, Flower's own home and the logs: one file per process.
+        node_config: additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every
+            node gets a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs
+            to one data holder.
     """
 
     def __init__(

@@ -52,20 +52,21 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 class DpFedExp(Strategy):
     """A differentially private federation with a guarantee that holds whatever the clients send or fail to send.
 
-    clients           how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with `Poisson`).
-                      Under replace-one adjacency and in local privacy there are so many places, and the nodes of the first round
-                      keep theirs; under add-remove adjacency every connected node takes part, however many there are
-    rounds            how many rounds the noise is meant for
-    folder            where ledger, checkpoint, model and statement go; `resume` continues from what is there
-    rebind            when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
-                      without keys, which are other nodes after a restart
-    participation     `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy
-    clients_per_node  more than 1 for nodes that simulate many clients each
-    floor             the fraction of the clients asked that must answer well, else the round fails and nothing is released
-    budget            stop before the round that would take ε above this
-    node_timeout      seconds to wait for nodes before a round
-    local             the clients' optimiser, which only DP-SCAFFOLD's control variates ask for
-    noise             makes one fresh source of noise per purpose; a deployment's is the operating system's
+    Args:
+        clients: how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with
+            `Poisson`). Under replace-one adjacency and in local privacy there are so many places, and the nodes of the
+            first round keep theirs; under add-remove adjacency every connected node takes part, however many there are.
+        rounds: how many rounds the noise is meant for.
+        folder: where ledger, checkpoint, model and statement go; `resume` continues from what is there.
+        rebind: when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
+            without keys, which are other nodes after a restart.
+        participation: `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy.
+        clients_per_node: more than 1 for nodes that simulate many clients each.
+        floor: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
+        budget: stop before the round that would take ε above this.
+        node_timeout: seconds to wait for nodes before a round.
+        local: the clients' optimiser, which only DP-SCAFFOLD's control variates ask for.
+        noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts

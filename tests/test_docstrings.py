@@ -1,0 +1,55 @@
+"""Docstrings that an editor and a site can render: every public name has one, and its arguments are those that exist."""
+
+import ast
+import importlib
+import inspect
+import re
+
+import pytest
+
+from tests.test_house import modules
+
+PACKAGES = ("accounting", "algorithms", "audit", "config", "data", "flower", "mechanisms")
+COLUMN = re.compile(r"^ *[a-z_]+ {2,}[^ ]", re.M)
+ARGUMENT = re.compile(r"^ {4}([a-z_0-9]+): ", re.M)
+
+
+def public():
+    for package in ("dpfedexp", *(f"dpfedexp.{name}" for name in PACKAGES)):
+        room = importlib.import_module(package)
+        for name in room.__all__:
+            value = getattr(room, name)
+            if inspect.isfunction(value) or inspect.isclass(value):
+                yield f"{package}.{name}", value
+
+
+NAMES = dict(public())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_says_what_it_is(name):
+    said = inspect.getdoc(NAMES[name]) or ""
+    assert said
+    assert not said.startswith(f"{name.rpartition('.')[2]}("), "a dataclass without a docstring shows its signature"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_arguments_that_a_docstring_explains_exist(name):
+    said = inspect.cleandoc(NAMES[name].__doc__ or "")
+    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", said, re.M)
+    explained = set(ARGUMENT.findall(section[1])) if section else set()
+    if explained:
+        assert explained <= set(inspect.signature(NAMES[name]).parameters)
+
+
+def test_no_docstring_aligns_columns():
+    """An editor's hover and a site collapse them into one paragraph."""
+    found = []
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                lines = (ast.get_docstring(node) or "").splitlines()
+                prose = "\n".join(line for line in lines if not line.lstrip().startswith((">>>", "...")))
+                if COLUMN.search(prose):
+                    found.append(f"{module}.{node.name}")
+    assert found == []
