@@ -271,7 +271,7 @@ def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypa
 
     monkeypatch.setattr(guard_ledger.SharedAnchor, "remember", full)
     guard.admit(request(round=1))
-    monkeypatch.setattr("dpfedexp.runs.private.root", nowhere)
+    monkeypatch.setattr("dpfedexp.runs.private.private_folder.root", nowhere)
     guard.admit(request(round=2))
     assert len(book(tmp_path)) == 2
 

@@ -19,8 +19,8 @@ with instrumented():
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
     from dpfedexp.runs import checkpoint
+    from dpfedexp.runs.checkpoints.state_tensors import digest
     from dpfedexp.runs.file_names import CHECKPOINT
-    from dpfedexp.runs.state_tensors import digest
     from dpfedexp.simulation.prepare import prepare
     from dpfedexp.simulation.settings import settings_of
 

@@ -22,7 +22,7 @@ from dpfedexp import config
 from dpfedexp.accounting import Ledger
 from dpfedexp.data.idx import read_idx
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.checkpoints import checkpoint
 from dpfedexp.runs.file_names import CHECKPOINT
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
@@ -74,7 +74,7 @@ def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
 def limited(code: str, megabytes: int = 400) -> str:
     """Runs code in a process that may take so much more memory than its imports did; what it prints."""
     program = (
-        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.runs.checkpoint, dpfedexp.accounting\n"
+        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.runs.checkpoints.checkpoint, dpfedexp.accounting\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)\n" + code
     )

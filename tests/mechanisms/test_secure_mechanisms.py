@@ -16,7 +16,7 @@ from dpfedexp.models import linear_regression
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.lattice import STRICT_BITS
 from dpfedexp.noise.streams import Streams
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.checkpoints import checkpoint
 
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),

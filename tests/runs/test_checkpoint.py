@@ -26,9 +26,9 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.checkpoints import checkpoint
+from dpfedexp.runs.checkpoints.state_tensors import digest
 from dpfedexp.runs.file_names import CHECKPOINT
-from dpfedexp.runs.state_tensors import digest
 from dpfedexp.simulation.rounds import Simulation
 
 M, D, ROUNDS = 16, 5, 6

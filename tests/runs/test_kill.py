@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.checkpoints import checkpoint
 from tests.runs.victim import ROUNDS, live
 
 KILLS = 100

@@ -18,8 +18,8 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load
 from dpfedexp.errors import LedgerError
-from dpfedexp.runs import earlier_names
-from dpfedexp.runs.checkpoint import read_progress
+from dpfedexp.runs.checkpoints import earlier_names
+from dpfedexp.runs.checkpoints.checkpoint import read_progress
 from dpfedexp.runs.file_names import CHECKPOINT, CONFIG, LEDGER, METRICS, MODEL
 from dpfedexp.runs.folder import RunFolder
 from dpfedexp.runs.verify import recompute, verify_run

@@ -423,7 +423,7 @@ def test_an_anchor_that_can_not_be_written_stops_the_round_before_its_release(tm
             if mark.count == 4:
                 raise OSError(28, "No space left on device")
 
-        patch.setattr("dpfedexp.runs.private.PrivateFolder.remember", full)
+        patch.setattr("dpfedexp.runs.private.private_folder.PrivateFolder.remember", full)
         with pytest.raises(LedgerError, match=r"round 4 can't be charged: No space left.*Nothing of it was released"):
             run(tmp_path, resume=True)
     assert len(run(tmp_path, resume=True).history) == ROUNDS

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
-from dpfedexp.runs import checkpoint
 from dpfedexp.runs import folder as output
+from dpfedexp.runs.checkpoints import checkpoint
 
 TOML = """
 data = { kind = "synthetic", clients = 10, dimension = 4 }

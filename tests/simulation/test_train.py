@@ -10,7 +10,7 @@ import torch
 
 from dpfedexp import Execution, Federation, FixedSize, InputError, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.runs.checkpoint import read_progress
+from dpfedexp.runs.checkpoints.checkpoint import read_progress
 
 PRIVATE = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dpfedexp.round import State
 from dpfedexp.runs import outlets
+from dpfedexp.runs.checkpoints.settings import NamedValues, settings_hash
 from dpfedexp.runs.file_names import LEDGER
-from dpfedexp.runs.settings import NamedValues, settings_hash
 from dpfedexp.trainers.task import Clients
 
 

@@ -15,11 +15,11 @@ from dpfedexp.config import Settings, load
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_tensors, replace_text, undate
 from dpfedexp.json_values import finite
-from dpfedexp.runs import checkpoint
+from dpfedexp.runs.checkpoints import checkpoint
+from dpfedexp.runs.checkpoints.settings import differences, flatten
 from dpfedexp.runs.file_names import CONFIG, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.runs.outlets import OUTLETS
 from dpfedexp.runs.run import Run
-from dpfedexp.runs.settings import differences, flatten
 
 
 class RunFolder:

@@ -16,14 +16,15 @@ from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
 from dpfedexp.round import State
-from dpfedexp.runs import checkpoint, outlets
-from dpfedexp.runs.checkpoint import Checkpoint, Progress
-from dpfedexp.runs.data_tag import data_tag
+from dpfedexp.runs import outlets
+from dpfedexp.runs.checkpoints import checkpoint
+from dpfedexp.runs.checkpoints.checkpoint import Checkpoint, Progress
+from dpfedexp.runs.checkpoints.settings import settings_hashes
 from dpfedexp.runs.description import RunDescription, ledger_header
 from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
 from dpfedexp.runs.ledger_source import LedgerSource
-from dpfedexp.runs.private import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
-from dpfedexp.runs.settings import settings_hashes
+from dpfedexp.runs.private.data_tag import data_tag
+from dpfedexp.runs.private.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:

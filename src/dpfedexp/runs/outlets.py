@@ -7,7 +7,7 @@ accounting    what was charged, and names drawn at random
 nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
 
 A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
-refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private.py`) is not an outlet; it
+refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private/`) is not an outlet; it
 stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfedexp.runs.data_tag import parameter_tag
+from dpfedexp.runs.checkpoints.settings import NamedValues, flatten
 from dpfedexp.runs.description import RunDescription
-from dpfedexp.runs.settings import NamedValues, flatten
+from dpfedexp.runs.private.data_tag import parameter_tag
 from dpfedexp.simulation.rounds import Simulation
 
 

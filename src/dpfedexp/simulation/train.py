@@ -22,7 +22,7 @@ from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
 from dpfedexp.mechanisms import Secure
 from dpfedexp.participation import Participation
-from dpfedexp.runs.checkpoint import Checkpoint
+from dpfedexp.runs.checkpoints.checkpoint import Checkpoint
 from dpfedexp.runs.file_names import METRICS
 from dpfedexp.runs.open_run import OpenRun, find
 from dpfedexp.runs.outlets import recorded

@@ -9,7 +9,7 @@ anchor, which is fine: the charge is kept. A ledger that is behind its anchor, m
 restored from an old copy or exchanged, and the node refuses to answer with it.
 
 All three may be put back together, by a restored back-up of the whole folder. Where the node's user has a state folder
-(`dpfedexp.runs.private`), a second anchor lies there and notices; where there is none, nothing can.
+(`dpfedexp.runs.private.private_folder`), a second anchor lies there and notices; where there is none, nothing can.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs.anchor import read_mark, write_mark
-from dpfedexp.runs.private import SharedAnchor
+from dpfedexp.runs.private.anchor import read_mark, write_mark
+from dpfedexp.runs.private.private_folder import SharedAnchor
 
 _BEFORE_ANCHORS = 1
 """The version of ledgers that were written before there were anchors."""

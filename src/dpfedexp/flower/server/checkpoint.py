@@ -20,8 +20,8 @@ from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_bytes, replace_text
 from dpfedexp.round import State
+from dpfedexp.runs.checkpoints.state_tensors import state_from, state_tensors
 from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
-from dpfedexp.runs.state_tensors import state_from, state_tensors
 
 FORMAT = "dpfedexp-flower-checkpoint"
 VERSION = 3

@@ -1,7 +1,7 @@
 """The server's folder: ledger, checkpoint, and at the end the model and the statement.
 
 `dpfedexp.runs.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
-`dpfedexp.runs.private`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
+`dpfedexp.runs.private.private_folder`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
 released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
@@ -25,7 +25,7 @@ from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
 from dpfedexp.layout import Params
 from dpfedexp.runs.file_names import LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
-from dpfedexp.runs.private import VARIABLE, SharedAnchor, root
+from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
 
 _ANCHORED = "anchored"
 """In the header of ledgers whose every charge moves an anchor. Earlier ones get theirs when they are resumed."""

@@ -24,11 +24,11 @@ from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 from dpfedexp.round import State
 from dpfedexp.runs import outlets
-from dpfedexp.runs.earlier_names import present_names
+from dpfedexp.runs.checkpoints.earlier_names import present_names
+from dpfedexp.runs.checkpoints.settings import NamedValues, differences
+from dpfedexp.runs.checkpoints.state_tensors import check_fits, digest, state_from, state_tensors
 from dpfedexp.runs.file_names import CHECKPOINT
-from dpfedexp.runs.private import is_run_id
-from dpfedexp.runs.settings import NamedValues, differences
-from dpfedexp.runs.state_tensors import check_fits, digest, state_from, state_tensors
+from dpfedexp.runs.private.private_folder import is_run_id
 
 FORMAT, VERSION = "dpfedexp-checkpoint", 2
 _LARGEST_TEXT = 2**26

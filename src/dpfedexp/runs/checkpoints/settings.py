@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from dpfedexp.runs.earlier_names import earlier_names
+from dpfedexp.runs.checkpoints.earlier_names import earlier_names
 
 NamedValues = dict[str, Any]
 _SHOWN = 6

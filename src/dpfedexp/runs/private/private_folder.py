@@ -27,7 +27,7 @@ from torch import Tensor
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_tensors, replace_text
-from dpfedexp.runs.anchor import LARGEST_TEXT, read_mark, write_mark
+from dpfedexp.runs.private.anchor import LARGEST_TEXT, read_mark, write_mark
 
 VARIABLE = "DPFEDEXP_PRIVATE"
 NOTHING_CHARGED = Mark(0, "")

@@ -1,0 +1,1 @@
+"""What a run must remember and nobody else may see."""
