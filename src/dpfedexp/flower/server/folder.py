@@ -1,7 +1,7 @@
 """The server's folder: ledger, checkpoint, and at the end the model and the statement.
 
 `dpfedexp.runs.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
-`dpfedexp.runs.private.private_folder`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
+`dpfedexp.runs.private`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
 released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
