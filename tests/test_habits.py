@@ -32,12 +32,13 @@ def test_the_hooks_run_the_commands_of_make_lint():
 
 def test_continuous_integration_lints_tests_and_installs_the_wheel():
     targets = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
-    assert targets == ["lint", "coverage", "wheel-check"]
+    assert targets == ["lint", "test", "wheel-check"]
+    assert "make test COVERAGE=1" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_coverage_is_of_the_tests_that_make_test_runs():
-    test, coverage = rule("test")[0], rule("coverage")[0]
-    assert coverage == f"{test} --cov --cov-report="
+    assert rule("coverage") == ["@$(MAKE) --no-print-directory test COVERAGE=1"]
+    assert rule("test")[0].endswith("$(if $(COVERAGE),--cov --cov-report=)")
 
 
 def test_the_citation_is_complete_and_names_this_version():
