@@ -118,3 +118,19 @@ def test_the_ends_of_the_ranges_are_inside():
     assert Momentum(beta=0.0).beta == 0.0
     assert Adam(beta1=0.0, beta2=0.0).beta1 == 0.0
     assert Momentum(lr=0.5).lr == Adam(lr=0.5, eps=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        3,
+        type("NoPair", (), {"init": lambda s, w: {}, "direction": lambda s, c, m: c})(),
+        type("Short", (), {"init": lambda s, w: {}, "direction": lambda s, c, m: (c[:1], m)})(),
+        type("OtherNames", (), {"init": lambda s, w: {}, "direction": lambda s, c, m: (c, {"v": c})})(),
+        type("NoTensor", (), {"init": lambda s, w: {"n": 0}, "direction": lambda s, c, m: (c, m)})(),
+    ],
+    ids=lambda server: type(server).__name__,
+)
+def test_what_is_no_server_optimiser_is_refused_when_the_algorithm_is_made(server):
+    with pytest.raises(InputError, match="server"):
+        replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server)

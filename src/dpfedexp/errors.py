@@ -41,6 +41,8 @@ class RoundFailed(RuntimeError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for a misspelt name, or the list of what exists."""
     known = list(known)
+    if not known:
+        return " It takes none."
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
 
@@ -52,7 +54,7 @@ def is_count(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether a value can be compared with numbers; text can't."""
-    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+    return not isinstance(value, bool) and (isinstance(value, (int, float)) or hasattr(value, "__float__"))
 
 
 def require(condition: bool, message: str) -> None:

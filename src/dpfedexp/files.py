@@ -22,15 +22,20 @@ def replace_file(path: Path, write: Callable[[Path], None], mode: int | None = N
     Args:
         path: the file, which need not exist yet.
         write: makes the new file under the name that it is given, in the same folder.
-        mode: the new file's access rights; those that `write` gave it by default.
+        mode: the new file's access rights, from the first byte on; by default those that the user's umask gives, without the right
+            to write for anybody else.
 
     Raises:
         OSError: the old file is as it was, and no temporary file is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
+        if mode is not None:
+            temporary.unlink(missing_ok=True)
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         write(temporary)
-        put_in_place(temporary, path, mode)
+        rights = temporary.stat().st_mode & 0o755 if mode is None else mode
+        put_in_place(temporary, path, rights)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dpfedexp.errors import require
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, is_number, require
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""
@@ -60,6 +62,7 @@ class ServerOptimiser(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True)
 class Extrapolate:
     """c̄ itself: FedEXP with the η_g of its step-size rule, FedAvg with η_g = 1."""
@@ -71,6 +74,7 @@ class Extrapolate:
         return c_bar, moments
 
 
+@checked
 @dataclass(frozen=True)
 class Momentum:
     """v ← βv + c̄, and lr·v is the direction."""
@@ -79,7 +83,7 @@ class Momentum:
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"server rate is {self.lr}; it must be positive.")
+        _require_positive("server rate", self.lr)
         require(0 <= self.beta < 1, f"server momentum is {self.beta}; it must be at least 0 and below 1.")
 
     def init(self, w: Tensor) -> Moments:
@@ -90,6 +94,7 @@ class Momentum:
         return self.lr * v, {"v": v}
 
 
+@checked
 @dataclass(frozen=True)
 class Adam:
     """FedAdam (Reddi et al. 2021): c̄ as a pseudo-gradient, no bias correction, adaptivity floor `eps`."""
@@ -100,8 +105,8 @@ class Adam:
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"server rate is {self.lr}; it must be positive.")
-        require(self.eps > 0, f"server eps is {self.eps}; it must be positive.")
+        _require_positive("server rate", self.lr)
+        _require_positive("server eps", self.eps)
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"server {name} is {getattr(self, name)}; it must be in [0, 1).")
 
@@ -112,3 +117,29 @@ class Adam:
         m = self.beta1 * moments["m"] + (1 - self.beta1) * c_bar
         v = self.beta2 * moments["v"] + (1 - self.beta2) * c_bar.square()
         return self.lr * m / (v.sqrt() + self.eps), {"m": m, "v": v}
+
+
+def _require_positive(name: str, value: object) -> None:
+    good = is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
+    require(good, f"{name} is {value!r}; it must be a positive number.")
+
+
+def check_server(server: object) -> None:
+    """Raises `InputError` for what is no server optimiser, on a mean of zeros: a round must not be paid for before that shows."""
+    name = type(server).__name__
+    require(
+        isinstance(server, ServerOptimiser),
+        f"server is a {name}; it must be a server optimiser such as Momentum(lr=1.0), with init() and direction().",
+    )
+    c_bar = torch.zeros(3, dtype=torch.float64)
+    try:
+        moments = server.init(c_bar)  # type: ignore[attr-defined]
+        direction, after = server.direction(c_bar, moments)  # type: ignore[attr-defined]
+        right = direction.shape == c_bar.shape and set(after) == set(moments)
+        right = right and all(isinstance(moment, Tensor) for moment in (*moments.values(), *after.values()))
+    except Exception as error:
+        raise InputError(f"the server optimiser {name} fails on a mean of zeros: {error}.") from error
+    require(
+        right,
+        f"the server optimiser {name} must give a direction of the mean's shape, and moments by the names of init().",
+    )

@@ -75,6 +75,10 @@ class LocalLaplace(Mechanism):
     def event(self, sampling: Sampling) -> PureEvent:
         return PureEvent(self.epsilon, "local", sampling=sampling)
 
+    @property
+    def noise_kind(self) -> bool:
+        return self.rounded
+
     def secure(self, strict: bool = False) -> Mechanism:
         require(not strict, "secure is 'strict' with Laplace noise; use secure = true.")
         return replace(self, rounded=True)

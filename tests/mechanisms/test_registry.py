@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import dpfedexp
-from dpfedexp import Federation, InputError, Sgd, dp_fedavg, fedavg, train
+from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg, train
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.events import Sampling, from_json, to_json
 from dpfedexp.accounting.events.charges import RoundSettings
@@ -18,7 +18,7 @@ from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.audit.mechanisms.release import audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.clipping import Clipped, clip
-from dpfedexp.mechanisms import MECHANISMS, Mechanism, mechanism_class
+from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.noise.streams import Streams
@@ -138,6 +138,62 @@ def test_a_node_pays_for_everyone_whom_it_hosts(name):
     one, all_ten = (compose(charges, 1e-5).epsilon for charges in ([(event, 1)], [(ten, count)]))
     assert all_ten > one or one == float("inf")
     assert event.tells_no_more_than(event, 1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_that_is_asked_pays_for_the_replacement_of_all_its_data(name):
+    for adjacency in ("replace-one", "add-remove"):
+        try:
+            mechanism = replace(algorithm(name), adjacency=adjacency).bind(D, float(CLIENTS), Sampling(), 3)
+        except InputError:
+            assert mechanism_class(name).is_local
+            continue
+        assert mechanism.client_event().adjacency == "replace-one"
+        assert mechanism.client_event().strength >= bound(name).event(Sampling()).strength * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_many_took_part_is_shown_only_where_the_guarantee_does_not_hide_it(name):
+    mechanism = bound(name)
+    hides = mechanism.is_private and not mechanism.is_local
+    assert mechanism.counts_are_public(Sampling())
+    assert mechanism.counts_are_public(Sampling("poisson", 0.5)) is not hides
+    if hides:
+        left_out = replace(algorithm(name), adjacency="add-remove").bind(D, float(CLIENTS), Sampling(), 3)
+        assert not left_out.counts_are_public(Sampling())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_the_server_does_not_trust_the_clients_clipping(name):
+    """In the centre it clips again; in a local setting it may refuse, because clipping would bias."""
+    mechanism = bound(name)
+    rows = torch.full((3, mechanism.width(D)), 1e6)
+    report = Report(rows, level=torch.zeros(3, dtype=torch.int64) if "level" in mechanism.parts else None)
+    try:
+        mechanism.check_report(report)
+    except InputError:
+        assert mechanism.is_local
+        return
+    longest = 3 * mechanism.norm_bound(mechanism.width(D)) * (1 + 1e-6)
+    assert float(mechanism.collect(report).vector.norm()) <= longest or name == "local-laplace"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_secure_noise_is_what_a_secure_run_gets(name):
+    assert bound(name).noise_kind is False
+    assert bound(name, secure=True).noise_kind is True
+
+
+def test_a_mechanism_that_forgets_secure_noise_is_refused(monkeypatch):
+    kind = mechanism_class("local-laplace")
+    monkeypatch.setattr(kind, "bound", classmethod(lambda cls, terms: cls(0.5, D, 1.0)))
+    with pytest.raises(InputError, match="draws other noise"):
+        bound("local-laplace", secure=True)
+
+
+def test_a_statistic_that_a_mechanism_does_not_release_is_refused_before_a_round_is_paid_for():
+    with pytest.raises(InputError, match="numerator is 'free', which mechanism 'local-laplace' does not release"):
+        replace(cdp_fedexp(clip=0.5, target_epsilon=6.0), mechanism="local-laplace")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])

@@ -26,7 +26,7 @@ from dpfedexp import (
 from dpfedexp.accounting import Ledger
 from dpfedexp.batches import schedule
 from dpfedexp.simulation.prepare import prepare
-from dpfedexp.trainers.isolation import is_isolated, learnt_apart, made_up, padded, widths
+from dpfedexp.trainers.checks.isolation import is_isolated, learnt_apart, made_up, padded, widths
 from dpfedexp.trainers.vectorised import Vectorised
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")

@@ -36,7 +36,7 @@ _ORDERS = 1.0 + np.logspace(-4, 5, 600)
 
 def pure_epsilon(charges: Iterable[tuple[ReportEvent, int]]) -> float:
     """The sum of the exact ε of every report: holds at δ = 0."""
-    return math.fsum(event.epsilon * count for event, count in charges)
+    return math.fsum(event.strength * count for event, count in charges)
 
 
 def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[float, str]:
@@ -171,7 +171,8 @@ def _renyi_epsilon(parts: dict[ThreePoint, int], delta: float) -> float:
     orders = _ORDERS
     total = np.zeros_like(orders)
     for part, count in parts.items():
-        up, down = math.log(part.up), math.log(part.down)
+        up = math.log(part.up)
+        down = up - part.step
         stay = math.log(part.stay) if part.stay > 0.0 else -math.inf
         shift = (orders - 1.0) * part.step
         total += count * np.logaddexp(np.logaddexp(up + shift, down - shift), stay) / (orders - 1.0)

@@ -16,10 +16,10 @@ from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.rules import Rule
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, check_radius
-from dpfedexp.errors import InputError, is_number, nearest, require
+from dpfedexp.errors import InputError, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Numerator
-from dpfedexp.server import Extrapolate, ServerOptimiser
+from dpfedexp.server import Extrapolate, ServerOptimiser, check_server
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
@@ -76,15 +76,23 @@ class Algorithm:
     def __post_init__(self) -> None:
         kind = mechanism_class(self.mechanism)
         require(
-            isinstance(self.average_last, int) and self.average_last >= 1,
+            is_count(self.average_last),
             f"average_last is {self.average_last!r}; it must be a positive whole number.",
         )
         radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
         if kind.is_private or radius != math.inf:
             check_radius("clip", radius)
+        check_server(self.server)
+        require(callable(self.rule), f"rule is {self.rule!r}; it must be a function from a release to a step size.")
         if kind.is_private:
             self._check_privacy()
             kind.check_terms(self._terms())
+            return
+        for name in ("noise_multiplier", "target_epsilon"):
+            require(
+                getattr(self, name) is None,
+                f"{name} is {getattr(self, name)} with mechanism {self.mechanism!r}, which promises nothing; leave it out.",
+            )
 
     def _check_privacy(self) -> None:
         for name in ("noise_multiplier", "target_epsilon", "delta"):
@@ -103,7 +111,10 @@ class Algorithm:
             f"epsilons is {self.epsilons!r}; it must be three numbers, PrivUnit's (epsilon0, epsilon1, epsilon2).",
         )
         if self.target_epsilon is not None:
-            require(self.target_epsilon > 0, f"target_epsilon is {self.target_epsilon}; it must be positive.")
+            require(
+                0 < self.target_epsilon < math.inf,
+                f"target_epsilon is {self.target_epsilon}; it must be positive and finite.",
+            )
 
     @property
     def private(self) -> bool:
@@ -123,7 +134,13 @@ class Algorithm:
             rounds: how many rounds the target is for.
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
         """
-        return mechanism_class(self.mechanism).bound(self._terms(dimension, cohort, sampling, rounds, secure))
+        mechanism = mechanism_class(self.mechanism).bound(self._terms(dimension, cohort, sampling, rounds, secure))
+        # Above all, noise that a run believes to be secure must be.
+        require(
+            not secure or mechanism.noise_kind == secure,
+            f"secure is {secure!r}, but mechanism {self.mechanism!r} draws other noise; its `bound` must use `terms.drawn`.",
+        )
+        return mechanism
 
     def event(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Event:
         """What one round of the bound algorithm charges; the arguments are those of `bind`."""

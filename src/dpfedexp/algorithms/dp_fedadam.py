@@ -24,6 +24,7 @@ def dp_fedadam(
     epsilons: Epsilons = PAPER_EPSILONS,
     gamma: GammaRule = "exact",
     server_rate: float = 0.03,
+    average_last: int = 1,
 ) -> Algorithm:
     """DP-FedAdam: the released mean as a pseudo-gradient for Adam (Reddi et al. 2021).
 
@@ -39,6 +40,7 @@ def dp_fedadam(
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         server_rate: Adam's rate on the server.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> dp_fedadam(clip=1.0, noise_multiplier=5.0).server.lr
     0.03
@@ -56,4 +58,5 @@ def dp_fedadam(
         epsilons=epsilons,
         gamma=gamma,
         server=Adam(lr=server_rate),
+        average_last=average_last,
     )

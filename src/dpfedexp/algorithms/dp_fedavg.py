@@ -25,6 +25,7 @@ def dp_fedavg(
     gamma: GammaRule = "exact",
     server_rate: float = 1.0,
     server_momentum: float | None = None,
+    average_last: int = 1,
 ) -> Algorithm:
     """DP-FedAvg: clipped updates, noise, and a fixed step of the server.
 
@@ -41,6 +42,7 @@ def dp_fedavg(
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         server_rate: a fixed global step size η_g.
         server_momentum: momentum of the server, None for none.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).name
     'dp_fedavg'
@@ -63,4 +65,5 @@ def dp_fedavg(
         epsilons=epsilons,
         gamma=gamma,
         server=server,
+        average_last=average_last,
     )

@@ -27,6 +27,7 @@ def dp_scaffold(
     epsilons: Epsilons = PAPER_EPSILONS,
     gamma: GammaRule = "exact",
     control: Control = "update",
+    average_last: int = 1,
 ) -> Algorithm:
     """DP-SCAFFOLD at client level: the server's control variate comes from what is released anyway, at DP-FedAvg's ε.
 
@@ -43,6 +44,7 @@ def dp_scaffold(
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         control: what a client's own control variate follows: its clipped "update", which never leaves it, or, in a local setting,
             the "report" that it sent, noise and all.
+        average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> dp_scaffold(clip=1.0, noise_multiplier=5.0).scaffold
     'update'
@@ -66,4 +68,5 @@ def dp_scaffold(
         epsilons=epsilons,
         gamma=gamma,
         scaffold=control,
+        average_last=average_last,
     )

@@ -50,6 +50,12 @@ def build(settings: Settings, data: str | None = None) -> Problem:
         return _npz(settings, seed, transform)
     check_kind(given.kind)
     entry = DATA_SETS[given.kind]
+    if given.standardise:
+        if entry.standard is None:
+            raise InputError(
+                f"data.standardise is true, but kind {given.kind!r} has no published mean and deviation; leave it out."
+            )
+        transform = Standardise(*entry.standard)
     examples = entry.load(data or given.path)
     federation = _partition(given, examples.inputs, examples.targets, seed, transform)
     return Problem(federation, _model(settings, entry.model, {}), examples.test)

@@ -36,11 +36,13 @@ class Entry:
         home: the function from a folder (or None) to a `DataSet`, as "module:name".
         summary: one line for people who choose.
         model: the network that is used where the configuration names none.
+        standard: the public mean and standard deviation of its inputs, for `standardise = true`; None where nobody published them.
     """
 
     home: str
     summary: str
     model: str | None = None
+    standard: tuple[float, float] | None = None
 
     def load(self, folder: str | None) -> DataSet:
         module, _, name = self.home.partition(":")
@@ -56,7 +58,12 @@ OTHER_KINDS = {
 """Kinds of data that are no data set: they say who the clients are by themselves."""
 
 DATA_SETS: dict[str, Entry] = {
-    "mnist": Entry("dpfedexp.data.mnist:mnist", "MNIST, or another set in its four files", model="mnist_cdp_net"),
+    "mnist": Entry(
+        "dpfedexp.data.mnist:mnist",
+        "MNIST, or another set in its four files",
+        model="mnist_cdp_net",
+        standard=(0.1307, 0.3081),
+    ),
 }
 
 

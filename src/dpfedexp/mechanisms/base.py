@@ -132,6 +132,10 @@ ADAPTIVE_LOCAL = (
 )
 
 
+_SOME = 8
+"""A number of parameters, where any will do."""
+
+
 class Mechanism(ABC):
     """One object that owns all three sides of the same promise, so that noise and accounting can't drift apart.
 
@@ -145,6 +149,8 @@ class Mechanism(ABC):
     """Whether a client's own report is the release, so that the server need not be trusted."""
     is_private: ClassVar[bool] = True
     """Whether it promises anything at all."""
+    numerators: ClassVar[tuple[Numerator, ...]] = ()
+    """Which statistics it can release for a step-size rule."""
 
     clip: float
 
@@ -168,10 +174,25 @@ class Mechanism(ABC):
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
         """Raises `InputError` for terms that can't be met, before model and federation are known."""
-        require(not isinstance(terms.clip, AdaptiveClip), ADAPTIVE_LOCAL)
         require(
-            terms.adjacency == "replace-one",
+            not isinstance(terms.clip, AdaptiveClip),
+            ADAPTIVE_LOCAL
+            if cls.is_local
+            else f"clip is 'adaptive', which mechanism {cls.kind!r} does not do; give a number.",
+        )
+        require(
+            not cls.is_local or terms.adjacency == "replace-one",
             "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
+        )
+        cls.check_numerator(terms)
+
+    @classmethod
+    def check_numerator(cls, terms: Terms) -> None:
+        """The step-size rule must not ask for a statistic that is never released, or rounds would be paid for in vain."""
+        require(
+            terms.numerator is None or terms.numerator in cls.numerators,
+            f"numerator is {terms.numerator!r}, which mechanism {cls.kind!r} does not release; "
+            f"it releases {', '.join(cls.numerators) or 'none'}.",
         )
 
     @classmethod
@@ -183,11 +204,15 @@ class Mechanism(ABC):
             adjacency=settings.adjacency,
             epsilons=settings.epsilons,
             gamma=settings.gamma,
-            dimension=settings.dimension or 2,
+            dimension=settings.dimension or _SOME,
             sampling=settings.sampling,
         )
         cls.check_terms(terms)
-        return cls.bound(terms).event(settings.sampling)
+        event = cls.bound(terms).event(settings.sampling)
+        if settings.dimension is None:
+            other = cls.bound(replace(terms, dimension=2 * _SOME)).event(settings.sampling)
+            require(event == other, f"dimension is missing; what a round of {cls.kind!r} costs depends on it.")
+        return event
 
     # A client's side
 
@@ -246,7 +271,7 @@ class Mechanism(ABC):
 
     def client_event(self) -> Event:
         """What one round costs a client that answers it: all of its data may be replaced, and it knows that it was asked."""
-        return self.event(Sampling()).unsampled()
+        return self.event(Sampling()).unsampled().under("replace-one")
 
     def secure(self, strict: bool = False) -> Mechanism:
         """The same mechanism with noise on a lattice, which hides nothing in low bits: the same fields and adjacency.
@@ -267,8 +292,15 @@ class Mechanism(ABC):
         return None
 
     def counts_are_public(self, sampling: Sampling) -> bool:
-        """Whether it may be shown how many clients took part."""
-        return True
+        """Whether it may be shown how many clients took part: not where the guarantee hides who did."""
+        if self.is_local or not self.is_private:
+            return True
+        return sampling.kind == "full" and self.event(sampling).adjacency == "replace-one"
+
+    @property
+    def noise_kind(self) -> Secure:
+        """False for plain noise, True for noise on a lattice, "strict" for discrete noise."""
+        return False
 
     @property
     def adapts_clip(self) -> bool:

@@ -15,8 +15,8 @@ from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import central_gaussian
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, Clipped, clip, row_norms
-from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Terms, make_sums, total
+from dpfedexp.errors import require
+from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Secure, Terms, make_sums, total
 from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise import Noise
@@ -40,6 +40,7 @@ class CentralGaussian(Mechanism):
 
     kind = "central-gaussian"
     is_local = False
+    numerators = ("free", "paper")
 
     clip: float
     noise_multiplier: float
@@ -57,8 +58,7 @@ class CentralGaussian(Mechanism):
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
         check_gaussian(terms)
-        if terms.numerator == "naive":
-            raise InputError("numerator is 'naive', which is for local Gaussian noise; use 'free' or 'paper'.")
+        cls.check_numerator(terms)
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
@@ -132,13 +132,6 @@ class CentralGaussian(Mechanism):
             count_noise=self.count_noise,
         )
 
-    def client_event(self) -> GaussianEvent:
-        return replace(self, adjacency="replace-one").event(Sampling())
-
-    def counts_are_public(self, sampling: Sampling) -> bool:
-        """How many took part is secret where the guarantee hides who did: under Poisson sampling and add-remove adjacency."""
-        return sampling.kind == "full" and self.adjacency == "replace-one"
-
     def secure(self, strict: bool = False) -> SecureCentralGaussian:
         return SecureCentralGaussian(**self.settings(), strict=strict)
 
@@ -154,6 +147,10 @@ class SecureCentralGaussian(CentralGaussian):
     """
 
     strict: bool = False
+
+    @property
+    def noise_kind(self) -> Secure:
+        return "strict" if self.strict else True
 
     @property
     def _step(self) -> float:

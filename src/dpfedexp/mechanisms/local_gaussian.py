@@ -15,7 +15,7 @@ from dpfedexp.accounting.events.charges import local_gaussian
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import require
-from dpfedexp.mechanisms.base import Mechanism, Numerator, Release, Report, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, Numerator, Release, Report, Secure, Terms, make_sums, total
 from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise import Noise
@@ -38,6 +38,7 @@ class LocalGaussian(Mechanism):
 
     kind = "local-gaussian"
     is_local = True
+    numerators = ("free", "paper", "naive")
 
     clip: float
     noise_multiplier: float
@@ -111,6 +112,10 @@ class SecureLocalGaussian(LocalGaussian):
     """
 
     strict: bool = False
+
+    @property
+    def noise_kind(self) -> Secure:
+        return "strict" if self.strict else True
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
         rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors

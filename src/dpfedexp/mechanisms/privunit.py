@@ -23,7 +23,7 @@ from dpfedexp.accounting.events.charges import privunit
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Secure, Terms, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
@@ -118,6 +118,14 @@ class PrivUnit(Mechanism):
     @property
     def scalar(self) -> ScalarDP:
         return ScalarDP(self.epsilon2, self.clip)
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        super().check_terms(terms)
+        require(
+            terms.noise_multiplier is None,
+            f"noise_multiplier is {terms.noise_multiplier} with PrivUnit, which has none; give target_epsilon or epsilons.",
+        )
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
@@ -231,6 +239,10 @@ class SecurePrivUnit(PrivUnit):
     differs from the ideal one by about 2⁻⁵²/√d in a coordinate, so a report is not exactly that rounding with probability about
     d·2⁻⁴⁰.
     """
+
+    @property
+    def noise_kind(self) -> Secure:
+        return True
 
     @property
     def step(self) -> float:

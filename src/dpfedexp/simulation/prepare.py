@@ -21,9 +21,10 @@ from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
 from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
+from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
 from dpfedexp.trainers.tiled import Parallel
@@ -50,13 +51,14 @@ def prepare(
     """The bound simulation of a run; the arguments are those of `train`.
 
     Args:
-        isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
+        isolated: keeps clients apart bit for bit (`trainers.checks.isolation`); by default a secure run does.
 
     Returns:
         The simulation, and a note for the user if it is slower than they might expect.
     """
     _check_kinds(model, clients, algorithm, local, participation, secure)
     _check_run(clients, rounds, secure, diagnostics)
+    check_optimiser(local)
     isolated = bool(secure) if isolated is None else isolated
     execution = execution_on(device, execution)
     everyone = participation or Full()

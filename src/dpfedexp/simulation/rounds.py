@@ -28,7 +28,7 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Participation
 from dpfedexp.round import State, advance
 from dpfedexp.sums import Sums
-from dpfedexp.trainers.isolation import learnt_apart, padded
+from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
 
 
@@ -68,7 +68,7 @@ class Simulation:
         chunk_size: clients that are trained together.
         diagnostics: whether to record values that are not private.
         system: where noise and sampling come from in a secure run: the operating system instead of the seed.
-        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
+        unit: how many clients make a shape in an isolated run (`trainers.checks.isolation`), None where clients may share what suits them.
         team: the other processes that the cohort is shared with.
         run: the name that the ledger knows the run by, new for every run.
         declared: the public number of clients where it is not the number of those who are there (`public_population`).

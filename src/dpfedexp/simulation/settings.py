@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpfedexp.runs.checkpoints.earlier_names import SERVER_STEP
 from dpfedexp.runs.checkpoints.settings import NamedValues, flatten
 from dpfedexp.runs.description import RunDescription
 from dpfedexp.runs.private.data_tag import parameter_tag
+from dpfedexp.server import Extrapolate
 from dpfedexp.simulation.rounds import Simulation
 
 
@@ -28,6 +30,7 @@ def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
             },
             "clients": simulation.population,
             "diagnostics": simulation.diagnostics,
+            **({} if simulation.algorithm.server == Extrapolate() else {SERVER_STEP: "eta_g"}),
             **more,
         }
     )

@@ -113,6 +113,11 @@ def train(
         3
     """
     execution = execution_on(device, execution)
+    require(on_round is None or callable(on_round), f"on_round is {on_round!r}; it must be a function of one record.")
+    require(
+        evaluate is None or callable(evaluate),
+        f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
+    )
     _check_numbers(evaluate_every, budget)
     team = Team.current()
     follows = team is not None and team.rank > 0

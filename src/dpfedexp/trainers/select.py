@@ -16,8 +16,8 @@ from torch import Tensor
 from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError, require
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.checks.isolation import is_isolated
 from dpfedexp.trainers.chunk_size import Footprint, footprint
-from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, sample
 from dpfedexp.trainers.registry import Parts, check_trainer, makers
@@ -127,7 +127,9 @@ def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
 
 def keeps_apart(trial: Task, trainer: Trainer, chunk: int) -> bool:
     """Whether a trainer passes the check of isolation on this device, in the shapes of the run."""
-    passed = is_isolated(trainer, trial, trainer.unit or chunk)
+    # A trainer that takes its clients by the unit is called with many units at a time, which must not meet either.
+    width = chunk if trainer.unit is None else min(2, max(1, chunk // trainer.unit)) * trainer.unit
+    passed = all(is_isolated(trainer, trial, size) for size in sorted({trainer.unit or chunk, width}))
     if not passed:
         log.info("trainer %s is left out: a client's update depends on its neighbours on this device", trainer.name)
     return passed

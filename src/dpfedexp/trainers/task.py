@@ -18,7 +18,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_per_example
-from dpfedexp.trainers.module_state import Watch
+from dpfedexp.trainers.checks.module_state import Watch
 from dpfedexp.trainers.precision import Precision, low
 
 

@@ -61,6 +61,9 @@ class NonPrivateEvent:
     def unsampled(self) -> NonPrivateEvent:
         return self
 
+    def under(self, adjacency: Adjacency) -> NonPrivateEvent:
+        return self
+
     def hosted(self, clients: int) -> tuple[NonPrivateEvent, int]:
         return self, 1
 

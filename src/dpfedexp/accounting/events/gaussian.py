@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from dpfedexp.accounting import gdp
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
 
@@ -135,7 +136,7 @@ class GaussianEvent:
         """
         if self.setting != "central":
             return self
-        before = _norm(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == "central")
+        before = gdp.compose(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == "central")
         return self if before == 0 or self.mu == 0 else self.scaled(math.sqrt(1.0 + 2.0 * before / self.mu))
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:

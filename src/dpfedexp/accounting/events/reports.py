@@ -12,6 +12,9 @@ from dpfedexp.accounting.events.loss import ThreePoint, randomised_response
 from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 
+_LARGEST_EPSILON = 1e6
+"""Beyond this a promise is none, and exponentials of it are not numbers."""
+
 
 @checked
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class PrivUnitEvent:
     def unsampled(self) -> PrivUnitEvent:
         return self
 
+    def under(self, adjacency: Adjacency) -> PrivUnitEvent:
+        require(
+            adjacency == self.adjacency, "a client's own report can only be replaced, so its adjacency is replace-one."
+        )
+        return self
+
     def hosted(self, clients: int) -> tuple[PrivUnitEvent, int]:
         """Each client's report is randomised on its own, so they compose."""
         return self, clients
@@ -104,18 +113,40 @@ class PureEvent:
     attained: bool = False
 
     def __post_init__(self) -> None:
-        require(self.epsilon >= 0.0, f"epsilon is {self.epsilon}; it must be zero or more.")
+        number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
+        require(number and self.epsilon >= 0.0, f"epsilon is {self.epsilon!r}; it must be a number, zero or more.")
+        for name, value, words in (
+            ("setting", self.setting, ("central", "local")),
+            ("adjacency", self.adjacency, ("replace-one", "add-remove")),
+        ):
+            require(value in words, f"{name} is {value!r}; it must be {words[0]!r} or {words[1]!r}.")
 
     @property
     def exact(self) -> bool:
         """Randomised response may hide less than the release itself does, so its composition is an upper bound."""
         return False
 
+    @property
+    def strength(self) -> float:
+        """The ε that a round spends. In a cohort of fixed size one client more pushes another one out: two contributions change."""
+        sampling = self.sampling
+        pushes_out = sampling is not None and sampling.kind == "fixed" and sampling.rate < 1.0
+        twice = self.setting == "central" and self.adjacency == "add-remove" and pushes_out
+        epsilon = float(min(self.epsilon, _LARGEST_EPSILON))
+        return 2.0 * epsilon if twice else epsilon
+
     def losses(self) -> tuple[ThreePoint, ...]:
-        return (randomised_response(self.epsilon),) if self.epsilon > 0.0 else ()
+        return (randomised_response(self.strength),) if self.strength > 0.0 else ()
 
     def unsampled(self) -> PureEvent:
-        return self
+        return replace(self, sampling=Sampling())
+
+    def under(self, adjacency: Adjacency) -> PureEvent:
+        """Replacing a client is leaving one out and taking one in; what leaving one out changes, a replacement does not say."""
+        if adjacency == self.adjacency:
+            return self
+        require(adjacency == "replace-one", "a replace-one epsilon says nothing about leaving a client out.")
+        return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
     def hosted(self, clients: int) -> tuple[PureEvent, int]:
         """By group privacy in the centre, by composition where each client reports on its own."""
@@ -124,15 +155,15 @@ class PureEvent:
         return replace(self, epsilon=self.epsilon * clients), 1
 
     def beside(self, earlier: Iterable[object]) -> PureEvent:
-        """Answers that a server adds into one release are charged one by one: ε adds for a group as it does for a sequence."""
-        return self
+        """A server may add all of a round's central answers into one release, which then costs the sum of their ε: this answer is
+        charged with all of it, because a sequence of the parts would compose to less."""
+        if self.setting != "central":
+            return self
+        before = math.fsum(e.epsilon for e in earlier if isinstance(e, PureEvent) and e.setting == "central")
+        return replace(self, epsilon=self.epsilon + before)
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
         return isinstance(other, PureEvent)
-
-    @property
-    def strength(self) -> float:
-        return self.epsilon
 
     @property
     def nominal(self) -> None:

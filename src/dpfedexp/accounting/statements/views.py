@@ -16,6 +16,7 @@ from dpfedexp.accounting.statements.promise import View
 
 OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
 
+NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
 NO_ADD_REMOVE = "a client's own report shows that the client is there; only what it holds can be hidden"
 NOT_COUNTED = (
     "it is not known how many clients report in every round, each from its own data and the released models alone"
@@ -55,8 +56,10 @@ def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
     for event, n in charges:
         if event.setting == "local":
             return None, NO_ADD_REMOVE
-        if not isinstance(event, GaussianEvent):
+        if event.family == "none":
             return None, ""
+        if event.family == "report" and event.adjacency == "replace-one":
+            return None, NOT_LEFT_OUT
         turned.append((event.under(OTHER[event.adjacency]), n))
     return (view(turned, delta), "") if turned else (None, "")
 

@@ -57,7 +57,11 @@ class Given:
         return self.row[None, :width].to(dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:
-        raise TypeError("a central release draws no uniforms")
+        raise _Uniforms
+
+
+class _Uniforms(Exception):
+    """A release draws uniforms, so it is no affine function of normal draws."""
 
 
 def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int) -> Floats:
@@ -77,7 +81,11 @@ def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int
         return _shown(mechanism.release(sums, case.denominator, noise, scalar))
 
     draws = _draws(Streams(seed), count, widths)
-    base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
+    try:
+        base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
+    except _Uniforms:
+        streams = Streams(seed)
+        return np.array([_shown(_release(case, mechanism, sums, streams, n)) for n in range(affordable(count))])
     slopes = np.array([release(unit) for unit in torch.eye(sum(widths), dtype=torch.float64)]) - base
     seen: Floats = base + draws.numpy() @ slopes
     real = np.array([release(row) for row in draws[:CHECKED]])
@@ -86,7 +94,7 @@ def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int
     return np.array([*real.tolist(), *(release(row) for row in draws[CHECKED : affordable(count)])])
 
 
-def _release(case: Case, mechanism: Mechanism, sums: Sums, streams: SystemStreams, number: int) -> Release:
+def _release(case: Case, mechanism: Mechanism, sums: Sums, streams: Streams | SystemStreams, number: int) -> Release:
     return mechanism.release(
         sums, case.denominator, streams.at("central noise", number), streams.at("central scalar noise", number)
     )

@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from dpfedexp.runs.checkpoints.earlier_names import earlier_names
+from dpfedexp.runs.checkpoints.earlier_names import RULE_NAMES, earlier_names
 
 NamedValues = dict[str, Any]
 _SHOWN = 6
@@ -43,12 +43,12 @@ def differences(here: NamedValues, there: NamedValues) -> str:
 def flatten(value: Any, prefix: str = "") -> NamedValues:
     """Any value as dotted names with JSON values.
 
-    A dataclass is named by its class, and its fields follow. Whatever can be called is named by its `name` where it has one, so
-    that the function may be renamed, and otherwise by the name that it was defined under.
+    A dataclass is named by its class, and its fields follow. A function is named as it was defined, and by its module too where it
+    is not this library's own but has the name of one of its step-size rules: it must not be taken for that.
     """
     if is_dataclass(value) and not isinstance(value, type):
         nested = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {prefix: _name(value) if callable(value) else type(value).__name__} | _join(nested, prefix)
+        return {prefix: type(value).__name__} | _join(nested, prefix)
     if isinstance(value, Mapping):
         return _join(value, prefix)
     if callable(value):
@@ -59,8 +59,10 @@ def flatten(value: Any, prefix: str = "") -> NamedValues:
 
 
 def _name(value: Any) -> str:
-    name = getattr(value, "name", None)
-    return name if isinstance(name, str) else getattr(value, "__qualname__", type(value).__qualname__)
+    name: str = getattr(value, "__qualname__", type(value).__qualname__)
+    module = str(getattr(value, "__module__", ""))
+    ours = module.partition(".")[0] == "dpfedexp"
+    return name if ours or name not in RULE_NAMES else f"{module}.{name}"
 
 
 def _plain(value: Any) -> Any:

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from dpfedexp.batches import Batching, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError
+from dpfedexp.local import Sgd
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.module_state import Watch, drawing_alike
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, first_line
 
 log = logging.getLogger("dpfedexp")
@@ -203,15 +204,16 @@ def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int
 def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     """Whether made-up clients' rows are the same, bit for bit, beside other clients and in every place of a chunk of `width`.
 
-    `task` has made-up clients. Rows are compared as trained, and clipped and lifted.
+    `task` has made-up clients. Rows are compared as trained, and clipped and lifted. A client that is trained alone must not depend
+    on those before it either.
     """
-    if width == 1:
-        return True
     draw = np.random.default_rng(0)
     everyone = draw.permutation(2 * width)
     # Where threads share an operation, only the rows at their borders may differ: every place is tried with several clients.
     orders = [everyone[:width], everyone[:width][::-1], np.roll(everyone[:width], 1), everyone[width // 2 :][:width]]
     orders += [draw.permutation(everyone[:width]), draw.permutation(everyone)[:width]]
+    if width == 1:
+        orders = [everyone[:1], everyone[1:], everyone[:1]]
     most = int(task.clients.sizes[0])
     sizes = torch.from_numpy(draw.integers(1, most + 1, size=2 * width))
     w = task.layout.read(task.model).float().to(task.device)
@@ -235,8 +237,10 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
 
 
 def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
-    """The first steps of a public schedule."""
-    plan = schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=True)
+    """The first steps of a public schedule; all of them for an optimiser of which it is not known that every step is alike."""
+    plan = schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=local.shape_is_public)
+    if type(local) is not Sgd:
+        return plan
     steps = plan.steps.clamp_max(_STEPS)
     return Schedule(plan.positions[:, :_STEPS], plan.weights[:, :_STEPS], steps, plan.most and min(plan.most, _STEPS))
 

@@ -1,0 +1,1 @@
+"""What must hold of a model, an optimiser and a trainer before a round is paid for."""
