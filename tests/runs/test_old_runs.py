@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +161,24 @@ def test_a_setting_that_is_new_has_the_value_that_every_run_had_before_it(monkey
     assert earlier_names.present_names({"seed": 0}) == {"local.clip": 1.5, "seed": 0}
     assert earlier_names.earlier_names({"local.clip": 1.5, "seed": 0}) == {"seed": 0}
     assert earlier_names.earlier_names({"local.clip": 2.0, "seed": 0}) == {"local.clip": 2.0, "seed": 0}
+
+
+def free(release):
+    """A user's own rule, with the name of one of the library's."""
+    return 99.0
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(api):
+    other = CASES["central-free"] | {"algorithm": replace(CASES["central-free"]["algorithm"], rule=free)}
+    with pytest.raises(InputError, match=r"algorithm.rule is 'tests\.runs\.test_old_runs\.free' here and 'free' there"):
+        run(other, checkpoint=api / "central-free", resume=True)
+
+
+def test_momentum_that_once_ignored_the_step_size_does_not_go_on_with_it():
+    before = {"algorithm.rule": "_free", "algorithm.server": "Momentum"}
+    assert earlier_names.present_names(before)["server_step"] == "1"
+    assert earlier_names.present_names(before | {"algorithm.rule": "_one"})["server_step"] == "eta_g"
+    assert earlier_names.earlier_names({"server_step": "eta_g", "seed": 0}) == {"seed": 0}
 
 
 def resume_cli(folder: Path):

@@ -87,13 +87,15 @@ def noise(
     epsilon0: Epsilon0Option = 2.0,
     epsilon1: Epsilon1Option = 2.0,
     epsilon2: Epsilon2Option = 2.0,
+    gamma: GammaOption = GammaName.exact,
+    dimension: DimensionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """How much noise does a target ε need? For PrivUnit: which ε₀, ε₁, ε₂, in the proportions given."""
     from dpfedexp.accounting import calibrate_noise, calibrate_privunit
     from dpfedexp.cli.privacy_cost import Plan, show_cost
 
-    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
+    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2), gamma, dimension)
     over = rounds if per == Per.total else 1
     about: dict[str, Any] = {"mechanism": mechanism.value, "target_epsilon": target, "per": per.value}
     event: Event
@@ -123,13 +125,15 @@ def rounds(
     epsilon0: Epsilon0Option = 2.0,
     epsilon1: Epsilon1Option = 2.0,
     epsilon2: Epsilon2Option = 2.0,
+    gamma: GammaOption = GammaName.exact,
+    dimension: DimensionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """How many rounds does a target ε pay for?"""
     from dpfedexp.accounting import affordable_rounds, guarantee
     from dpfedexp.cli.privacy_cost import Plan, show_cost
 
-    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2))
+    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (epsilon0, epsilon1, epsilon2), gamma, dimension)
     event = plan.event(noise_multiplier)
     affordable = affordable_rounds(event, target, delta)
     if affordable == 0:
@@ -157,6 +161,7 @@ def plot(
     sampling: SamplingOption = SamplingKind.poisson,
     adjacency: AdjacencyOption = AdjacencyName.replace_one,
     as_json: JsonOption = False,
+    dimension: DimensionOption = None,
 ) -> None:
     """Draw ε over rounds for several noise multipliers, and the noise that a target ε needs."""
     from dpfedexp.cli.privacy_cost import Plan, show_cost
@@ -166,7 +171,7 @@ def plot(
         MECHANISMS[mechanism.value].tunes == "noise_multiplier",
         f"mechanism is {mechanism.value!r}, which has no noise multiplier to draw; it must be central-gaussian or local-gaussian.",
     )
-    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (2.0, 2.0, 2.0))
+    plan = Plan(mechanism, sampling_rate, sampling, adjacency, (2.0, 2.0, 2.0), dimension=dimension)
     noises = noise_multiplier or ([2.0, 5.0, 10.0, 20.0] if mechanism == CENTRAL else [0.7, 2.0, 5.0, 10.0])
     title = f"{mechanism.value}, {adjacency.value}" + (f", q = {sampling_rate:g}" if sampling_rate < 1.0 else "")
     make: Callable[[float], Event] = plan.event

@@ -59,7 +59,9 @@ Epsilon2Option = Annotated[float, typer.Option("--epsilon2", help="PrivUnit: Îµâ
 GammaOption = Annotated[
     GammaName, typer.Option("--gamma", help="PrivUnit: the rule that chooses the cap; the paper's needs --dimension.")
 ]
-DimensionOption = Annotated[int | None, typer.Option("--dimension", "-d", help="PrivUnit: parameters of the model.")]
+DimensionOption = Annotated[
+    int | None, typer.Option("--dimension", "-d", help="Parameters of the model, where a round's cost depends on them.")
+]
 ClientsOption = Annotated[
     int | None,
     typer.Option(

@@ -37,10 +37,23 @@ from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.task import Clients
 
+ELSEWHERE = {
+    "lr": "local=Sgd(lr=0.1, steps=10)",
+    "steps": "local=Sgd(lr=0.1, steps=10)",
+    "epochs": "local=Sgd(lr=0.1, epochs=1)",
+    "batch_size": "local=Sgd(lr=0.1, epochs=1, batch_size=32)",
+    "epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0), or budget=8.0 to stop there",
+    "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
+    "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
+    "federation": "clients",
+    "folder": "checkpoint",
+    "out": "checkpoint",
+}
+"""What people give to `train` itself, and where it belongs."""
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
-@checked(instead=MOVED)
+@checked(instead=MOVED | ELSEWHERE)
 def train(
     model: nn.Module,
     clients: Clients,
