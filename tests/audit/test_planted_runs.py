@@ -140,7 +140,7 @@ def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
     """The smallest step of the grid for every example of the largest client."""
-    honest = Simulation.collect
+    honest = Simulation.cohort_part
 
     def coupled(self, given, mechanism, cohort, number):
         sums, *rest = honest(self, given, mechanism, cohort, number)
@@ -149,7 +149,7 @@ def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
 
     (before,) = isolation.audit_isolation(0, trainers=("loop",), steps=3)[-1:]
     assert before.holds
-    monkeypatch.setattr(Simulation, "collect", coupled)
+    monkeypatch.setattr(Simulation, "cohort_part", coupled)
     assert outcomes(isolation.audit_isolation(0, trainers=("loop",), steps=3)) == {"BROKEN"}
 
 
@@ -170,7 +170,7 @@ def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
 
 def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
     """As if the module had kept something of the first client when the second one trained."""
-    honest = Simulation.collect
+    honest = Simulation.cohort_part
 
     def travelling(self, given, mechanism, cohort, number):
         sums, *rest = honest(self, given, mechanism, cohort, number)
@@ -178,7 +178,7 @@ def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
         kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
         return (replace(sums, vector=sums.vector + kept), *rest)
 
-    monkeypatch.setattr(Simulation, "collect", travelling)
+    monkeypatch.setattr(Simulation, "cohort_part", travelling)
     name = "a module without state"
     assert [r.outcome for r in state._audit(name, state.modules()[name], 0)] == ["BROKEN", "holds"]
 

@@ -90,6 +90,7 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
         monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
+        monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
     monkeypatch.setattr(mod, "deployment_noise", lambda: silence)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     app = plain_app(federation, model, LOCAL)

@@ -18,7 +18,7 @@ with instrumented():
     from dpfedexp.data import synthetic_regression
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
-    from dpfedexp.runs import checkpoint
+    from dpfedexp.runs.checkpoints import checkpoint
     from dpfedexp.runs.checkpoints.state_tensors import digest
     from dpfedexp.runs.file_names import CHECKPOINT
     from dpfedexp.simulation.prepare import prepare

@@ -324,7 +324,7 @@ def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_othe
 
 def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
     rows = [(torch.randn(3, 6), torch.full((3,), 99)), *((torch.randn(3, 6), torch.zeros(3).long()) for _ in range(5))]
-    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False}
+    options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False, "device": "cpu"}
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
     assert len(train(net(), Federation.from_clients(rows), algorithm, secure=True, **options).history) == 1
     with pytest.raises(InputError, match="99"):
