@@ -160,8 +160,6 @@ class Mechanism(ABC):
         if missing and not inspect.isabstract(cls):
             raise TypeError(f"the mechanism {cls.__name__} does not say {' and '.join(missing)}; both must be set.")
 
-    # Made from what a run asks for
-
     @classmethod
     @abstractmethod
     def bound(cls, terms: Terms) -> Mechanism:
@@ -214,8 +212,6 @@ class Mechanism(ABC):
             require(event == other, f"dimension is missing; what a round of {cls.kind!r} costs depends on it.")
         return event
 
-    # A client's side
-
     @abstractmethod
     def width(self, dimension: int) -> int:
         """How long `Sums.vector` is for a model of this dimension."""
@@ -231,8 +227,6 @@ class Mechanism(ABC):
     def check_model(self, dimension: int) -> None:
         """Raises `InputError` where the mechanism is made for a model of another size."""
         return
-
-    # The server's side
 
     @abstractmethod
     def collect(self, report: Report) -> Sums:
@@ -262,8 +256,6 @@ class Mechanism(ABC):
     def settled(self, sums: Sums) -> Sums:
         """Sums that were added elsewhere, brought to the form that `release` adds noise to."""
         return sums
-
-    # The promise
 
     @abstractmethod
     def event(self, sampling: Sampling) -> Event:
