@@ -31,11 +31,3 @@ def mnist_folder() -> Path:
     if folder is None:
         pytest.skip(reason)
     return folder
-
-
-WAITING = ("test_deployment.py", "test_template.py", "test_kill.py", "test_ranks.py")
-"""Files whose tests mostly wait for processes: begun first, they overlap with everything else instead of coming last alone."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in WAITING)
