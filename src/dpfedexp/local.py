@@ -94,6 +94,10 @@ class LocalOptimiser(Batching):
         )
 
     @property
+    def rate(self) -> float:
+        return self.lr
+
+    @property
     def moment_names(self) -> tuple[str, ...]:
         """The moments that the optimiser keeps of every parameter: zero when a round begins, gone when it ends."""
         return ()
@@ -168,7 +172,7 @@ class Sgd(LocalOptimiser):
         return gradient
 
     def tau_eta_l(self, tau: Count) -> Count:
-        return tau * self.lr
+        return tau * self.rate
 
 
 @checked

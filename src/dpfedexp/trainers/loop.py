@@ -25,31 +25,49 @@ class Loop:
         self.task, self.streams = task, streams
 
     def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor:
-        return self.parameters(w, clients, schedule, round, correction).sub_(w)
+        return self.parameters(w, clients, schedule, round, correction, rates).sub_(w)
 
     def parameters(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor:
         """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         with arithmetic(self.task.precision, self.task.device):
             for row in range(len(clients)):
                 at = slice(row, row + 1)
-                self._one(
-                    w, clients[at], schedule.part(at), round, None if correction is None else correction[at], out[at]
-                )
+                own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
+                self._one(w, clients[at], schedule.part(at), round, own, out[at], rate)
         return out
 
     def _one(
-        self, w: Tensor, client: Tensor, one: Schedule, round: int, correction: Tensor | None, out: Tensor
+        self,
+        w: Tensor,
+        client: Tensor,
+        one: Schedule,
+        round: int,
+        correction: Tensor | None,
+        out: Tensor,
+        rate: Tensor | None,
     ) -> None:
         """The parameters of one client into `out` [1, d], where they live meanwhile."""
         task = self.task
         batch_of = batches(task, client, one)
         stepper = Stepper(ByAutograd(task), task.layout, task.local)
-        stepper.begin(w, one.steps, correction, uneven=False, into=out)
+        stepper.begin(w, one.steps, correction, uneven=False, into=out, rates=rate)
         # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
         with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
             key = self.streams.at("module", round).generator(int(client)).integers(2**63)

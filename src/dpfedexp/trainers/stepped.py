@@ -66,13 +66,19 @@ class Steps:
         return Stepper(self.core, self.task.layout, self.task.local)
 
     def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor:
         uneven = schedule.uneven
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
-            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None))
-            stepper.begin(w, schedule.steps, correction, uneven=uneven)
+            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
+            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
             return stepper.moved()

@@ -69,9 +69,17 @@ class Stepper:
     clock: Clock = field(default_factory=lambda: Clock(torch.zeros(()), torch.zeros(0)))
     correction: Params | None = None
     uneven: bool = False
+    rates: Tensor | None = None
 
     def begin(
-        self, w: Tensor, steps: Tensor, correction: Tensor | None, *, uneven: bool, into: Tensor | None = None
+        self,
+        w: Tensor,
+        steps: Tensor,
+        correction: Tensor | None,
+        *,
+        uneven: bool,
+        into: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> None:
         """All clients at w, with no memory of another round.
 
@@ -81,6 +89,7 @@ class Stepper:
             correction: SCAFFOLD's c − c_i, [n, d].
             uneven: whether some clients may stand still before the others are done.
             into: rows [n, d] in which the parameters live meanwhile.
+            rates: η_l of each client, [n]; None for the optimiser's own.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -96,6 +105,7 @@ class Stepper:
         self.clock = Clock(torch.zeros((), dtype=torch.float64, device=w.device), steps.to(w.device))
         self.correction = None if correction is None else self.layout.unflatten(correction)
         self.uneven = uneven
+        self.rates = None if rates is None else rates.to(w.device, w.dtype)
 
     def begin_again(self) -> None:
         """What `begin` does, in the memory that is there; `start`, `correction` and the clients' steps stay as they are."""
@@ -136,10 +146,16 @@ class Stepper:
         direction = self.local.direction(value, gradient, moments, self.clock)
         if going is not None:
             direction = torch.where(as_rows(going, value), direction, torch.zeros_like(value))
-        if self.in_place:
-            value.add_(direction, alpha=-self.local.lr)
+        if self.rates is not None:
+            rates, direction = as_rows(self.rates, value), direction.to(value.dtype)
+            if self.in_place:
+                value.addcmul_(rates, direction, value=-1)
+            else:
+                self.params[name] = torch.addcmul(value, rates, direction, value=-1)
+        elif self.in_place:
+            value.add_(direction, alpha=-self.local.rate)
         else:
-            self.params[name] = torch.add(value, direction, alpha=-self.local.lr)
+            self.params[name] = torch.add(value, direction, alpha=-self.local.rate)
 
     def moved(self) -> Tensor:
         """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
@@ -181,17 +197,28 @@ class Recording:
         self.flat: Tensor | None = None
         self.flat_correction: Tensor | None = None
 
-    def begin(self, w: Tensor, steps: Tensor, correction: Tensor | None, *, uneven: bool) -> None:
+    def begin(
+        self,
+        w: Tensor,
+        steps: Tensor,
+        correction: Tensor | None,
+        *,
+        uneven: bool,
+        rates: Tensor | None = None,
+    ) -> None:
         self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
             self.flat_correction = None if correction is None else correction.clone()
-            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven)
+            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
+            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own)
             return
         self.flat.copy_(w)
         self.inner.clock.steps.copy_(steps)
         if self.flat_correction is not None and correction is not None:
             self.flat_correction.copy_(correction)
+        if self.inner.rates is not None and rates is not None:
+            self.inner.rates.copy_(rates)
         self.inner.begin_again()
 
     def step(self, batch: Batch) -> None:

@@ -78,7 +78,7 @@ class Task:
 
 
 class Trainer(Protocol):
-    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d].
+    """Local updates w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ of a chunk of non-empty clients, [n, d]; `rates` [n], where given, stands for the local rate.
 
     `unit` is how many clients go into one tensor program, None where all of a chunk do.
     """
@@ -89,7 +89,13 @@ class Trainer(Protocol):
     def unit(self) -> int | None: ...
 
     def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor: ...
 
 

@@ -38,7 +38,13 @@ class Parallel:
         return self.tile * self.threads
 
     def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor:
         n = len(clients)
         tile = self.tile
@@ -46,13 +52,13 @@ class Parallel:
             # The last tiles decide when a chunk is done: at least a few for every thread.
             tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
             if n <= tile:
-                return self._trainer()(w, clients, schedule, round, correction)
+                return self._trainer()(w, clients, schedule, round, correction, rates)
         out = torch.empty(n, len(w), device=w.device)
 
         def one(first: int) -> None:
             at = slice(first, first + tile)
-            own = None if correction is None else correction[at]
-            out[at] = self._trainer()(w, clients[at], schedule.part(at), round, own)
+            own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
+            out[at] = self._trainer()(w, clients[at], schedule.part(at), round, own, rate)
 
         spread(one, range(0, n, tile), self.threads, always=self.fixed)
         return out

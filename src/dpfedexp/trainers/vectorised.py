@@ -71,11 +71,17 @@ class Vectorised:
         self.gradients = Recorded(vmap(grad(loss)), keep=32 if record else 0)
 
     def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Tensor | None = None
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
     ) -> Tensor:
         batch_of = batches(self.task, clients, schedule)
         stepper = Stepper(ByVmap(self.gradients), self.task.layout, self.task.local, in_place=False)
-        stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven)
+        stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven, rates=rates)
         with arithmetic(self.task.precision, self.task.device):
             for step in range(schedule.longest):
                 x, y, weights = batch_of(step)
