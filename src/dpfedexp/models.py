@@ -59,6 +59,22 @@ def mnist_relu_net() -> nn.Sequential:
     )
 
 
+def cifar_net() -> nn.Sequential:
+    """Two convolutions and two linear layers for 32×32 images in colour, d = 16,986."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
 class LinearRegression(nn.Linear):
     """x ↦ xᵀw, one number per row, from w = 0."""
 
@@ -151,6 +167,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         mnist_cdp_net,
         mnist_ldp_net,
         mnist_relu_net,
+        cifar_net,
         linear_regression,
         mlp,
         resnet18_gn,

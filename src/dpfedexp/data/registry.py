@@ -64,6 +64,12 @@ DATA_SETS: dict[str, Entry] = {
         model="mnist_cdp_net",
         standard=(0.1307, 0.3081),
     ),
+    "cifar10": Entry(
+        "dpfedexp.data.cifar10:cifar10",
+        "CIFAR-10 in its binary files",
+        model="cifar_net",
+        standard=(0.4734, 0.2516),
+    ),
 }
 
 
