@@ -9,6 +9,7 @@ from dpfedexp.accounting.events.charges import central_gaussian as central_gauss
 from dpfedexp.accounting.events.charges import local_gaussian as local_gaussian_event
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
+from dpfedexp.votes import within_clip
 
 SAMPLINGS = [Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.3)]
 
@@ -16,9 +17,10 @@ SAMPLINGS = [Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.3)]
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: sampling.kind)
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_a_central_mechanism_charges_the_event_of_its_settings(sampling, adjacency):
-    plain, paper = CentralGaussian(0.3, 5.0, adjacency), CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, 4.0)
+    plain = CentralGaussian(0.3, 5.0, adjacency)
+    paper = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, (within_clip(4.0),))
     assert plain.event(sampling) == central_gaussian_event(5.0, adjacency, sampling)
-    joint = central_gaussian_event(5.0, adjacency, sampling, scalar_multiplier=7.0, count_noise=4.0)
+    joint = central_gaussian_event(5.0, adjacency, sampling, scalar_multiplier=7.0, votes=(("within clip", 4.0),))
     assert paper.event(sampling) == joint
     assert [query.name for query in joint.queries] == ["update", "squared norms", "within clip"]
 
