@@ -33,7 +33,7 @@ def encode(mechanism: Mechanism) -> str:
     >>> encode(LocalGaussian(0.3, 0.7))
     '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
     """
-    values = _written({name: getattr(mechanism, name) for name in _types(mechanism.kind)}, mechanism.kind)
+    values = text_fields({name: getattr(mechanism, name) for name in _types(mechanism.kind)}, mechanism.kind)
     finite = {name: None if value == math.inf else value for name, value in values.items()}
     return json.dumps({"kind": mechanism.kind, **finite}, separators=(",", ":"))
 
@@ -60,8 +60,8 @@ def decode(text: str) -> Mechanism:
     return mechanism_class(kind)(**values, **votes)
 
 
-def _written(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The fields as text holds them.
+def text_fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields of a mechanism as texts and checkpoints hold them.
 
     The count of the adaptive clip has a field of its own, as before there were other votes: without those a text is the same in
     every version.
