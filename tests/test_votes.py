@@ -138,6 +138,8 @@ def test_the_clips_own_name_is_refused_even_where_the_clip_is_fixed():
         {"high": math.inf},
         {"low": -math.inf},
         {"low": math.nan},
+        {"low": "0"},
+        {"noise": "1"},
         {"low": -1e308, "high": 1e308},
         {"noise": -1.0},
         {"noise": math.nan},

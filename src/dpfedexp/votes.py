@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.noise import Noise
 from dpfedexp.noise.lattice import add_noise, check_room, step_for
 
@@ -54,7 +54,7 @@ class Ask:
             f"the vote's name is {self.name!r}; it must be text of 1 to 60 printable characters.",
         )
         require(
-            -math.inf < self.low < self.high < math.inf and self.width < math.inf,
+            is_number(self.low) and is_number(self.high) and self.low < self.high and self.width < math.inf,
             f"the vote {self.name!r} has the range {self.low} to {self.high}; it must be two finite numbers, the smaller first.",
         )
 
@@ -87,7 +87,8 @@ class Vote(Ask):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            0 <= self.noise < math.inf, f"the vote {self.name!r} has noise {self.noise}; it must be a positive number."
+            is_number(self.noise) and 0 <= self.noise < math.inf,
+            f"the vote {self.name!r} has noise {self.noise}; it must be a positive number.",
         )
 
 

@@ -16,10 +16,13 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
 from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
 from dpfedexp.flower.node import mod
-from dpfedexp.flower.node.price import node_charge
+from dpfedexp.flower.node.announcement import Announcement
+from dpfedexp.flower.node.price import Refused, node_charge
+from dpfedexp.flower.noise import bind
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.noise.streams import KeyedNoise
+from dpfedexp.participation import Full
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.votes import Ask, Vote, within_clip
 
@@ -159,6 +162,24 @@ def test_a_node_is_charged_for_every_vote_of_every_hosted_client():
     event, count = node_charge(CentralGaussian(0.3, 5.0, votes=votes).secure(), 3)
     assert count == 1
     assert event.mu == pytest.approx(3 * math.hypot(2 / 5.0, 1 / 4.0, 1 / 5.0, 1 / 7.0), rel=1e-12)
+
+
+def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_nothing_more():
+    """The votes' price comes out of the update's, so that a node without a guard admits them by the announcement alone."""
+    config = {
+        "algorithm.name": "cdp_fedexp",
+        "algorithm.clip": "adaptive",
+        "algorithm.target_epsilon": 8.0,
+        "federation.clients": 6,
+        "federation.rounds": 3,
+        "federation.folder": "x",
+    }
+    announced = Announcement.of_run(config, 20)
+    mechanism = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), Full(), 20, 6, 3, VOTES)
+    announced.check(Request(1, "nonce", mechanism, Sampling(), rounds=3))
+    more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
+    with pytest.raises(Refused, match="above the"):
+        announced.check(Request(1, "nonce", more, Sampling(), rounds=3))
 
 
 def test_local_privacy_has_no_votes_on_flower_either(tmp_path):

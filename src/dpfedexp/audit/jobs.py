@@ -59,7 +59,7 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
     ]
     jobs += [Job(case.name, 1, partial(audit_mechanism, case, samples, seed, confidence)) for case in standard_cases()]
     jobs += [
-        Job(name, 2, partial(audit_bins, name, vote, samples, seed, confidence)) for name, vote in bin_cases().items()
+        Job(name, 4, partial(audit_bins, name, vote, samples, seed, confidence)) for name, vote in bin_cases().items()
     ]
     for dimension in (3, 237, 5046):
         for rule in GAMMAS:
