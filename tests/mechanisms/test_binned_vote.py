@@ -25,6 +25,7 @@ def test_every_client_is_in_one_bin_and_the_public_counts_say_how_many_are_in_ea
     assert PROBE.counts(13).tolist() == [3.0, 3.0, 3.0, 2.0, 2.0]
     assert PROBE.counts(10, 0.5).tolist() == [1.0] * 5
     assert LEAVING.counts(13).tolist() == [2.6] * 5
+    assert LEAVING.counts(10, 0.5).tolist() == [1.0] * 5
 
 
 def test_under_add_remove_bins_are_drawn_so_that_nobody_elses_moves_with_the_one_who_left():
