@@ -16,7 +16,7 @@ LAYERS = [
     {"errors"},
     {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
     {"layout", "sums", "step_size"},
-    {"clipping", "noise", "accounting"},
+    {"clipping", "noise", "accounting", "votes"},
     {"mechanisms"},
     {"batches", "evaluation", "local", "losses", "models", "participation", "server"},
     {"algorithms", "data"},

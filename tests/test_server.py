@@ -28,7 +28,7 @@ def follow(server, eta_g=1.0):
     algorithm = replace(dp_fedavg(clip=1.0, noise_multiplier=2.0), server=server, rule=lambda release: eta_g)
     state, iterates = State(0, W, (W,), 1.0, server.init(W)), []
     for mean in MEANS:
-        state, taken = advance(algorithm, Release(mean, 0.5, None, 1.0), state)
+        state, taken = advance(algorithm, Release(mean, 0.5, {}, 1.0), state)
         assert taken == eta_g
         iterates.append(state.w)
     return iterates
@@ -89,7 +89,7 @@ def test_momentum_in_the_place_of_fedexps_server_takes_fedexps_step_size():
     velocity, taken = torch.zeros_like(W), []
     for mean, last in zip(MEANS, (0.0, -0.5, 0.2, 0.7), strict=True):
         before = state.w
-        state, eta_g = advance(algorithm, Release(mean, last, None, 1.0), state)
+        state, eta_g = advance(algorithm, Release(mean, last, {}, 1.0), state)
         velocity = 0.9 * velocity + mean
         torch.testing.assert_close(state.w, before + eta_g * 0.5 * velocity, rtol=1e-13, atol=1e-14)
         taken.append(eta_g)

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
+from dpfedexp.votes import default_noise
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24
@@ -101,7 +102,8 @@ class AdaptiveClip:
     It never leaves the range of `clip`, whatever the noisy counts are.
 
     count_noise is the standard deviation on the number of clients within the clip. `None` takes the larger of a twentieth of the
-    cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε.
+    cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε; with further
+    votes, what `votes.default_noise` says.
 
     >>> AdaptiveClip(initial=1.0).update(1.0, noisy_fraction=0.5)
     1.0
@@ -130,5 +132,6 @@ class AdaptiveClip:
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
-    def noise_for(self, cohort: float, noise_multiplier: float) -> float:
-        return self.count_noise or max(cohort / 20.0, 5.0 * noise_multiplier)
+    def noise_for(self, cohort: float, noise_multiplier: float, votes: int = 1) -> float:
+        """The noise on the count, which is one of so many votes."""
+        return self.count_noise or default_noise(cohort, noise_multiplier, votes)

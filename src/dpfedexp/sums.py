@@ -19,24 +19,25 @@ class Sums:
     Args:
         vector: Σ of what the clients sent, [d] (or [d+1] with the free rule's coordinate).
         squares: Σ of the squared-norm statistic that the step size asks for: ‖Δ_i‖², ‖c_i‖² or ŝ_i.
-        within: how many updates were within the clip: what adaptive clipping asks for.
+        votes: Σ of the clients' shares of every vote, each within ±½ per client, [k].
         count: how many clients were added.
     """
 
     vector: Tensor
     squares: Tensor
-    within: Tensor
+    votes: Tensor
     count: int
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
             self.vector + other.vector,
             self.squares + other.squares,
-            self.within + other.within,
+            self.votes + other.votes,
             self.count + other.count,
         )
 
     @staticmethod
-    def zero(width: int, device: torch.device | str = "cpu") -> Sums:
-        scalar = torch.zeros((), dtype=torch.float64, device=device)
-        return Sums(torch.zeros(width, dtype=torch.float64, device=device), scalar, scalar.clone(), 0)
+    def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
+        """The sums of nobody, for vectors of this width and so many votes."""
+        vector, squares, shares = (torch.zeros(n, dtype=torch.float64, device=device) for n in ((width,), (), (votes,)))
+        return Sums(vector, squares, shares, 0)

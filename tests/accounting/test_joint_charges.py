@@ -8,6 +8,7 @@ from events_by_hand import central
 from dpfedexp.accounting import Sampling, compose, gdp
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.mechanisms import CentralGaussian
+from dpfedexp.votes import within_clip
 
 Z, SCALAR, COUNT = 5.0, 2.0, 3.0
 PAPER = CentralGaussian(0.3, Z, numerator="paper", scalar_multiplier=SCALAR)
@@ -37,7 +38,7 @@ def test_under_add_remove_there_is_nothing_to_discount():
 
 def test_the_count_is_charged_beside_the_joint_shift():
     """A bit moves from −½ to ½ whatever the vector does, so its shift of 1 comes on top."""
-    event = CentralGaussian(0.3, Z, "replace-one", "paper", SCALAR, COUNT).event(Sampling())
+    event = CentralGaussian(0.3, Z, "replace-one", "paper", SCALAR, (within_clip(COUNT),)).event(Sampling())
     assert event.mu == pytest.approx(math.hypot(joint_mu(1.0, Z, SCALAR), 1.0 / COUNT), rel=1e-14)
     assert [query.name for query in event.queries] == ["update", "squared norms", "within clip"]
 

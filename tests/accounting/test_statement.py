@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
+from dpfedexp.accounting.events.charges import central_gaussian, votes_only
 from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.statements.statement import membership_advantage, strength
 from dpfedexp.accounting.statements.wording import _PUSHED_OUT, wrap
@@ -91,6 +92,19 @@ def test_private_text_names_who_whom_how_much_and_what_is_left_out():
     assert "trusted to add the noise" in text
     assert "by trying several of them" in text
     assert "This is a weak guarantee" in text
+
+
+def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
+    votes = (("within clip", 40.0), ("mean loss", 50.0))
+    charges = [(central_gaussian(5.0, votes=votes), 50), (votes_only((("loss fell", 60.0),)), 1)]
+    said = statement(charges)
+    assert said.votes == ("within clip", "mean loss", "loss fell")
+    assert 'noisy mean: "within clip", "mean loss", "loss fell". Each has noise of its own' in said.text
+    assert json.loads(said.to_json())["votes"] == ["within clip", "mean loss", "loss fell"]
+    assert PrivacyStatement.from_json(said.to_json()) == said
+    without = {name: value for name, value in json.loads(said.to_json()).items() if name != "votes"}
+    assert PrivacyStatement.from_json(json.dumps(without)).votes == (), "a statement of before names none"
+    assert "noisy mean" not in CASES["central"].text
 
 
 def test_local_text_gives_both_figures_and_does_not_trust_the_server():

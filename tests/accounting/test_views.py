@@ -20,6 +20,7 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
+from dpfedexp.votes import within_clip
 
 DELTA = 1e-5
 REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -84,7 +85,14 @@ def test_readers_of_the_models_match_dp_accounting():
 
 
 MECHANISMS = [
-    CentralGaussian(0.3, z, adjacency, numerator, scalar if numerator == "paper" else None, count)
+    CentralGaussian(
+        0.3,
+        z,
+        adjacency,
+        numerator,
+        scalar if numerator == "paper" else None,
+        () if count is None else (within_clip(count),),
+    )
     for z, adjacency, (numerator, scalar), count in product(
         (0.6, 5.0, 40.0),
         ("replace-one", "add-remove"),
@@ -137,7 +145,7 @@ def test_the_papers_scalar_costs_each_adjacency_its_own_joint_shift():
 
 
 def test_the_centred_count_moves_by_a_half_or_by_one():
-    event = CentralGaussian(0.3, 5.0, "add-remove", count_noise=10.0).event(FULL)
+    event = CentralGaussian(0.3, 5.0, "add-remove", votes=(within_clip(10.0),)).event(FULL)
     assert event.mu == pytest.approx(math.hypot(1 / 5.0, 0.5 / 10.0), rel=1e-12)
     assert event.under("replace-one").mu == pytest.approx(math.hypot(2 / 5.0, 1 / 10.0), rel=1e-12)
 

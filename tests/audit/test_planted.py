@@ -10,6 +10,7 @@ from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import make_sums
 from dpfedexp.mechanisms.privunit import sample_direction
+from dpfedexp.votes import WITHIN, collected
 
 SAMPLES, CONFIDENCE = 4000, 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
@@ -85,7 +86,7 @@ class ClipsTheMean(CentralGaussian):
     def collect(self, report):
         total = report.vector.sum(0, dtype=torch.float64)
         inside = clip(total[None], len(report.vector) * self.clip).vectors[0]
-        return make_sums(inside, None, report.within, len(report.vector))
+        return make_sums(inside, None, collected(report.votes, self.votes), len(report.vector))
 
 
 @pytest.mark.parametrize("name", ["central Gaussian", "central Gaussian, free rule"])
@@ -101,7 +102,9 @@ class WeighsByExamples(CentralGaussian):
         rows = clip(report.vector, self.clip).vectors
         weights = torch.ones(len(rows))
         weights[-1] = 2.0
-        return make_sums((rows * weights[:, None]).sum(0, dtype=torch.float64), None, report.within, len(rows))
+        return make_sums(
+            (rows * weights[:, None]).sum(0, dtype=torch.float64), None, collected(report.votes, self.votes), len(rows)
+        )
 
 
 def test_planted_weights_by_examples_are_caught():
@@ -238,15 +241,15 @@ def with_changed_count(change):
 
 def test_planted_secure_count_that_is_not_centred_is_caught():
     def bare(release, sums, *given):
-        return release(replace(sums, within=sums.within + 0.5 * sums.count), *given)
+        return release(replace(sums, votes=sums.votes + 0.5 * sums.count), *given)
 
     assert caught(with_changed_count(bare))
 
 
 def test_planted_secure_count_without_noise_is_caught():
     def exact(release, sums, denominator, *noises):
-        true = 0.5 + float(sums.within - 0.5 * sums.count) / denominator
-        return replace(release(sums, denominator, *noises), within=true)
+        true = 0.5 + float(sums.votes[0]) / denominator
+        return replace(release(sums, denominator, *noises), votes={WITHIN: true})
 
     assert caught(with_changed_count(exact), 1500)
 
@@ -268,7 +271,7 @@ class RoundsAwayFromZero(CentralGaussian):
     def collect(self, report):
         rows = clip(report.vector, self.clip).vectors
         coarse = rows.sign() * (rows.abs() / self.clip / 0.75).ceil() * 0.75 * self.clip
-        return make_sums(coarse.sum(0, dtype=torch.float64), None, report.within, len(rows))
+        return make_sums(coarse.sum(0, dtype=torch.float64), None, collected(report.votes, self.votes), len(rows))
 
 
 def test_planted_rounding_out_of_the_ball_is_caught():

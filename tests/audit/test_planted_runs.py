@@ -14,6 +14,7 @@ from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import KeyedNoise, Streams
 from dpfedexp.participation import Poisson
 from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.votes import WITHIN
 
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(128, 0)
@@ -128,7 +129,7 @@ def changed_release(monkeypatch, change):
 def test_planted_adaptive_clip_that_follows_the_true_count_is_caught(monkeypatch):
     changed_release(
         monkeypatch,
-        lambda release, sums, m: replace(release, within=0.5 + float(sums.within - 0.5 * sums.count) / m),
+        lambda release, sums, m: replace(release, votes={WITHIN: 0.5 + float(sums.votes[0]) / m}),
     )
     assert outcomes(audit_history("adaptive clip", 5, CONFIDENCE, rounds=500)) == {"BROKEN"}
 

@@ -14,6 +14,7 @@ from dpfedexp.flower.node.announcement import Announcement
 from dpfedexp.flower.node.price import total
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
+from dpfedexp.votes import within_clip
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_mod import ask, guard_file
@@ -121,10 +122,10 @@ def test_an_equal_pure_epsilon_that_composes_to_more_is_refused(split):
 
 
 def test_an_adaptive_clip_may_move_but_its_cost_may_not():
-    state, announced = RecordDict(), CentralGaussian(1.0, 5.0, count_noise=20.0)
+    state, announced = RecordDict(), CentralGaussian(1.0, 5.0, votes=(within_clip(20.0),))
     assert not ask(announced, state=state, rounds=9).has_error()
-    assert not ask(CentralGaussian(7.0, 5.0, count_noise=20.0), state=state, rounds=9).has_error()
-    assert "above the" in reason(CentralGaussian(0.1, 4.9, count_noise=20.0), state=state, rounds=9)
+    assert not ask(CentralGaussian(7.0, 5.0, votes=(within_clip(20.0),)), state=state, rounds=9).has_error()
+    assert "above the" in reason(CentralGaussian(0.1, 4.9, votes=(within_clip(20.0),)), state=state, rounds=9)
 
 
 @pytest.mark.parametrize(

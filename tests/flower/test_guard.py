@@ -24,6 +24,7 @@ from dpfedexp.flower.node import guard_ledger
 from dpfedexp.flower.node.price import Refused, node_charge, total
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.votes import within_clip
 
 from .test_mod import ask, guard_file
 
@@ -73,7 +74,7 @@ def test_a_request_for_many_hosted_clients_is_charged_for_all_of_them_or_refused
     "mechanism",
     [
         CentralGaussian(0.3, 5.0, numerator="free"),
-        CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, count_noise=4.0),
+        CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip(4.0),)),
         LocalGaussian(0.3, 2.0, "paper"),
     ],
     ids=["free", "paper and count", "local"],
@@ -96,8 +97,7 @@ def test_what_is_charged_covers_the_shift_that_replacing_every_hosted_client_mak
         parts = [float((sums[0].vector - sums[1].vector).norm()) / (mechanism.noise_multiplier * mechanism.clip)]
         if mechanism.scalar_multiplier:
             parts.append(float(sums[0].squares - sums[1].squares) / (mechanism.scalar_multiplier * mechanism.clip**2))
-        if mechanism.count_noise:
-            parts.append(9 / mechanism.count_noise)
+        parts += [9 / vote.noise for vote in mechanism.votes]
         shifts.append(math.hypot(*parts))
     # Rows are clipped a little inside the ball, and the pairs tried here need not be the worst one.
     assert 0.9 * mu < max(shifts) <= mu
@@ -394,7 +394,7 @@ def test_events_in_a_guards_ledger_read_back_as_written(guard, tmp_path):
 
 def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
     """What was shown: the ledger of a node that hosts ten said ε 4.5 under add-remove, the price of one of them."""
-    mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, count_noise=4.0)
+    mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip(4.0),))
     one, (ten, count) = mechanism.client_event(), node_charge(mechanism, 10)
     assert count == 1
     for adjacency in ("replace-one", "add-remove"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,9 +30,10 @@ from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.noise.lattice import step_for
 from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
+from dpfedexp.votes import Vote, within_clip
 
 WIDTH = 3
-COUNTED = CentralGaussian(0.5, 1.0, count_noise=2.0)
+COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip(2.0),))
 PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
 
 
@@ -51,7 +53,8 @@ def hosted(clients: int, mechanism=COUNTED, **changes) -> Sums:
     request = Request(1, "nonce", mechanism, Sampling(), tuple(range(clients)))
     vector = torch.tensor([mechanism.clip * clients, 0.0, 0.0], dtype=torch.float64)
     squares = mechanism.clip**2 * clients if mechanism.numerator == "paper" else 0.0
-    content = sums_content(Sums(vector, torch.tensor(squares), torch.tensor(float(clients)), clients), request)
+    votes = torch.full((len(mechanism.votes),), clients / 2, dtype=torch.float64)
+    content = sums_content(Sums(vector, torch.tensor(squares), votes, clients), request)
     said = ConfigRecord({**content.config_records[REQUEST], **{k: v for k, v in changes.items() if k != "vector"}})
     arrays = ArrayRecord({"vector": Array(np.array(changes["vector"]))}) if "vector" in changes else content[REPORT]
     return read_sums(message(RecordDict({REPORT: arrays, REQUEST: said})), request, WIDTH)
@@ -115,15 +118,20 @@ def test_a_report_counts_as_much_through_the_wire_as_without_it(mechanism):
     assert content[REPORT]["vector"].numpy().shape == (WIDTH,)
     through, without = read_sums(message(content), request, WIDTH), mechanism.collect(report)
     assert torch.equal(through.vector, without.vector)
-    assert (through.squares, through.within, through.count) == (without.squares, without.within, without.count)
+    assert (through.squares, through.count) == (without.squares, without.count)
+    assert torch.equal(through.votes, without.votes)
 
 
-@pytest.mark.parametrize("bit", [-1, 2, 0.5])
-def test_a_clipping_bit_is_0_or_1(bit):
-    request = Request(1, "nonce", COUNTED, Sampling())
-    content = report_content(Report(torch.zeros(1, WIDTH), within=torch.tensor([True])), request)
-    said = ConfigRecord({**content.config_records[REQUEST], "within": bit})
-    with pytest.raises(InputError, match="clipping bit"):
+@pytest.mark.parametrize(
+    "votes", [[-0.6, 0.0], [0.0, math.inf], [math.nan, 0.0], [0.5], [0.5, 0.1, 0.1], 0.5, "0.5", [1, 0]]
+)
+def test_votes_are_as_many_as_were_asked_and_each_within_a_half(votes):
+    request = Request(
+        1, "nonce", replace(COUNTED, votes=(*COUNTED.votes, Vote("loss", 0.0, 10.0, noise=3.0))), Sampling()
+    )
+    content = report_content(Report(torch.zeros(1, WIDTH), votes=torch.tensor([[0.5, 0.1]])), request)
+    said = ConfigRecord({**content.config_records[REQUEST], "votes": votes})
+    with pytest.raises(InputError, match="votes"):
         read_sums(message(RecordDict({REPORT: content[REPORT], REQUEST: said})), request, WIDTH)
 
 
@@ -147,7 +155,7 @@ def test_a_level_is_one_of_those_that_exist(level):
 @pytest.mark.parametrize("mechanism", [COUNTED, PAPER], ids=["count", "squares"])
 def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
     sums = hosted(4, mechanism)
-    assert (sums.count, float(sums.within)) == (4, 4.0)
+    assert (sums.count, sums.votes.tolist()) == (4, [2.0] * len(mechanism.votes))
     assert float(sums.squares) == (1.0 if mechanism is PAPER else 0.0)
     assert sums.vector.tolist() == [2.0, 0.0, 0.0]
 
@@ -155,9 +163,9 @@ def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"within": 4.5}, "statistics"),
-        ({"within": 4}, "statistics"),
-        ({"within": math.nan}, "statistics"),
+        ({"votes": [2.5]}, "votes"),
+        ({"votes": []}, "votes"),
+        ({"votes": [math.nan]}, "votes"),
         ({"squares": 1.001}, "statistics"),
         ({"squares": -1.001}, "statistics"),
         ({"count": 3}, "count"),
@@ -167,7 +175,7 @@ def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
 )
 def test_sums_that_so_many_hosted_clients_can_not_have_are_refused(changes, reason):
     with pytest.raises(InputError, match=reason):
-        hosted(4, PAPER, **changes)
+        hosted(4, PAPER if "squares" in changes else COUNTED, **changes)
 
 
 def test_the_bound_on_a_report_is_the_clip_and_the_noise_that_honest_clients_exceed_once_in_1e15():
@@ -202,7 +210,7 @@ def test_the_dimension_of_a_mechanism_is_whole():
 
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
     mechanism = deployed(PAPER)
-    given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.tensor(1.0).double(), 2)
+    given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.zeros(0).double(), 2)
     found = mechanism.settled(given)
     for value, before, step in (
         (found.vector, given.vector, step_for(mechanism.noise_multiplier * mechanism.clip)),

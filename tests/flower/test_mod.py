@@ -20,13 +20,16 @@ from dpfedexp.flower.messages import HOSTED, REPORT, REQUEST, Request
 from dpfedexp.flower.node.price import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.votes import Vote, within_clip
 
 from .loopback import through_the_wire
 
 MECHANISMS = [
     NoPrivacy(),
     CentralGaussian(0.3, 5.0, "add-remove", "free"),
-    CentralGaussian(0.3, 5.0, "replace-one", "paper", 7.5, 12.0),
+    CentralGaussian(0.3, 5.0, "replace-one", "paper", 7.5, (within_clip(12.0),)),
+    CentralGaussian(0.3, 5.0, votes=(within_clip(12.0), Vote("loss", -1.0, 4.0, noise=7.0))),
+    NoPrivacy(0.3, (Vote("loss", noise=0.0),)),
     LocalGaussian(0.3, 0.7, "naive"),
     PrivUnit(0.3, 20, 2.0, 1.0, 2.0, "optimal"),
 ]

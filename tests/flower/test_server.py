@@ -21,6 +21,7 @@ from dpfedexp.flower.server.nodes import choose
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.participation import FixedSize, Poisson
+from dpfedexp.votes import within_clip
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -311,13 +312,14 @@ def test_integer_arrays_in_the_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lie", [{"squares": -0.1}, {"squares": 1.0}, {"squares": math.nan}, {"within": -1.0}, {"within": 3.0}, {"count": 1}]
+    "lie",
+    [{"squares": -0.1}, {"squares": 1.0}, {"squares": math.nan}, {"votes": [-1.5]}, {"votes": [1.5]}, {"count": 1}],
 )
 def test_no_statistic_of_hosted_clients_leaves_the_range_that_is_charged(lie):
-    """Two clients' squared norms are in [0, 2C²] and their bits in {0, 1, 2}; a negative one moved the sum by twice its bound."""
-    mechanism = deployed(CentralGaussian(0.5, 5.0, "replace-one", "paper", 7.5, 12.0))
+    """Two clients' squared norms are in [0, 2C²] and their shares in [−1, 1]; a negative one moved the sum by twice its bound."""
+    mechanism = deployed(CentralGaussian(0.5, 5.0, "replace-one", "paper", 7.5, (within_clip(12.0),)))
     asked = Request(1, "n" * 32, mechanism, Sampling(), clients=(0, 1), hosted=2)
-    said = {"round": 1, "nonce": "n" * 32, "count": 2, "squares": 0.25, "within": 1.0}
+    said = {"round": 1, "nonce": "n" * 32, "count": 2, "squares": 0.25, "votes": [1.0]}
     vector = Array(np.zeros(4))
 
     def reply(**changes) -> Message:

@@ -17,6 +17,7 @@ with instrumented():
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
     from dpfedexp.runs import verify as verification
+    from dpfedexp.votes import within_clip
 
 # What survives a power failure is not the question here, and a thousand times as many inputs fit into the time.
 os.fsync = lambda descriptor: None
@@ -24,7 +25,7 @@ os.fsync = lambda descriptor: None
 FOLDER = Path(tempfile.mkdtemp()) / "run"
 MECHANISMS = [
     CentralGaussian(0.3, 5.0),
-    CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=3.0, count_noise=9.0),
+    CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=3.0, votes=(within_clip(9.0),)),
     LocalGaussian(0.3, 0.7),
     PrivUnit(0.3, 20),
     NoPrivacy(),

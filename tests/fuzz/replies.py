@@ -22,13 +22,14 @@ with instrumented():
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
     from dpfedexp.mechanisms import text as spec
     from dpfedexp.noise.streams import Streams
+    from dpfedexp.votes import within_clip
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 WIDTH = 3
 GUARD = Path(tempfile.mkdtemp()) / "guard.toml"
 MECHANISMS = [
-    CentralGaussian(0.3, 5.0, count_noise=9.0),
+    CentralGaussian(0.3, 5.0, votes=(within_clip(9.0),)),
     LocalGaussian(0.3, 0.7),
     PrivUnit(0.3, WIDTH),
     CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=3.0),
@@ -91,7 +92,7 @@ def _reply(request: wire.Request, rest: bytes) -> None:
     assert sums.count == clients
     assert float(sums.vector.norm()) <= clients * request.mechanism.norm_bound(WIDTH) * (1 + 1e-5)
     assert np.isfinite(float(sums.squares))
-    assert 0 <= float(sums.within) <= clients
+    assert bool((sums.votes.abs() <= clients / 2).all())
 
 
 def _records(text: bytes, body: bytes) -> RecordDict | None:

@@ -67,7 +67,7 @@ class LocalLaplace(Mechanism):
         return make_sums(total(report.vector), None, None, len(report.vector))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        return Release(sums.vector / max(sums.count, 1), None, None, self.clip)
+        return Release(sums.vector / max(sums.count, 1), None, {}, self.clip)
 
     def norm_bound(self, width: int) -> float:
         return self.clip + 60.0 * self.spread * math.sqrt(width)

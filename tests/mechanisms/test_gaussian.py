@@ -7,6 +7,7 @@ from dpfedexp.accounting import Sampling
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
 from dpfedexp.noise.streams import Streams
+from dpfedexp.votes import within_clip
 
 RADIUS = 0.3
 CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)
@@ -96,7 +97,7 @@ def test_sums_of_chunks_add_to_the_sums_of_all():
 
 
 def test_the_count_of_adaptive_clipping_is_centred_and_noisy():
-    mechanism = CentralGaussian(RADIUS, 5.0, count_noise=2.0)
+    mechanism = CentralGaussian(RADIUS, 5.0, votes=(within_clip(2.0),))
     truth = float(CLIPPED.within.double().mean())
     drawn = torch.tensor([release(mechanism, seed).within - truth for seed in range(3000)])
     assert abs(float(drawn.mean())) < 5 * 0.04 / math.sqrt(3000)
@@ -122,5 +123,5 @@ def test_the_free_rule_charges_exactly_the_event_of_dp_fedavg():
 def test_the_event_of_adaptive_clipping_charges_its_count():
     """Andrew et al.: z⁻² = z_Δ⁻² + (2σ_b)⁻², in both adjacencies."""
     for adjacency, both in (("replace-one", 2.0), ("add-remove", 1.0)):
-        event = CentralGaussian(RADIUS, 5.00626, adjacency, count_noise=50.0).event(Sampling())
+        event = CentralGaussian(RADIUS, 5.00626, adjacency, votes=(within_clip(50.0),)).event(Sampling())
         assert event.mu == pytest.approx(both / 5.0, rel=1e-5)

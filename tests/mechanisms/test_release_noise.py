@@ -9,10 +9,11 @@ from dpfedexp.accounting import Sampling, compose
 from dpfedexp.clipping import Clipped, clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.noise import lattice as grid_module
+from dpfedexp.votes import within_clip
 
 CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
 ROWS = torch.randn(M, 9, generator=torch.Generator().manual_seed(0)) * 0.1
-EVERYTHING = CentralGaussian(CLIP, Z, numerator="paper", scalar_multiplier=SCALAR, count_noise=COUNT)
+EVERYTHING = CentralGaussian(CLIP, Z, numerator="paper", scalar_multiplier=SCALAR, votes=(within_clip(COUNT),))
 
 
 class Constant:
@@ -75,7 +76,7 @@ def test_the_secure_count_is_centred():
     mechanism = EVERYTHING.secure()
     base = sums_of(mechanism)
     for bit in (0.0, 1.0):
-        more = type(base)(base.vector, base.squares, base.within + bit, base.count + 1)
+        more = type(base)(base.vector, base.squares, base.votes + bit - 0.5, base.count + 1)
         released = [mechanism.release(s, M, Constant(0.0), Constant(0.0, 0.0)).within for s in (base, more)]
         assert M * abs(released[1] - released[0]) == pytest.approx(0.5, abs=1e-6)
 
@@ -100,7 +101,7 @@ def test_all_three_noises_of_a_strict_release_are_discrete(discrete):
     assert len(discrete) == 3
     assert all(2**30 <= scale < 2**31 + 1 for scale in discrete)
     assert (M * released.c_bar - sums.vector).tolist() == pytest.approx([3 * Z * CLIP] * 9, rel=1e-6)
-    centred = float(sums.within) - 0.5 * M
+    centred = float(sums.votes[0])
     assert M * (released.within - 0.5) - centred == pytest.approx(3 * COUNT, rel=1e-6)
     assert M * released.statistic - float(sums.squares) == pytest.approx(3 * SCALAR * CLIP**2, rel=1e-6)
 
@@ -128,7 +129,7 @@ def test_the_grid_of_the_squared_norms_is_charged_on_top_of_the_joint_shift():
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling("poisson", 0.3), Sampling("fixed", 0.3)], ids=str)
 @pytest.mark.parametrize(
     "mechanism",
-    [CentralGaussian(CLIP, Z), CentralGaussian(CLIP, Z, "add-remove", count_noise=COUNT), EVERYTHING],
+    [CentralGaussian(CLIP, Z), CentralGaussian(CLIP, Z, "add-remove", votes=(within_clip(COUNT),)), EVERYTHING],
     ids=["update", "count", "everything"],
 )
 def test_strict_noise_is_charged_more_than_the_gaussian_in_every_query(mechanism, sampling):

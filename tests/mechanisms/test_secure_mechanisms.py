@@ -17,13 +17,14 @@ from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.lattice import STRICT_BITS
 from dpfedexp.noise.streams import Streams
 from dpfedexp.runs.checkpoints import checkpoint
+from dpfedexp.votes import within_clip
 
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
     "free": CentralGaussian(0.3, 2.0, numerator="free"),
     "paper": CentralGaussian(0.3, 2.0, numerator="paper", scalar_multiplier=3.0),
-    "adaptive": CentralGaussian(0.3, 2.0, numerator="free", count_noise=4.0),
-    "add-remove": CentralGaussian(0.3, 2.0, adjacency="add-remove", count_noise=4.0),
+    "adaptive": CentralGaussian(0.3, 2.0, numerator="free", votes=(within_clip(4.0),)),
+    "add-remove": CentralGaussian(0.3, 2.0, adjacency="add-remove", votes=(within_clip(4.0),)),
 }
 LOCAL = {name: LocalGaussian(0.3, 0.7, name) for name in (None, "free", "paper", "naive")}
 ROWS = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))

@@ -13,6 +13,7 @@ from dpfedexp.mechanisms.base import total
 from dpfedexp.noise import discrete
 from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
+from dpfedexp.votes import Vote, within_clip
 
 
 @pytest.mark.parametrize("width", [BLOCK, BLOCK + 1, 2 * BLOCK + 3])
@@ -33,7 +34,7 @@ def test_only_the_free_rule_has_a_coordinate_more(kind):
 
 @pytest.mark.parametrize("mechanism", [PrivUnit(1.0, 3), LocalGaussian(1.0, 1.0, "paper")])
 def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
-    sums = Sums(torch.tensor([4.0, 8.0, 2.0]).double(), torch.tensor(6.0).double(), torch.tensor(0.0).double(), 4)
+    sums = Sums(torch.tensor([4.0, 8.0, 2.0]).double(), torch.tensor(6.0).double(), torch.zeros(0).double(), 4)
     release = mechanism.release(sums, 100.0, None, None)
     assert release.c_bar.tolist() == [1.0, 2.0, 0.5]
     assert release.statistic == 1.5
@@ -43,7 +44,7 @@ def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
 
 
 def test_the_free_rules_coordinate_is_the_last_one_and_no_part_of_the_mean():
-    sums = Sums(torch.tensor([4.0, 8.0, 2.0, 6.0]).double(), torch.tensor(0.0), torch.tensor(0.0), 4)
+    sums = Sums(torch.tensor([4.0, 8.0, 2.0, 6.0]).double(), torch.tensor(0.0), torch.zeros(0), 4)
     local = LocalGaussian(1.0, 1.0, "free").release(sums, 100.0, None, None)
     assert (local.c_bar.tolist(), local.statistic) == ([1.0, 2.0, 0.5], 1.5)
     noise = Streams(0).at("noise", 1)
@@ -54,12 +55,15 @@ def test_the_free_rules_coordinate_is_the_last_one_and_no_part_of_the_mean():
 
 @pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])
 def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diameter(adjacency, both):
-    mechanism = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, 11.0)
+    mechanism = CentralGaussian(
+        0.3, 5.0, adjacency, "paper", 7.0, (within_clip(11.0), Vote("loss", 0.0, 10.0, noise=13.0))
+    )
     for sampling in (Sampling(), Sampling("poisson", 0.1)):
         assert mechanism.event(sampling).queries == (
             Query("update", 1.0, both, 5.0, 2.0),
             Query("squared norms", 1.0, 1.0, 7.0, 1.0),
             Query("within clip", 0.5, 0.5 * both, 11.0, 1.0),
+            Query("loss", 0.5, 0.5 * both, 13.0, 1.0),
         )
 
 

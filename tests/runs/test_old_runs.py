@@ -74,7 +74,8 @@ def whole(name: str) -> Whole:
 
 
 def without_seconds(history: list[dict]) -> list[dict]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in history]
+    """What runs of before and of today both record: votes, which are released, are recorded only today."""
+    return [{key: v for key, v in record.items() if key != "seconds" and "vote_" not in key} for record in history]
 
 
 def weights(done: Run) -> torch.Tensor:

@@ -75,8 +75,8 @@ def constant(monkeypatch, tmp_path_factory):
     """Releases that are the same whatever the clients hold, and names that are the same in every run."""
 
     def release(self, sums, denominator, noise, scalar_noise):
-        within = 0.4 if getattr(self, "count_noise", None) is not None else None
-        return Release(torch.full((D,), 0.01, dtype=torch.float64), 0.5, within, self.clip)
+        votes = {vote.name: 0.4 for vote in self.votes}
+        return Release(torch.full((D,), 0.01, dtype=torch.float64), 0.5, votes, self.clip)
 
     for mechanism in (SecureCentralGaussian, SecureLocalGaussian):
         monkeypatch.setattr(mechanism, "release", release)

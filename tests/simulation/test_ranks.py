@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,6 +35,8 @@ from dpfedexp.models import linear_regression
 from dpfedexp.runs.folder import RunFolder
 from dpfedexp.simulation import heartbeat
 from dpfedexp.simulation import ranks as distributed
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.votes import Ask
 from tests.simulation.plain import cases
 
 D, M = 12, 30
@@ -65,9 +69,17 @@ def options():
             dp_scaffold(clip=0.3, noise_multiplier=1.0, **add_remove),
             {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
         ),
+        "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
         "uneven mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
         "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),
     }
+
+
+def asking(*given, **options):
+    """A simulation that asks every client for the length of its update, too."""
+    made, note = prepare(*given, **options)
+    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(Ask("length", 0.0, 2.0),))
+    return replace(made, mechanism=mechanism, ballots=lambda s, c, updates, n: updates.norm(dim=1, keepdim=True)), note
 
 
 def run(name):
@@ -75,6 +87,9 @@ def run(name):
     given = {"local": LOCAL, "rounds": 3, "progress": False, "device": "cpu"} | more
     if "uneven" in name:
         return train(cases()["mlp"][0], uneven(), algorithm, **given)
+    if name == "votes":
+        with patch("dpfedexp.simulation.train.prepare", asking):
+            return train(linear_regression(D), synthetic_regression(M, D, seed=1).federation, algorithm, **given)
     return train(linear_regression(D), synthetic_regression(M, D, seed=1).federation, algorithm, **given)
 
 
@@ -126,6 +141,11 @@ def test_two_ranks_give_the_run_of_one_process(ranks, name):
         assert found[name]["epsilon"] == pytest.approx(alone["epsilon"])
         for record, expected in zip(found[name]["history"], alone["history"], strict=True):
             assert record == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_ranks_add_their_votes(ranks):
+    for found in ranks:
+        assert all("vote_length" in record for record in found["votes"]["history"])
 
 
 def test_an_error_on_rank_0_ends_the_other_too(ranks):

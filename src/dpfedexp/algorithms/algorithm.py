@@ -20,6 +20,7 @@ from dpfedexp.errors import InputError, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Numerator
 from dpfedexp.server import Extrapolate, ServerOptimiser, check_server
+from dpfedexp.votes import Ask
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
@@ -121,7 +122,16 @@ class Algorithm:
         """Whether it promises anything."""
         return mechanism_class(self.mechanism).is_private
 
-    def bind(self, dimension: int, cohort: float, sampling: Sampling, rounds: int, secure: Secure = False) -> Mechanism:
+    def bind(
+        self,
+        dimension: int,
+        cohort: float,
+        sampling: Sampling,
+        rounds: int,
+        secure: Secure = False,
+        *,
+        votes: tuple[Ask, ...] = (),
+    ) -> Mechanism:
         """The mechanism that runs in the first round, with every constant in place: on the lattice with `secure`.
 
         Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever secure
@@ -133,8 +143,12 @@ class Algorithm:
             sampling: who takes part, as the accountant is told.
             rounds: how many rounds the target is for.
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+            votes: what is asked of every client beside its update; only a trusted server can ask.
         """
-        mechanism = mechanism_class(self.mechanism).bound(self._terms(dimension, cohort, sampling, rounds, secure))
+        kind, terms = mechanism_class(self.mechanism), self._terms(dimension, cohort, sampling, rounds, secure, votes)
+        if votes:
+            kind.check_terms(terms)
+        mechanism = kind.bound(terms)
         # Above all, noise that a run believes to be secure must be.
         require(
             not secure or mechanism.noise_kind == secure,
@@ -153,6 +167,7 @@ class Algorithm:
         sampling: Sampling = Sampling(),
         rounds: int = 1,
         secure: Secure = False,
+        votes: tuple[Ask, ...] = (),
     ) -> Terms:
         return Terms(
             clip=self.clip,
@@ -168,6 +183,7 @@ class Algorithm:
             rounds=rounds if self.target_per == "total" else 1,
             sampling=sampling,
             secure=secure,
+            votes=votes,
         )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from dpfedexp.audit import QUICK_SAMPLES
+from dpfedexp.audit.mechanisms.bins import audit_bins, bin_cases
 from dpfedexp.audit.mechanisms.cases import GAMMAS, standard_cases
 from dpfedexp.audit.mechanisms.density import audit_density
 from dpfedexp.audit.mechanisms.noise import audit_noise
@@ -57,6 +58,9 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
         Job("noise", 1, partial(audit_noise, seed, confidence, instances=2**17 if more else 2**12)),
     ]
     jobs += [Job(case.name, 1, partial(audit_mechanism, case, samples, seed, confidence)) for case in standard_cases()]
+    jobs += [
+        Job(name, 4, partial(audit_bins, name, vote, samples, seed, confidence)) for name, vote in bin_cases().items()
+    ]
     for dimension in (3, 237, 5046):
         for rule in GAMMAS:
             size = min(samples, _DENSITY_NUMBERS // dimension)

@@ -21,16 +21,17 @@ from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import strict_array
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.mechanisms.base import Part
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.sums import Sums
+from dpfedexp.votes import HALF
 
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
+BALLOTS = "dpfedexp.votes"
 TAU_ETA_L = "travel"
-"""Record names: the request, the report, and the rows that an app returns for the clients that its node hosts; and the key of τη_l
-in a request, which earlier versions read too."""
+"""Record names: the request, the report, and what an app returns to its node: rows of hosted clients, and a metric for each vote by
+its name (for hosted clients a list of numbers). And the key of τη_l in a request, which earlier versions read too."""
 
 
 @dataclass(frozen=True)
@@ -114,28 +115,28 @@ class Request:
 
 def report_content(report: Report, request: Request) -> RecordDict:
     """One client's report as the whole content of its reply."""
-    fields: dict[str, int | str] = {"round": request.round, "nonce": request.nonce}
+    fields: dict[str, int | str | list[float]] = {"round": request.round, "nonce": request.nonce}
     if report.level is not None:
         fields["level"] = int(report.level[0])
-    if report.within is not None:
-        fields["within"] = int(report.within[0])
+    if report.votes is not None:
+        fields["votes"] = report.votes[0].tolist()
     vector = np.ascontiguousarray(report.vector[0].numpy(), dtype="<f4")
     return _content(vector, fields)
 
 
 def sums_content(sums: Sums, request: Request) -> RecordDict:
     """The reports of a node's hosted clients, already added."""
-    fields: dict[str, float | str] = {
+    fields: dict[str, float | str | list[float]] = {
         "round": request.round,
         "nonce": request.nonce,
         "count": sums.count,
         "squares": float(sums.squares),
-        "within": float(sums.within),
+        "votes": sums.votes.tolist(),
     }
     return _content(np.ascontiguousarray(sums.vector.numpy(), dtype="<f8"), fields)
 
 
-def _content(vector: np.ndarray, fields: Mapping[str, float | str]) -> RecordDict:
+def _content(vector: np.ndarray, fields: Mapping[str, float | str | list[float]]) -> RecordDict:
     return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(fields))})
 
 
@@ -155,32 +156,40 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
         return _read_hosted(arrays["vector"], fields, request, width)
     vector = torch.from_numpy(strict_array(arrays["vector"], "float32", (width,)))[None]
     mechanism = request.mechanism
-    parts = {part: _part(fields, part) for part in mechanism.parts}
-    report = Report(vector, level=parts.get("level"), within=parts.get("within"))
+    level = _level(fields) if "level" in mechanism.parts else None
+    votes = _votes(fields, mechanism, 1)[None] if "votes" in mechanism.parts else None
+    report = Report(vector, level=level, votes=votes)
     mechanism.check_report(report)
     return mechanism.collect(report)
 
 
-def _part(fields: ConfigRecord, part: Part) -> torch.Tensor:
+def _level(fields: ConfigRecord) -> torch.Tensor:
     """One whole number beside the vector; the mechanism says whether it is in range."""
-    value = fields.get(part)
-    if part == "within":
-        require(value in (0, 1), "its clipping bit is not 0 or 1")
-        return torch.tensor([bool(value)])
+    value = fields.get("level")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise InputError(f"its {part} is out of range")
+        raise InputError("its level is out of range")
     return torch.tensor([value])
+
+
+def _votes(fields: ConfigRecord, mechanism: Mechanism, clients: int) -> torch.Tensor:
+    """The shares of every vote, summed over so many clients: within half of their number."""
+    values = fields.get("votes")
+    if not isinstance(values, list) or len(values) != len(mechanism.votes):
+        raise InputError("it does not answer the votes that were asked")
+    right = all(isinstance(value, float) and abs(value) <= HALF * clients for value in values)
+    require(right, "one of its votes is out of range")
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _read_hosted(array: Array, fields: ConfigRecord, request: Request, width: int) -> Sums:
     vector = torch.from_numpy(strict_array(array, "float64", (width,)))
     mechanism, n, slack = request.mechanism, len(request.clients), 1 + 1e-6
-    count, squares, within = fields.get("count"), fields.get("squares"), fields.get("within")
+    count, squares = fields.get("count"), fields.get("squares")
     require(count == n, "it does not count the clients that were asked")
     longest = n * mechanism.norm_bound(width) * slack
     require(float(row_norms(vector[None])[0]) <= longest, "its sum is longer than so many reports can be")
     low, high = mechanism.square_bounds(width)
-    for value, least, most in ((squares, n * low * slack, n * high * slack), (within, 0.0, float(n))):
-        require(isinstance(value, float) and least <= value <= most, "one of its statistics is out of range")
-    scalar = torch.tensor([squares, within], dtype=torch.float64)
-    return mechanism.settled(Sums(vector, scalar[0], scalar[1], n))
+    least, most = n * low * slack, n * high * slack
+    require(isinstance(squares, float) and least <= squares <= most, "one of its statistics is out of range")
+    votes = _votes(fields, mechanism, n)
+    return mechanism.settled(Sums(vector, torch.tensor(squares, dtype=torch.float64), votes, n))

@@ -7,6 +7,7 @@ from dpfedexp.mechanisms import Mechanism
 from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.participation import Participation
+from dpfedexp.votes import Ask
 
 
 def deployment_noise() -> Noise:
@@ -19,7 +20,14 @@ def deployed(mechanism: Mechanism) -> Mechanism:
     return mechanism.secure() if mechanism.is_private else mechanism
 
 
-def bind(algorithm: Algorithm, participation: Participation, dimension: int, clients: int, rounds: int) -> Mechanism:
+def bind(
+    algorithm: Algorithm,
+    participation: Participation,
+    dimension: int,
+    clients: int,
+    rounds: int,
+    votes: tuple[Ask, ...] = (),
+) -> Mechanism:
     """The mechanism of the first round: the server's, and the one that a node finds announced in the same settings."""
     sampling, cohort = participation.sampling(clients), participation.expected(clients)
-    return algorithm.bind(dimension, cohort, sampling, rounds, secure=algorithm.private)
+    return algorithm.bind(dimension, cohort, sampling, rounds, secure=algorithm.private, votes=votes)

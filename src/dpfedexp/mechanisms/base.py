@@ -22,10 +22,11 @@ from dpfedexp.clipping import BLOCK, AdaptiveClip, Clipped
 from dpfedexp.errors import InputError, require
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
+from dpfedexp.votes import WITHIN, Ask, Vote
+from dpfedexp.votes import Secure as Secure
 
 Numerator = Literal["free", "paper", "naive"]
-Secure = bool | Literal["strict"]
-Part = Literal["level", "within"]
+Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""
 
 
@@ -37,19 +38,19 @@ class Report:
     Args:
         vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
         level: PrivUnit's randomised level Ĵ, else None.
-        within: the bit that adaptive clipping sums, else None.
+        votes: the shares of the mechanism's votes, each within ±½, [n, k]; None where it asks for none.
     """
 
     vector: Tensor
     level: Tensor | None = None
-    within: Tensor | None = None
+    votes: Tensor | None = None
 
     def first(self, count: int) -> Report:
         """The reports of the first clients; rows behind them only filled up a shape."""
         if count == len(self.vector):
             return self
-        level, within = (None if part is None else part[:count] for part in (self.level, self.within))
-        return Report(self.vector[:count], level, within)
+        level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
+        return Report(self.vector[:count], level, votes)
 
 
 @checked
@@ -60,16 +61,24 @@ class Release:
     Args:
         c_bar: the mean update that moves the model.
         statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        within: the noisy fraction of clients within the clip, None without adaptive clipping.
+        votes: the noisy mean of every vote in its own range, by name; None where there is none.
         clip: the radius C that was in force.
         sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
     """
 
     c_bar: Tensor
     statistic: float | None
-    within: float | None
+    votes: dict[str, float]
     clip: float
     sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "votes", dict(self.votes or {}))
+
+    @property
+    def within(self) -> float | None:
+        """The noisy fraction of clients within the clip, None without adaptive clipping."""
+        return self.votes.get(WITHIN)
 
     @property
     def numerator(self) -> float:
@@ -98,6 +107,7 @@ class Terms:
         rounds: how many rounds the target is for.
         sampling: who takes part, as the accountant is told.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+        votes: what is asked of every client beside its update and, with an adaptive clip, beside its count.
     """
 
     clip: float | AdaptiveClip
@@ -113,6 +123,7 @@ class Terms:
     rounds: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     secure: Secure = False
+    votes: tuple[Ask, ...] = ()
 
     @property
     def radius(self) -> float:
@@ -129,6 +140,12 @@ class Terms:
 ADAPTIVE_LOCAL = (
     "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
     "so it needs mechanism 'central-gaussian'."
+)
+
+
+VOTES_LOCAL = (
+    "votes are asked for in a local setting: one number of one client would need noise of its own that is larger than the number, "
+    "and would cost as much as the update; use mechanism 'central-gaussian', or choose from public numbers."
 )
 
 
@@ -182,6 +199,10 @@ class Mechanism(ABC):
             not cls.is_local or terms.adjacency == "replace-one",
             "adjacency is 'add-remove' in a local setting: a client that reports at all can only be replaced; use 'replace-one'.",
         )
+        require(
+            not terms.votes,
+            VOTES_LOCAL if cls.is_local else f"votes are asked for, which mechanism {cls.kind!r} does not release.",
+        )
         cls.check_numerator(terms)
 
     @classmethod
@@ -217,8 +238,16 @@ class Mechanism(ABC):
         """How long `Sums.vector` is for a model of this dimension."""
 
     @abstractmethod
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
-        """The client's side: from updates inside the ball to what is sent."""
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
+        """The client's side: from updates inside the ball to what is sent.
+
+        Args:
+            clipped: the updates, and which of them were inside the ball before.
+            clients: their numbers, which key the draws.
+            noise: where draws come from.
+            ballots: the values of `votes` other than "within clip", in their order and their own ranges, [n, k']; whatever they
+                are, a client's share stays within ±½.
+        """
 
     def estimate(self, report: Report) -> Tensor:
         """A report as an estimate of the client's own update, [n, d]."""
@@ -237,9 +266,14 @@ class Mechanism(ABC):
         """From sums to what may be seen. `denominator` is public; the two noises are independent streams."""
 
     @property
+    def votes(self) -> tuple[Vote, ...]:
+        """What it asks of every client beside the update, the adaptive clip's count first."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """What a report carries beside its vector."""
-        return ()
+        return ("votes",) if self.votes else ()
 
     def check_report(self, report: Report) -> None:
         """Raises `InputError` where no honest client sends this: in local privacy a server can't clip without bias."""
@@ -297,7 +331,7 @@ class Mechanism(ABC):
     @property
     def adapts_clip(self) -> bool:
         """Whether its clip changes from round to round, by a count that it releases."""
-        return False
+        return any(vote.name == WITHIN for vote in self.votes)
 
     def at_radius(self, radius: float) -> Self:
         """The mechanism with the clip that is in force, which adaptive clipping moves."""
@@ -320,12 +354,12 @@ def total(rows: Tensor) -> Tensor:
     return out
 
 
-def make_sums(vector: Tensor, squares: Tensor | None, within: Tensor | None, count: int) -> Sums:
+def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, count: int) -> Sums:
     """Sums of a chunk, with zeros for what the mechanism does not ask for."""
     nothing = torch.zeros((), dtype=torch.float64, device=vector.device)
     return Sums(
         vector,
         nothing if squares is None else squares,
-        nothing if within is None else within.to(vector.device).sum(dtype=torch.float64),
+        nothing.new_zeros(0) if votes is None else votes.to(vector.device),
         count,
     )

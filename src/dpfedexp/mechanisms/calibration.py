@@ -36,8 +36,8 @@ def _calibrated(terms: Terms, make: Callable[[float], Mechanism]) -> float:
         return terms.drawn(make(min(z, most))).event(terms.sampling)
 
     if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:
-        # From z = 2·count_noise on the count alone would cost more than z does.
-        most = 2.0 * terms.clip.count_noise * (1.0 - 1e-6)
+        # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
+        most = 2.0 * terms.clip.count_noise * (0.99 if terms.votes else 1.0 - 1e-6)
         require(
             compose([(event(most), terms.rounds)], terms.delta).epsilon < target,
             f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "

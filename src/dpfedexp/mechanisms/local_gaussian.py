@@ -60,7 +60,7 @@ class LocalGaussian(Mechanism):
     def width(self, dimension: int) -> int:
         return dimension + (self.numerator == "free")
 
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
         drawn = noise.normal(clients, rows.shape[1], rows.device, rows.dtype)
         return Report(rows + self.sigma * drawn)
@@ -75,9 +75,9 @@ class LocalGaussian(Mechanism):
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         mean = sums.vector / max(sums.count, 1)
         if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), None, self.clip, self.sigma)
+            return Release(mean[:-1], float(mean[-1]), {}, self.clip, self.sigma)
         statistic = float(sums.squares) / max(sums.count, 1) if self.numerator else None
-        return Release(mean, statistic, None, self.clip, self.sigma)
+        return Release(mean, statistic, {}, self.clip, self.sigma)
 
     def check_report(self, report: Report) -> None:
         norm = float(row_norms(report.vector).max())
@@ -117,7 +117,7 @@ class SecureLocalGaussian(LocalGaussian):
     def noise_kind(self) -> Secure:
         return "strict" if self.strict else True
 
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
         step = step_for(self.sigma, self.strict)
         check_room(1, self.clip, step)

@@ -14,40 +14,44 @@ from dpfedexp.errors import InputError
 from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, make_sums, total
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
+from dpfedexp.votes import Vote, check_votes, collected, estimate, shares
 
 
 @checked
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
-    """Sends the update as it is. Guarantee: none; event: `NonPrivateEvent`."""
+    """Sends the update as it is, and votes without noise. Guarantee: none; event: `NonPrivateEvent`."""
 
     kind = "none"
     is_local = False
     is_private = False
 
     clip: float = math.inf
+    votes: tuple[Vote, ...] = ()
 
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
-        return
+        check_votes(terms.votes)
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
-        return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip))
+        votes = tuple(Vote(ask.name, ask.low, ask.high, noise=0.0) for ask in terms.votes)
+        return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip, votes))
 
     def width(self, dimension: int) -> int:
         return dimension
 
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
-        return Report(clipped.vectors)
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
+        return Report(clipped.vectors, votes=shares(self.votes, clipped.within, ballots))
 
     def collect(self, report: Report) -> Sums:
         squares = row_norms(report.vector).square().sum()
-        return make_sums(total(report.vector), squares, None, len(report.vector))
+        return make_sums(total(report.vector), squares, collected(report.votes, self.votes), len(report.vector))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)
-        return Release(sums.vector / count, float(sums.squares) / count, None, self.clip)
+        votes = {v.name: estimate(share, count, v) for v, share in zip(self.votes, sums.votes.tolist(), strict=True)}
+        return Release(sums.vector / count, float(sums.squares) / count, votes, self.clip)
 
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()

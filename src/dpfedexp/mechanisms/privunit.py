@@ -156,7 +156,7 @@ class PrivUnit(Mechanism):
     def width(self, dimension: int) -> int:
         return dimension
 
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         delta = clipped.vectors
         d = delta.shape[1]
         norms = row_norms(delta)
@@ -192,7 +192,7 @@ class PrivUnit(Mechanism):
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)
-        return Release(sums.vector / count, float(sums.squares) / count, None, self.clip)
+        return Release(sums.vector / count, float(sums.squares) / count, {}, self.clip)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -248,7 +248,7 @@ class SecurePrivUnit(PrivUnit):
     def step(self) -> float:
         return 2.0 ** (math.frexp(self.dimension**-0.5)[1] - 1 - 12)
 
-    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         kind = clipped.vectors.dtype
         report = super().randomize(Clipped(clipped.vectors.double(), clipped.within), clients, noise)
         return Report((report.vector / self.step).round().mul(self.step).to(kind), level=report.level)

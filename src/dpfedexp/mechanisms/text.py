@@ -16,9 +16,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism
 from dpfedexp.mechanisms.registry import check_name, mechanism_class
+from dpfedexp.votes import WITHIN, Vote, further, within_clip
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
+
+
+_COUNTS, _COUNT = ("central-gaussian",), "count_noise"
+"""Mechanisms that can count the clients within the clip, and the field with the noise on the count."""
+_MOST_VOTES = 16
 
 
 def encode(mechanism: Mechanism) -> str:
@@ -27,7 +33,7 @@ def encode(mechanism: Mechanism) -> str:
     >>> encode(LocalGaussian(0.3, 0.7))
     '{"kind":"local-gaussian","clip":0.3,"noise_multiplier":0.7,"numerator":null}'
     """
-    values = {name: getattr(mechanism, name) for name in _types(mechanism.kind)}
+    values = text_fields({name: getattr(mechanism, name) for name in _types(mechanism.kind)}, mechanism.kind)
     finite = {name: None if value == math.inf else value for name, value in values.items()}
     return json.dumps({"kind": mechanism.kind, **finite}, separators=(",", ":"))
 
@@ -40,7 +46,8 @@ def decode(text: str) -> Mechanism:
         raise InputError("the mechanism is not valid JSON.") from None
     require(isinstance(values, dict), "the mechanism is not a JSON object.")
     kind = check_name(values.pop("kind", None), "the mechanism's kind")
-    types = _types(kind)
+    votes, types = _votes(values, kind), _types(kind)
+    types = {name: types[name] for name in types if name != "votes"}
     require(
         set(values) == set(types), f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(types)}."
     )
@@ -50,7 +57,46 @@ def decode(text: str) -> Mechanism:
             _check(name, value, types[name])
     if unclipped:
         values["clip"] = math.inf
-    return mechanism_class(kind)(**values)
+    return mechanism_class(kind)(**values, **votes)
+
+
+def text_fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields of a mechanism as texts and checkpoints hold them.
+
+    The count of the adaptive clip has a field of its own, as before there were other votes: without those a text is the same in
+    every version.
+    """
+    votes: tuple[Vote, ...] | None = values.pop("votes", None)
+    if votes is None:
+        return values
+    if kind in _COUNTS:
+        values[_COUNT] = next((vote.noise for vote in votes if vote.name == WITHIN), None)
+    others = [[vote.name, vote.low, vote.high, vote.noise] for vote in further(votes)]
+    return {**values, "votes": others} if others else values
+
+
+def _votes(values: dict[str, Any], kind: str) -> dict[str, tuple[Vote, ...]]:
+    """The votes of such a text, which are taken out of it."""
+    if "votes" not in _types(kind):
+        return {}
+    votes = []
+    if kind in _COUNTS:
+        require(_COUNT in values, f"the mechanism {kind!r} has no field {_COUNT!r}; it must be a number or null.")
+        count = values.pop(_COUNT)
+        _check(_COUNT, count, float | None)
+        votes += [] if count is None else [within_clip(float(count))]
+    others = values.pop("votes", [])
+    right = isinstance(others, list) and all(isinstance(vote, list) and len(vote) == 4 for vote in others)
+    require(right, "the mechanism's votes are not a list of votes, each with its name, range and noise.")
+    require(len(others) <= _MOST_VOTES, f"the mechanism has {len(others)} votes; it must have at most {_MOST_VOTES}.")
+    for name, low, high, noise in others:
+        for what, value in (("range", low), ("range", high), ("noise", noise)):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+            require(number, f"a vote's {what} holds {value!r}; it must be numbers of at most {_LARGEST:g}.")
+        if kind in _COUNTS:
+            _check("votes' noise", noise, float)
+        votes.append(Vote(name, float(low), float(high), noise=float(noise)))
+    return {"votes": tuple(votes)}
 
 
 @lru_cache(maxsize=32)

@@ -52,8 +52,10 @@ def check_room(count: int, bound: float, step: float) -> None:
     )
 
 
-def add_noise(values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False) -> Tensor:
-    """Values on the lattice plus noise on the lattice, [n, width] float64.
+def add_noise(
+    values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False, row: int = 0
+) -> Tensor:
+    """Values on the lattice plus noise on the lattice, [n, width] float64; `row` is the first row of `noise` that is taken.
 
     Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because a whole number of steps moves through the
     rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
@@ -68,6 +70,6 @@ def add_noise(values: Tensor, step: float, deviation: float, noise: Noise, stric
     if strict:
         drawn = discrete_gaussian(units.shape, scale).to(units.device)
     else:
-        rows = torch.arange(len(units))
+        rows = torch.arange(row, row + len(units))
         drawn = (noise.normal(rows, units.shape[1], units.device, torch.float64) * scale).round()
     return (units + drawn) * step

@@ -37,6 +37,7 @@ ROUND: Fields = {
     "round": "public",
     "eta_g": "released",
     "clip": "released",
+    "vote_*": "released",
     "epsilon_total": "accounting",
     "seconds": "nonprivate",
     "nonprivate_*": "nonprivate",

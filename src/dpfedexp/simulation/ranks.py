@@ -204,7 +204,8 @@ class Team:
         """All ranks' parts together, at rank 0; what clients remember travels there too."""
         sums, controls, squares = part
         vector, count = sums.vector.clone(), torch.tensor(sums.count, dtype=torch.int64)
-        scalars = torch.stack([sums.squares.cpu().double(), sums.within.cpu().double(), torch.tensor(squares).double()])
+        parts = (sums.squares.reshape(1), torch.tensor([squares]), sums.votes)
+        scalars = torch.cat([part.cpu().double() for part in parts])
         for tensor in (vector, scalars, count):
             dist.reduce(tensor, dst=0)
         if self.rank == 0:
@@ -213,8 +214,8 @@ class Team:
         else:
             _send_controls(controls)
         device = sums.vector.device
-        total = Sums(vector, scalars[0].to(device), scalars[1].to(device), int(count))
-        return total, controls, float(scalars[2])
+        total = Sums(vector, scalars[0].to(device), scalars[2:].to(device), int(count))
+        return total, controls, float(scalars[1])
 
     def _send(self, tensor: Tensor) -> None:
         dist.broadcast(tensor.contiguous(), src=0)

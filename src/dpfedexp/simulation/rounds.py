@@ -5,22 +5,24 @@ The same functions serve a deployment; only who computes the local updates and w
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
-from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
@@ -30,6 +32,7 @@ from dpfedexp.round import State, advance
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
+from dpfedexp.votes import further
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Round:
 
 Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
 """The sums of some clients, what they will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+
+
+Ballots = Callable[[State, Tensor, Tensor, int], Tensor]
+"""From the state, some clients' numbers, their updates before clipping and the round to the clients' values of the votes that the
+run asks, [n, k']. A client's row must depend on nothing of another client's. The updates may have rows behind the clients'."""
 
 
 class Team(Protocol):
@@ -72,6 +80,7 @@ class Simulation:
         team: the other processes that the cohort is shared with.
         run: the name that the ledger knows the run by, new for every run.
         declared: the public number of clients where it is not the number of those who are there (`public_population`).
+        ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
     """
 
     task: Task
@@ -87,6 +96,7 @@ class Simulation:
     team: Team | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     declared: int | None = None
+    ballots: Ballots | None = None
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -158,7 +168,7 @@ class Simulation:
         if new.client_controls is not None:
             for clients, rows in controls:
                 new.client_controls[clients] = rows
-        extra = {}
+        extra = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
@@ -172,9 +182,13 @@ class Simulation:
         true_squares = 0.0
         for clients in self._chunks(cohort):
             updates = self.updates(state, w, clients, number)
+            ballots = self._ballots(state, mechanism, clients, updates, number)
+            first = 0
             for part, rows in self._shapes(clients, updates):
+                own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
+                first += len(rows)
                 clipped = clip(rows, mechanism.clip, reuse=True)
-                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise).first(len(part))
+                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise, **own_votes).first(len(part))
                 if state.control is not None and state.client_controls is not None:
                     own = (
                         clipped.vectors[: len(part)]
@@ -186,7 +200,25 @@ class Simulation:
                 sums = added if sums is None else sums + added
                 if self.diagnostics:
                     true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
-        return sums or Sums.zero(mechanism.width(len(w)), self.task.device), controls, true_squares
+        nobody = Sums.zero(mechanism.width(len(w)), self.task.device, len(mechanism.votes))
+        return sums or nobody, controls, true_squares
+
+    def _ballots(
+        self, state: State, mechanism: Mechanism, clients: Tensor, updates: Tensor, number: int
+    ) -> Tensor | None:
+        """What the clients of a chunk answer to the votes that are theirs to answer, a row for each update; None without any."""
+        asked = further(mechanism.votes)
+        if not asked:
+            return None
+        if self.ballots is None:
+            raise InputError(
+                f"the vote {asked[0].name!r} is asked for, and nobody answers it; give the run its ballots."
+            )
+        values = self.ballots(state, clients, updates, number)
+        right = (len(clients), len(asked))
+        require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
+        # Rows that only fill a shape answer nothing.
+        return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
 
     @cached_property
     def alike(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms.text import text_fields
 from dpfedexp.runs.checkpoints.earlier_names import SERVER_STEP
 from dpfedexp.runs.checkpoints.settings import NamedValues, flatten
 from dpfedexp.runs.description import RunDescription
@@ -18,7 +20,8 @@ def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
     return flatten(
         {
             "algorithm": simulation.algorithm,
-            "mechanism": simulation.mechanism,
+            "mechanism": type(simulation.mechanism).__name__,
+            **_fields(simulation.mechanism),
             "local": task.local,
             "participation": simulation.participation,
             # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
@@ -34,6 +37,11 @@ def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
             **more,
         }
     )
+
+
+def _fields(mechanism: Mechanism) -> NamedValues:
+    """A mechanism's fields by the names of every version, so that a run of before is continued."""
+    return {f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()}
 
 
 def description_of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:

@@ -19,8 +19,12 @@ from dpfedexp.accounting.events import (
     Sampling,
 )
 from dpfedexp.accounting.events.cap import GammaRule, direction, level_count
+from dpfedexp.accounting.events.gaussian import OWN_QUERIES, SQUARES, UPDATE
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.errors import InputError, require
+
+Votes = tuple[tuple[str, float], ...]
+"""Names of votes, and the noise on each."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +54,68 @@ def central_gaussian(
     sampling: Sampling = Sampling(),
     *,
     scalar_multiplier: float | None = None,
-    count_noise: float | None = None,
+    votes: Votes = (),
 ) -> GaussianEvent:
-    """A trusted server's noisy sum, with the paper's squared norms and the adaptive clip's count where they are released too.
+    """A trusted server's noisy sum, with the paper's squared norms and with votes where they are released too.
 
     Args:
         noise_multiplier: z, the noise on the sum of updates over C.
         adjacency: replace-one moves the sum by 2C, add-remove by C.
         sampling: who takes part.
         scalar_multiplier: the noise on the sum of squared norms over C²; None where they are not released.
-        count_noise: the noise on the number of clients within the clip; None where it is not released.
+        votes: the name of every vote that is released, and the noise on the sum of its shares.
     """
     z, both = noise_multiplier, 2.0 if adjacency == "replace-one" else 1.0
-    queries = [Query("update", 1.0, both, z, diameter=2.0)]
+    queries = [Query(UPDATE, 1.0, both, z, diameter=2.0)]
     replaced, left_out = 2.0 / z, 1.0 / z
     if scalar_multiplier is not None:
-        queries.append(Query("squared norms", 1.0, 1.0, scalar_multiplier, diameter=1.0))
+        queries.append(Query(SQUARES, 1.0, 1.0, scalar_multiplier, diameter=1.0))
         replaced = joint_mu(1.0, z, scalar_multiplier)
         left_out = math.hypot(left_out, 1.0 / scalar_multiplier)
-    if count_noise is not None:
-        queries.append(Query("within clip", 0.5, 0.5 * both, count_noise, diameter=1.0))
-        replaced, left_out = math.hypot(replaced, 1.0 / count_noise), math.hypot(left_out, 0.5 / count_noise)
-    # Attained, all queries at once: an update of norm C, left out or turned round; its bit is free to differ, because an
-    # update of norm C may have been longer before it was clipped.
+    for name, noise in votes:
+        queries.append(_vote(name, noise, both))
+        replaced, left_out = math.hypot(replaced, 1.0 / noise), math.hypot(left_out, 0.5 / noise)
+    # Attained, all queries at once: an update of norm C, left out or turned round. Its votes are free to differ as far as they can:
+    # an update of norm C may have been longer before it was clipped, and the mechanism takes whatever else a client answers, as no
+    # vote is tied to the update or to another vote.
     full = sampling.kind == "full"
     event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full)
     if not full or len(queries) == 1:
         return event
     joint, other = (replaced, left_out) if adjacency == "replace-one" else (left_out, replaced)
     return replace(event, joint_mu=joint, other_mu=other)
+
+
+def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sampling = Sampling()) -> GaussianEvent:
+    """A trusted server's noisy votes without an update.
+
+    A vote that is asked in bins is one vote here: a client is in one bin only, so it moves all the bins together by ½ when it is
+    left out and by at most 1 when it is replaced, with the same noise on every bin.
+
+    Args:
+        votes: the name of every vote that is released, and the noise on the sum of its shares, or on each of its bins.
+        adjacency: replace-one moves a sum of shares by 1, add-remove by ½.
+        sampling: who takes part.
+    """
+    require(len(votes) > 0, "votes is empty; a round without an update must release at least one vote.")
+    both, full = 2.0 if adjacency == "replace-one" else 1.0, sampling.kind == "full"
+    queries = tuple(_vote(name, noise, both) for name, noise in votes)
+    event = GaussianEvent("central", adjacency, queries, sampling, attained=full)
+    if not full or len(queries) == 1:
+        return event
+    # Votes are free to differ independently of each other, so the joint shift is that of the votes composed one by one.
+    replaced = math.hypot(*(1.0 / noise for _, noise in votes))
+    joint, other = (replaced, replaced / 2.0) if adjacency == "replace-one" else (replaced / 2.0, replaced)
+    return replace(event, joint_mu=joint, other_mu=other)
+
+
+def _vote(name: str, noise: float, both: float) -> Query:
+    """A client's share is within ±½."""
+    require(
+        name not in OWN_QUERIES, f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise."
+    )
+    require(noise > 0.0, f"the vote {name!r} has noise {noise}; it must be a positive number.")
+    return Query(name, 0.5, 0.5 * both, noise, diameter=1.0)
 
 
 def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, squares: bool = False) -> GaussianEvent:
@@ -89,7 +126,7 @@ def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, 
         sampling: who takes part. The server sees who sent what, so it amplifies nothing; the event names it for other readers.
         squares: whether the server's step size uses the squared norm of every report.
     """
-    update = Query("update", 1.0, 2.0, noise_multiplier, diameter=2.0)
+    update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
     beside: BesideSum = "squares" if squares else "nothing"
     return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)
 

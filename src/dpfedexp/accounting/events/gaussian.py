@@ -18,6 +18,9 @@ BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
 """What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
 rounding of every single report. "unknown" is the value of ledgers that do not say."""
 
+UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
+"""The queries of a mechanism's own; every other query is a vote."""
+
 
 @checked
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Query:
         diameter = self.sensitivity if stated == "replace-one" else self.diameter
         replaced = 2.0 * self.bound if diameter is None else diameter
         return replace(self, sensitivity=replaced if adjacency == "replace-one" else self.bound, diameter=replaced)
+
+    @property
+    def is_vote(self) -> bool:
+        """Whether it sums a number of every client beside the update."""
+        return self.name not in OWN_QUERIES
 
     def scaled(self, factor: float) -> Query:
         """The same query with contributions `factor` times as large."""

@@ -39,6 +39,7 @@ class Promise:
             meaning.
         models_only: a local run against whoever sees only the released models, when `reporting` clients at least report
             in every round; None, with the reason beside it, where there is no such figure.
+        votes: what else was released beside the updates, each with noise of its own: the names of the votes.
     """
 
     algorithm: str
@@ -69,3 +70,4 @@ class Promise:
     reporting: int | None = None
     models_only: View | None = None
     no_models_only: str = ""
+    votes: tuple[str, ...] = ()

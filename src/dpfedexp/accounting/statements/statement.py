@@ -14,7 +14,7 @@ from typing import Any
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import Event
+from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
@@ -95,6 +95,7 @@ class PrivacyStatement(Promise):
             reporting=reporting,
             models_only=readers,
             no_models_only=no_readers,
+            votes=_votes(charges),
             **_plan(planned, delta),
         )
 
@@ -126,7 +127,8 @@ class PrivacyStatement(Promise):
             if values.get(name) is not None:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
                 values[name] = View(**fields)
-        return PrivacyStatement(**{**values, "not_covered": tuple(values["not_covered"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes")}
+        return PrivacyStatement(**{**values, **lists})
 
 
 def membership_advantage(guarantee: Guarantee) -> float:
@@ -159,6 +161,12 @@ def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
     """How cohorts were drawn: one kind, or all that occur."""
     kinds = {event.sampling.kind for event, _ in charges if event.sampling is not None}
     return ", ".join(sorted(kinds)) or "full"
+
+
+def _votes(charges: Sequence[tuple[Event, int]]) -> tuple[str, ...]:
+    """The names of all votes that were charged, in the order of their first charge."""
+    gaussian = (event for event, _ in charges if isinstance(event, GaussianEvent))
+    return tuple(dict.fromkeys(query.name for event in gaussian for query in event.queries if query.is_vote))
 
 
 def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:

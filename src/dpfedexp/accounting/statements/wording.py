@@ -69,6 +69,7 @@ def statement_text(s: Promise) -> str:
         f"probability delta = {n['delta']}. Smaller is better. Epsilon is:",
         _table(s, n),
         _total(s, n),
+        *_votes(s),
         _changes(s),
         *_models_only(s, n),
         *_nominal(s, n),
@@ -182,6 +183,16 @@ def _changes(s: Promise) -> str:
     if s.no_other_adjacency:
         lines.append(f"  - There is no add-remove figure: {s.no_other_adjacency}.")
     return "\n".join(["What it means that one client changed:", *lines])
+
+
+def _votes(s: Promise) -> list[str]:
+    if not s.votes:
+        return []
+    named = ", ".join(f'"{name}"' for name in s.votes)
+    return [
+        "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
+        f"{named}. Each has noise of its own, and the figures cover all of them together."
+    ]
 
 
 def _models_only(s: Promise, n: dict[str, str]) -> list[str]:

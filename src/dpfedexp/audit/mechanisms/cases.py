@@ -6,7 +6,7 @@ repeated after a few of them is in the sample's covariance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
+from dpfedexp.votes import Vote, within_clip
 
 DIMENSION = 8
 GAMMAS: tuple[GammaRule, ...] = ("exact", "paper", "optimal")
@@ -36,8 +37,8 @@ _HOSTILE = 8.0
 class Case:
     """A mechanism, and two neighbouring inputs that differ in the last client.
 
-    For central mechanisms these are the rows that the clients send, for local ones a client's own update. `within` holds the last
-    client's bit of adaptive clipping in both; an absent client has none. `denominator` is public.
+    For central mechanisms these are the rows that the clients send, for local ones a client's own update. `votes` holds what the
+    last client sends for every vote in both; the others send ½, and an absent client nothing. `denominator` is public.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Case:
     here: Tensor
     there: Tensor
     denominator: float = 3.0
-    within: tuple[bool, bool] = (True, True)
+    votes: tuple[float, float] = (0.5, 0.5)
 
     @property
     def secure(self) -> bool:
@@ -56,7 +57,7 @@ def standard_cases() -> list[Case]:
     """Every mechanism with every rule that it knows, plain and secure."""
     plain = [*_central_cases(0.5, 2.0), *_local_cases(0.5, 2.0), *_privunit_cases(0.5)]
     secure = [
-        Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.within)
+        Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.votes)
         for c in plain
         if not c.name.endswith(("coordinate", "naive rule", "paper γ", "optimal γ"))
     ]
@@ -66,16 +67,21 @@ def standard_cases() -> list[Case]:
 def _central_cases(c: float, z: float) -> list[Case]:
     ahead, back = _row(c * _HOSTILE), _row(-c * _HOSTILE)
     free = CentralGaussian(c, z, numerator="free")
-    counted = CentralGaussian(c, 2.8, numerator="free", count_noise=1.4)
-    leaving = CentralGaussian(c, 1.4, "add-remove", count_noise=0.7)
+    counted = CentralGaussian(c, 2.8, numerator="free", votes=(within_clip(1.4),))
+    leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip(0.7),))
+    votes = (within_clip(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
+    asking = CentralGaussian(c, 3.0, numerator="free", votes=votes)
+    asked_apart = CentralGaussian(c, 1.5, "add-remove", votes=tuple(replace(v, noise=v.noise / 2) for v in votes))
     return [
         Case("central Gaussian", CentralGaussian(c, z), *_neighbours(ahead, back)),
         Case("central Gaussian, free rule", free, *_neighbours(*_lifted(ahead, back))),
         Case("central Gaussian, free rule's coordinate", free, *_neighbours(*_poles(c))),
         Case("central Gaussian, paper's rule", *_paper(c, z)),
-        Case("central Gaussian, adaptive clip", counted, *_neighbours(*_lifted(ahead, back)), within=(True, False)),
+        Case("central Gaussian, adaptive clip", counted, *_neighbours(*_lifted(ahead, back)), votes=(0.5, -0.5)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
+        Case("central Gaussian, votes", asking, *_neighbours(*_lifted(ahead, back)), votes=(_HOSTILE, -_HOSTILE)),
+        Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
     ]
 
 

@@ -33,7 +33,11 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     event = case.mechanism.event(Sampling())
     if not isinstance(event, GaussianEvent):
         return _reports(case, event, samples, seed, confidence)
-    here, there = _views(case, samples, seed)
+    return gaussian_results(case.name, event, *_views(case, samples, seed), confidence)
+
+
+def gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floats, confidence: float) -> list[Result]:
+    """What the best linear test between two samples of a release proves, beside what its event claims."""
     direction = discriminant(here[::2], there[::2])
     attack = Distinguisher(here @ direction, there @ direction, confidence)
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
@@ -41,7 +45,7 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     def result(unit: str, score: Score, claim: float, curve: tuple[tuple[float, float, float], ...] = ()) -> Result:
         power = power_of_shift(event.mu, counts, score, confidence)
         lower = attack.bound(score).value
-        return Result("mechanism", case.name, unit, lower, claim, confidence, detail, curve, power)
+        return Result("mechanism", name, unit, lower, claim, confidence, detail, curve, power)
 
     def claimed(delta: float) -> float:
         return compose([(event, 1)], delta).epsilon

@@ -13,6 +13,7 @@ from dpfedexp.mechanisms import Mechanism, Release, Report
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.sums import Sums
+from dpfedexp.votes import further
 
 CHECKED = 1000
 """Releases that must be the affine function of their draws that was read off, before the others are computed from it."""
@@ -32,7 +33,7 @@ def samples_of(case: Case, count: int, seed: int, there: bool) -> Floats:
     rows = case.there if there else case.here
     if case.mechanism.is_local:
         return _local(case.mechanism, rows, count, _streams(case, seed + there))
-    last = None if len(case.here) != len(case.there) and there else case.within[int(there)]
+    last = None if len(case.here) != len(case.there) and there else case.votes[int(there)]
     return _central(case, case.mechanism, _sums(case.mechanism, rows, last), count, seed + there)
 
 
@@ -40,11 +41,11 @@ def _streams(case: Case, seed: int) -> Streams | SystemStreams:
     return SystemStreams() if case.secure else Streams(seed)
 
 
-def _sums(mechanism: Mechanism, rows: Tensor, last: bool | None) -> Sums:
-    within = torch.ones(len(rows), dtype=torch.bool) if "within" in mechanism.parts else None
-    if within is not None and last is not None:
-        within[-1] = last
-    return mechanism.collect(Report(rows, within=within))
+def _sums(mechanism: Mechanism, rows: Tensor, last: float | None) -> Sums:
+    votes = torch.full((len(rows), len(mechanism.votes)), 0.5, dtype=torch.float64)
+    if last is not None:
+        votes[-1] = last
+    return mechanism.collect(Report(rows, votes=votes if mechanism.votes else None))
 
 
 class Given:
@@ -73,7 +74,7 @@ def _central(case: Case, mechanism: Mechanism, sums: Sums, count: int, seed: int
     if case.secure:
         system = SystemStreams()
         return np.array([_shown(_release(case, mechanism, sums, system, n)) for n in range(affordable(count))])
-    widths = (len(sums.vector) + 2, 2)
+    widths = (len(sums.vector) + 2, 2 + len(further(mechanism.votes)))
     noise, scalar = Given(), Given()
 
     def release(draws: Tensor) -> list[float]:
@@ -110,7 +111,11 @@ def _draws(streams: Streams, samples: int, widths: tuple[int, int]) -> Tensor:
 
 
 def _shown(release: Release) -> list[float]:
-    return [*release.c_bar.tolist(), *(v for v in (release.statistic, release.within) if v is not None)]
+    return [
+        *release.c_bar.tolist(),
+        *([] if release.statistic is None else [release.statistic]),
+        *release.votes.values(),
+    ]
 
 
 def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | SystemStreams) -> Floats:

@@ -6,7 +6,9 @@
     def train(msg: Message, context: Context) -> Message: ...
 
 The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
-local privacy, randomises it, before a reply exists. Metrics, losses, numbers of examples and error texts stay on the node.
+local privacy, randomises it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
+record "dpfedexp.votes"; they leave the node centred and within ±½. All other metrics, losses, numbers of examples and error texts
+stay on the node.
 
 What is private about a client is what the message says about its data; that it answers at all, and when, is visible to the server.
 """
@@ -14,10 +16,11 @@ What is private about a client is what the message says about its data; that it 
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
@@ -25,7 +28,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.messages import HOSTED, Request, report_content, sums_content
+from dpfedexp.flower.messages import BALLOTS, HOSTED, Request, report_content, sums_content
 from dpfedexp.flower.node.announcement import admit_announced
 from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
@@ -33,6 +36,7 @@ from dpfedexp.flower.noise import deployment_noise
 from dpfedexp.layout import Layout
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.noise import Noise
+from dpfedexp.votes import further
 
 _log = logging.getLogger("flwr")
 
@@ -46,12 +50,15 @@ _FAILED_PRECONDITION = 6
 
 
 @checked
-def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) -> Report:
+def privatize(
+    update: Tensor, mechanism: Mechanism, noise: Noise | None = None, ballots: Tensor | None = None
+) -> Report:
     """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
 
     Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
     mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
-    from the operating system unless a test passes its own.
+    from the operating system unless a test passes its own. `ballots` has a row per client with the values of the mechanism's votes
+    other than "within clip", [n, k']; whatever they are, a share is within ±½.
 
     >>> from dpfedexp.mechanisms import CentralGaussian
     >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
@@ -59,7 +66,8 @@ def privatize(update: Tensor, mechanism: Mechanism, noise: Noise | None = None) 
     """
     rows = update[None] if update.dim() == 1 else update
     clients = torch.arange(len(rows))
-    return mechanism.randomize(clip(rows.float(), mechanism.clip), clients, noise or deployment_noise())
+    clipped, given = clip(rows.float(), mechanism.clip), {} if ballots is None else {"ballots": ballots}
+    return mechanism.randomize(clipped, clients, noise or deployment_noise(), **given)
 
 
 def hosted_clients(message: Message) -> tuple[int, ...]:
@@ -97,10 +105,11 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         if control is not None:
             correction = to_arrays(control - _own_control(context, len(w)), layout)
             message.content = RecordDict({**message.content, CORRECTION: correction})
-        update = _update(call_next(message, context), request, layout, w)
+        trained = call_next(message, context)
+        update = _update(trained, request, layout, w)
         if control is not None and request.tau_eta_l is not None:
             _remember(context, request.mechanism, control, update, request.tau_eta_l)
-        report = privatize(update, request.mechanism)
+        report = privatize(update, request.mechanism, ballots=_ballots(trained, request))
         if request.clients:
             return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
         return Message(report_content(report, request), reply_to=message)
@@ -135,6 +144,21 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
         return torch.from_numpy(rows.astype(np.float32))
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
     return to_flat(records[MODEL], layout).float() - w
+
+
+def _ballots(trained: Message, request: Request) -> Tensor | None:
+    """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
+    asked = further(request.mechanism.votes)
+    if not asked:
+        return None
+    record = trained.content.metric_records.get(BALLOTS) or MetricRecord()
+    values = torch.full((request.size, len(asked)), math.nan, dtype=torch.float64)
+    for column, vote in zip(values.unbind(1), asked, strict=True):
+        given = record.get(vote.name)
+        numbers = given if isinstance(given, list) else [] if given is None else [given]
+        if len(numbers) == request.size:
+            column.copy_(torch.tensor([float(number) for number in numbers], dtype=torch.float64))
+    return values
 
 
 def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:

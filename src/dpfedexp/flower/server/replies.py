@@ -33,10 +33,10 @@ class Counts:
 
 
 def add_replies(
-    replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool
+    replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool, votes: int = 0
 ) -> tuple[Sums, Counts]:
-    """The sums over valid replies. `name_nodes`: whether the log may say which node was asked."""
-    sums, refused, waiting = Sums.zero(width), 0, dict(sent)
+    """The sums over valid replies, with so many votes. `name_nodes`: whether the log may say which node was asked."""
+    sums, refused, waiting = Sums.zero(width, votes=votes), 0, dict(sent)
     for reply in replies:
         node = reply.metadata.src_node_id
         request = waiting.pop(node, None)

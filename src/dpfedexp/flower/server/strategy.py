@@ -37,6 +37,7 @@ from dpfedexp.mechanisms.text import encode
 from dpfedexp.noise import Noise
 from dpfedexp.participation import Full, Poisson
 from dpfedexp.round import State, advance
+from dpfedexp.votes import Ask
 
 _log = logging.getLogger("flwr")
 
@@ -67,6 +68,7 @@ class DpFedExp(Strategy):
         node_timeout: seconds to wait for nodes before a round.
         local: the clients' optimiser, which only DP-SCAFFOLD's control variates ask for.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
+        votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -90,6 +92,7 @@ class DpFedExp(Strategy):
         node_timeout: float = 300.0,
         local: LocalOptimiser | None = None,
         noise: Callable[[], Noise] = deployment_noise,
+        votes: tuple[Ask, ...] = (),
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -106,7 +109,7 @@ class DpFedExp(Strategy):
         self.folder, self.resume, self.rebind = Path(folder), resume, rebind
         self.nodes, self.clients_per_node, self.floor = clients // clients_per_node, clients_per_node, floor
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
-        self.node_timeout, self.noise = node_timeout, noise
+        self.node_timeout, self.noise, self.votes = node_timeout, noise, votes
         self.tau_eta_l = _tau_eta_l(algorithm, local, clients_per_node)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
@@ -129,7 +132,7 @@ class DpFedExp(Strategy):
             bool(w.isfinite().all()), "the model's initial parameters contain NaN or infinity; they must be finite."
         )
         self.sampling = self.participation.sampling(self.clients)
-        self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds)
+        self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds, self.votes)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
         self.config = {
@@ -198,7 +201,8 @@ class DpFedExp(Strategy):
         mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
-        sums, counts = add_replies(replies, self._sent, mechanism.width(self.layout.dimension), name_nodes=public)
+        width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
+        sums, counts = add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
         self._check_floor(server_round, counts, mechanism)
         if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
@@ -215,6 +219,7 @@ class DpFedExp(Strategy):
             "epsilon_round": guarantee(event, 1, delta).epsilon_round,
             "epsilon_total": self.ledger.guarantee(delta).epsilon,
             "delta": delta,
+            **{vote.field: release.votes[vote.name] for vote in mechanism.votes},
         }
         if public:
             shown |= counts.shown()

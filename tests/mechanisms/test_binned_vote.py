@@ -1,0 +1,78 @@
+"""One vote over bins: the noise that is charged for is on every bin, and a client that leaves moves only its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpfedexp.accounting import Sampling
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms.binned_vote import BinnedVote
+from dpfedexp.noise.chacha import ChaChaNoise
+from dpfedexp.noise.lattice import STRICT_EXCESS
+from dpfedexp.noise.streams import Streams
+from dpfedexp.votes import Vote
+
+PROBE = BinnedVote(Vote("loss fell", noise=4.0), 5)
+LEAVING = replace(PROBE, adjacency="add-remove")
+
+
+def test_every_client_is_in_one_bin_and_the_public_counts_say_how_many_are_in_each():
+    bins = PROBE.assigned(torch.arange(13), Streams(0).at("bins", 1))
+    assert torch.equal(torch.bincount(bins, minlength=5).double(), PROBE.counts(13))
+    assert PROBE.counts(13).tolist() == [3.0, 3.0, 3.0, 2.0, 2.0]
+    assert PROBE.counts(10, 0.5).tolist() == [1.0] * 5
+    assert LEAVING.counts(13).tolist() == [2.6] * 5
+    assert LEAVING.counts(10, 0.5).tolist() == [1.0] * 5
+
+
+def test_under_add_remove_bins_are_drawn_so_that_nobody_elses_moves_with_the_one_who_left():
+    bins = LEAVING.assigned(torch.arange(5000), Streams(0).at("bins", 1))
+    assert (int(bins.min()), int(bins.max())) == (0, 4)
+    assert float(stats.chisquare(torch.bincount(bins, minlength=5).numpy()).pvalue) > 1e-6
+    pairs = torch.bincount(5 * bins[1:] + bins[:-1], minlength=25).numpy()
+    assert float(stats.chisquare(pairs).pvalue) > 1e-6
+
+
+def released(probe, noise, count=3000):
+    sums = probe.collect(torch.ones(20), torch.arange(20) % 5)
+    return np.array([probe.release(sums, probe.counts(20), noise(n)).tolist() for n in range(count)])
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_bin_has_independent_noise_of_the_size_that_is_charged(secure):
+    """3000 releases of five bins: the law of each by Kolmogorov and Smirnov, and correlations below 6/√3000."""
+    probe = replace(PROBE, secure=secure)
+    system = ChaChaNoise()
+    found = released(probe, (lambda n: system) if secure else lambda n: Streams(n).at("probe", 1))
+    standard = (found - 1.0) * 4.0 / 4.0  # four clients a bin, noise 4 on their sum
+    for column in standard.T:
+        assert stats.kstest(column, "norm").pvalue > 1e-7
+    between = np.corrcoef(standard, rowvar=False) - np.eye(5)
+    assert float(np.abs(between).max()) < 6 / np.sqrt(3000)
+
+
+@pytest.mark.parametrize(("probe", "mu"), [(PROBE, 1 / 4), (LEAVING, 0.5 / 4)])
+def test_all_the_bins_are_charged_as_one_vote(probe, mu):
+    event = probe.event(Sampling())
+    assert [query.name for query in event.queries] == ["loss fell"]
+    assert (event.mu, event.exact) == (mu, True)
+    other = "add-remove" if probe is PROBE else "replace-one"
+    assert event.under(other).mu == pytest.approx(0.375 - mu, rel=1e-15)
+    secure, strict = (replace(probe, secure=kind).event(Sampling()) for kind in (True, "strict"))
+    assert (secure.mu, secure.exact) == (mu, False)
+    assert strict.mu == pytest.approx(mu * (1 + STRICT_EXCESS), rel=1e-15)
+
+
+def test_a_client_that_changes_its_bin_with_its_value_moves_less_than_one_that_stays():
+    here = PROBE.collect(torch.tensor([1.0]), torch.tensor([0]))
+    there = PROBE.collect(torch.tensor([0.0]), torch.tensor([3]))
+    assert float((here - there).norm()) == pytest.approx(0.5**0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"bins": 0}, {"bins": 2.5}, {"vote": Vote("x", noise=0.0)}])
+def test_a_probe_without_bins_or_noise_is_refused(wrong):
+    with pytest.raises(InputError, match=r"bins is|noise 0"):
+        replace(PROBE, **wrong)

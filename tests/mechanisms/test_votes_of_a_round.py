@@ -1,0 +1,241 @@
+"""Votes beside an update: what the adaptive clip alone released before there were others, and the noise of each vote."""
+
+import json
+import math
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, train
+from dpfedexp.accounting import Sampling
+from dpfedexp.accounting.events import to_json
+from dpfedexp.clipping import AdaptiveClip, Clipped, clip
+from dpfedexp.data import synthetic_regression
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
+from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.models import linear_regression
+from dpfedexp.noise.chacha import ChaChaNoise
+from dpfedexp.noise.streams import Streams
+from dpfedexp.votes import Vote, within_clip
+
+FULL, HALF = Sampling(), Sampling("poisson", 0.5)
+BEFORE = {
+    "free": {
+        "w": ["0x1.0e93520000000p+0", "-0x1.a3389e0000000p-4", "-0x1.1916180000000p+0"],
+        "clip": ["0x1.0000000000000p+0", "0x1.5c304efce19a6p-1", "0x1.358beea79b740p-1", "0x1.de3b7c77f45b8p-2"],
+        "eta_g": ["0x1.01a75e073677bp+3", "0x1.f9563b3409aa9p+1", "0x1.204afb7ae372ep+2", "0x1.76db02fd1d7dfp+2"],
+        "eps": "0x1.fffffffffffe2p+2",
+        "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":2.4130116615115993,"adjacency":"replace-one",'
+        '"numerator":"free","scalar_multiplier":null,"count_noise":12.004581443979065}',
+        "event": "bbe904eb4c9e1278",
+        "plain": ["0x1.01ab555945235p-2", "-0x1.474a616a24c26p-7", "-0x1.0073c2b21568ap-3"],
+        "secure": ["0x1.5be8444444444p-4", "-0x1.474eeeeeeeeefp-7", "-0x1.007399999999ap-3"],
+    },
+    "paper": {
+        "w": ["0x1.d2468c0000000p-1", "-0x1.94e5f60000000p-6", "-0x1.ed94f40000000p-1"],
+        "clip": ["0x1.0000000000000p-1", "0x1.f317b91f27ce0p-2", "0x1.e6a757d591193p-2", "0x1.b1fdd0f33ac96p-2"],
+        "eta_g": ["0x1.204bf292e002ep+3", "0x1.d99efaafed044p+1", "0x1.800b7dce5898cp+2", "0x1.d2883307bd5c3p+2"],
+        "eps": "0x1.3fe985b8d5731p+3",
+        "text": '{"kind":"central-gaussian","clip":0.5,"noise_multiplier":2.121320343559643,"adjacency":"replace-one",'
+        '"numerator":"paper","scalar_multiplier":1.6,"count_noise":3.0}',
+        "event": "1e406fdd9f438fd3",
+        "plain": ["0x1.366b86f137618p-5", "0x1.fef8d09c274dbp-3", "-0x1.e957ec2abad3ap-5"],
+        "secure": ["-0x1.ed59999999a00p-9", "0x1.fef8111111111p-3", "-0x1.e957aaaaaaaabp-5"],
+    },
+    "add-remove": {
+        "w": ["0x1.5e68200000000p-2", "0x1.e5c0ec0000000p-6", "-0x1.3441300000000p-2"],
+        "clip": ["0x1.0000000000000p+0", "0x1.485257a4e7304p-1", "0x1.55e1c1b51c7b7p-1", "0x1.248216b03d3a9p-1"],
+        "eta_g": ["0x1.0000000000000p+0", "0x1.0000000000000p+0", "0x1.0000000000000p+0", "0x1.0000000000000p+0"],
+        "eps": "0x1.de6d32abd9188p+1",
+        "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":1.507556722888818,"adjacency":"add-remove",'
+        '"numerator":null,"scalar_multiplier":null,"count_noise":7.5}',
+        "event": "da481e59bb26ec46",
+        "plain": ["0x1.8ed001238f69cp-3", None, "-0x1.a2001fcd4b9a2p-4"],
+        "secure": ["0x1.730e888888888p-4", None, "-0x1.a200000000000p-4"],
+    },
+}
+"""Of three runs with an adaptive clip, computed before there were other votes: parameters, clips, step sizes, ε, the mechanism's
+text and event, and one release of given draws (the fraction within the clip, the statistic, a coordinate), plain and secure."""
+RUNS = {
+    "free": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
+    "paper": (
+        cdp_fedexp(clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0),
+        {},
+    ),
+    "add-remove": (
+        dp_fedavg(clip="adaptive", noise_multiplier=1.5, adjacency="add-remove"),
+        {"population": 30, "participation": Poisson(0.5)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name):
+    algorithm, more = RUNS[name]
+    given = {"local": Sgd(lr=0.05, steps=3), "rounds": 4, "seed": 7, "progress": False, "device": "cpu"}
+    run = train(linear_regression(12), synthetic_regression(30, 12, seed=3).federation, algorithm, **given, **more)
+    before = BEFORE[name]
+    assert [value.hex() for value in (record["clip"] for record in run.history)] == before["clip"]
+    # Training is float32 on whatever CPU this is; the clips rest on it only through the bits.
+    weights = next(run.model.parameters()).detach().flatten()[:3].tolist()
+    assert weights == pytest.approx([float.fromhex(value) for value in before["w"]], rel=1e-4)
+    assert [r["eta_g"] for r in run.history] == pytest.approx([float.fromhex(v) for v in before["eta_g"]], rel=1e-4)
+    assert run.history[-1]["epsilon_total"].hex() == before["eps"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_release_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name):
+    algorithm, more = RUNS[name]
+    sampling, cohort = (HALF, 15) if more else (FULL, 30)
+    bound = algorithm.bind(12, cohort, sampling, 4)
+    assert encode(bound) == BEFORE[name]["text"]
+    assert decode(BEFORE[name]["text"]) == bound
+    written = json.dumps(to_json(bound.event(sampling)), sort_keys=True)
+    assert sha256(written.encode()).hexdigest()[:16] == BEFORE[name]["event"]
+    for secure in (False, True):
+        mechanism = algorithm.bind(12, cohort, sampling, 4, secure=secure)
+        rows = clip(0.4 * torch.randn(30, 12, generator=torch.Generator().manual_seed(1)), mechanism.clip)
+        sums = mechanism.collect(mechanism.randomize(rows, torch.arange(30), Streams(1).at("local noise", 1)))
+        release = mechanism.release(sums, 30.0, Streams(1).at("a", 1), Streams(1).at("b", 1))
+        within, statistic, first = BEFORE[name]["secure" if secure else "plain"]
+        assert release.within.hex() == within
+        assert (release.statistic and release.statistic.hex()) == statistic
+        # The sum over clients may be added in another order on another CPU.
+        assert float(release.c_bar[0]) == pytest.approx(float.fromhex(first), rel=1e-6)
+
+
+ASKING = CentralGaussian(
+    0.3,
+    2.0,
+    numerator="paper",
+    scalar_multiplier=3.0,
+    votes=(within_clip(4.0), Vote("loss", 0.0, 10.0, noise=5.0), Vote("loss fell", noise=7.0)),
+)
+ROWS = clip(0.1 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0)), 0.3)
+BALLOTS = torch.stack([torch.linspace(0, 10, 40, dtype=torch.float64), torch.arange(40) % 2], dim=1)
+TRUTH = {"within clip": float(ROWS.within.double().mean()), "loss": 5.0, "loss fell": 0.5}
+
+
+def sums_of(mechanism, ballots=BALLOTS, rows=ROWS):
+    return mechanism.collect(mechanism.randomize(rows, torch.arange(len(ballots)), ChaChaNoise(), ballots))
+
+
+def test_further_votes_draw_after_the_others_and_change_none_of_their_noise():
+    alone = replace(ASKING, votes=ASKING.votes[:1])
+    base = alone.collect(alone.randomize(ROWS, torch.arange(40), ChaChaNoise()))
+    for n in range(5):
+        a, b = Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)
+        ours, theirs = ASKING.release(sums_of(ASKING), 40.0, a, b), alone.release(base, 40.0, a, b)
+        assert (ours.within, ours.statistic) == (theirs.within, theirs.statistic)
+        fixed = replace(ASKING, votes=ASKING.votes[1:])
+        without = fixed.release(sums_of(fixed), 40.0, a, b)
+        assert without.votes == {name: ours.votes[name] for name in ("loss", "loss fell")}
+        assert without.within is None
+
+
+def standardised(mechanism, noise, count):
+    """The noise of every vote over what is charged, and the statistic's, in so many releases."""
+    sums = sums_of(mechanism)
+    rows = []
+    for n in range(count):
+        release = mechanism.release(sums, 40.0, *noise(n))
+        votes = [(release.votes[v.name] - TRUTH[v.name]) / v.width * 40.0 / v.noise for v in mechanism.votes]
+        rows.append([*votes, (release.statistic * 40.0 - float(sums.squares)) / (3.0 * 0.3**2)])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_vote_has_independent_gaussian_noise_of_the_size_that_is_charged(secure):
+    """3000 releases, plain and secure by the same law: Kolmogorov and Smirnov's test, and correlations below 6/√3000."""
+    mechanism, system = (ASKING.secure() if secure else ASKING), ChaChaNoise()
+    plain = lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1))  # noqa: E731
+    found = standardised(mechanism, (lambda n: (system, system)) if secure else plain, 3000)
+    for column in found.T:
+        assert stats.kstest(column, "norm").pvalue > 1e-7
+    assert float(np.abs(np.corrcoef(found, rowvar=False) - np.eye(4)).max()) < 6 / math.sqrt(3000)
+
+
+def test_votes_on_the_lattice_have_draws_of_their_own_even_from_a_stream_that_repeats_itself():
+    mechanism = ASKING.secure()
+    found = standardised(mechanism, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
+    assert all(len({round(value, 4) for value in row[:3]}) == 3 for row in found)
+    fixed = replace(mechanism, votes=mechanism.votes[1:])
+    found = standardised(fixed, lambda n: (Streams(n).at("noise", 1), Streams(n).at("scalar noise", 1)), 3)
+    assert all(len({round(value, 4) for value in row}) == 3 for row in found), "nor is one the statistic's"
+
+
+def test_strict_votes_are_on_the_lattice_and_near_the_truth():
+    pytest.importorskip("opendp")
+    release = ASKING.secure(strict=True).release(
+        sums_of(ASKING.secure(strict=True)), 40.0, ChaChaNoise(), ChaChaNoise()
+    )
+    for vote in ASKING.votes:
+        assert abs(release.votes[vote.name] - TRUTH[vote.name]) < vote.width * 8 * vote.noise / 40.0
+
+
+@pytest.mark.parametrize("kind", ["plain", "secure", "none"])
+@pytest.mark.parametrize("value", [1e9, -1e9, math.inf, -math.inf, math.nan])
+def test_a_client_that_answers_anything_moves_no_sum_by_more_than_a_half(kind, value):
+    mechanism = {"plain": ASKING, "secure": ASKING.secure(), "none": NoPrivacy(0.3, ASKING.votes[1:])}[kind]
+    base = sums_of(mechanism).votes
+    rows = Clipped(torch.cat([ROWS.vectors, ROWS.vectors[:1]]), torch.cat([ROWS.within, ROWS.within[:1]]))
+    more = sums_of(mechanism, torch.cat([BALLOTS, torch.full((1, 2), value)]), rows).votes
+    # Sums of 40 shares are added in two orders.
+    assert bool(((more - base).abs() <= 0.5 + 1e-12).all())
+
+
+def test_without_privacy_votes_are_the_exact_means_of_those_who_came():
+    mechanism = NoPrivacy(votes=ASKING.votes[1:])
+    release = mechanism.release(sums_of(mechanism), 1.0, None, None)
+    assert release.votes == pytest.approx({"loss": 5.0, "loss fell": 0.5}, abs=1e-12)
+    assert mechanism.release(type(sums_of(mechanism)).zero(9, votes=2), 1.0, None, None).votes["loss"] == 5.0
+
+
+def test_a_mechanism_with_votes_is_the_same_after_a_journey_as_text_and_old_texts_are_read():
+    assert decode(encode(ASKING)) == ASKING
+    fixed = replace(ASKING, votes=ASKING.votes[1:])
+    assert decode(encode(fixed)) == fixed
+    assert json.loads(encode(fixed))["count_noise"] is None
+    assert "votes" not in json.loads(encode(CentralGaussian(0.3, 2.0)))
+    assert json.loads(encode(ASKING))["votes"] == [["loss", 0.0, 10.0, 5.0], ["loss fell", 0.0, 1.0, 7.0]]
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        {},
+        "loss",
+        [["loss", 0.0, 1.0]],
+        [["loss", 0.0, 1.0, 0.0]],
+        [["loss", 0.0, 1.0, -1.0]],
+        [["loss", 0.0, 1.0, None]],
+        [["loss", 0.0, 1.0, True]],
+        [["loss", 0.0, 1.0, 1e31]],
+        [["loss", 1.0, 0.0, 1.0]],
+        [["loss", "0", 1.0, 1.0]],
+        [["loss", -math.inf, 1.0, 1.0]],
+        [["loss", math.nan, 1.0, 1.0]],
+        [["", 0.0, 1.0, 1.0]],
+        [[7, 0.0, 1.0, 1.0]],
+        [["loss", 0.0, 1.0, 1.0]] * 2,
+        [["within clip", 0.0, 1.0, 1.0]],
+        [[f"vote {n}", 0.0, 1.0, 1.0] for n in range(17)],
+    ],
+)
+def test_a_text_whose_votes_make_no_sense_is_refused(votes):
+    values = json.loads(encode(ASKING))
+    with pytest.raises(InputError, match="vote"):
+        decode(json.dumps({**values, "votes": votes}))
+
+
+def test_a_central_mechanism_takes_no_vote_without_noise_and_none_by_the_name_of_its_own_queries():
+    with pytest.raises(InputError, match="noise 0"):
+        CentralGaussian(0.3, 2.0, votes=(Vote("loss", noise=0.0),))
+    for name in ("update", "squared norms"):
+        with pytest.raises(InputError, match="call it otherwise"):
+            CentralGaussian(0.3, 2.0, votes=(Vote(name, noise=1.0),)).event(FULL)
