@@ -14,6 +14,7 @@ from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss
 
 Kind = Literal["classification", "regression", "text", "recommendation"]
+Metric = Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Problem:
     natural: bool
     make: Callable[[Folders, int], Loaded]
     centre: float
-    metric: Literal["accuracy", "loss"]
+    metric: Metric
     rounds: int = 50
     steps: int = 10
     stored: str | None = None
