@@ -77,12 +77,12 @@ def _fedadam(epsilon: float, rate: float | None) -> Algorithm:
 
 
 CONTENDERS: dict[str, Contender] = {
-    "fit": Contender("fit", None),
+    "fit": Contender("fit", None, colour="fit"),
     "safe": Contender("safe FedEXP", lambda epsilon, rate: _fedexp("safe", epsilon), colour="fedexp"),
     "fedavg": Contender("FedAvg", _fedavg, colour="fedavg"),
-    "plain": Contender("plain FedEXP", lambda epsilon, rate: _fedexp("paper", epsilon), colour="scaffold"),
-    "fedavg-tuned": Contender("FedAvg, tuned", _fedavg, SERVER_RATES),
-    "fedadam-tuned": Contender("FedAdam, tuned", _fedadam, ADAM_RATES),
+    "plain": Contender("plain FedEXP", lambda epsilon, rate: _fedexp("paper", epsilon), colour="plain"),
+    "fedavg-tuned": Contender("FedAvg, tuned", _fedavg, SERVER_RATES, colour="tuned"),
+    "fedadam-tuned": Contender("FedAdam, tuned", _fedadam, ADAM_RATES, colour="fedadam"),
     "auto": Contender("automatic rate", lambda epsilon, rate: _fedexp("safe", epsilon), automatic=True),
 }
 

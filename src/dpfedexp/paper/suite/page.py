@@ -17,7 +17,7 @@ from dpfedexp.paper.suite.table import Cell, Difference, Gap, Lookup
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 
 CHART, GRID_CHART = "suite-epsilon", "suite-rates"
-SHOWN_LOSS = 3.0
+SHOWN_LOSS = 2.0
 """A loss above so many times the best is beyond the top of a figure."""
 
 TEXT = (
@@ -53,11 +53,7 @@ def section(problems: Sequence[str], size: Size, lookup: Lookup, command: str = 
         [_tidy(one) for one in tables] + [_problems(rates)],
         charts,
         [*_never_worse(gains), *_automatic(gaps)],
-        [
-            f"{name} is not shown: {CONTENDERS[name].why_missing}."
-            for name in CONTENDERS
-            if CONTENDERS[name].why_missing
-        ],
+        [f"{one.label} is not shown: {one.why_missing.rstrip('.')}." for one in CONTENDERS.values() if one.why_missing],
         command,
     )
 
@@ -114,7 +110,12 @@ def _against_epsilon(rates: dict[Problem, float], size: Size, lookup: Lookup) ->
             cells = {e: table.cell(problem, name, e, lr, size, lookup) for e in epsilons}
             series += _series(name, {e: one for e, one in cells.items() if one is not None})
         panels.append(_panel(problem, "ε", series))
-    return Chart(CHART, "Against ε", "Mean over seeds, band of one standard error.", panels)
+    return Chart(
+        CHART,
+        "Against ε",
+        "Mean over seeds, band of one standard error. A loss above twice the best of its panel is not drawn; the tables have it.",
+        panels,
+    )
 
 
 def _series(name: str, cells: dict[float, Cell]) -> list[Series]:
@@ -139,7 +140,12 @@ def _over_rates(rates: dict[Problem, float], size: Size, lookup: Lookup) -> Char
                 shown = colour if epsilon == LEADING else ""
                 series.append(Series(label, list(points), list(points.values()), colour=shown, dashed=not shown))
         panels.append(_panel(problem, "local rate", series))
-    return Chart(GRID_CHART, "Over the local rate", "Mean over seeds; diverged runs are beyond the edge.", panels)
+    return Chart(
+        GRID_CHART,
+        "Over the local rate",
+        "Mean over seeds. A loss above twice the best of its panel is not drawn.",
+        panels,
+    )
 
 
 def _panel(problem: Problem, x_label: str, series: Sequence[Series]) -> Panel:

@@ -92,11 +92,11 @@ class Difference:
     @property
     def worse(self) -> bool:
         """Worse by more than one standard error; with one seed there is none to judge by."""
-        return self.seeds > 1 and not self.gain >= -self.error
+        return self.seeds > 1 and self.gain < -self.error
 
     def show(self, problem: Problem) -> str:
         if not math.isfinite(self.gain):
-            return f"diverged {MARK}"
+            return "FedAvg diverged" if self.gain > 0 else f"diverged {MARK}"
         sign = "+" if self.gain >= 0 else "−"
         error = f" ± {small(self.error, problem)}" if self.seeds > 1 else ""
         return f"{sign}{number(abs(self.gain), problem)}{error}" + (f" {MARK}" if self.worse else "")
@@ -106,9 +106,11 @@ def difference(problem: Problem, ours: Cell | None, theirs: Cell | None) -> Diff
     if ours is None or theirs is None:
         return None
     sign = 1.0 if problem.higher_is_better else -1.0
-    gains = [sign * (a - b) for a, b in zip(ours.values, theirs.values, strict=False)]
-    if not all(map(math.isfinite, gains)):
-        return Difference(-math.inf, math.inf, len(gains))
+    # Two runs that both diverged are as bad as each other.
+    gains = [0.0 if a == b else sign * (a - b) for a, b in zip(ours.values, theirs.values, strict=False)]
+    infinite = [gain for gain in gains if not math.isfinite(gain)]
+    if infinite:
+        return Difference(min(infinite), 0.0, len(gains))
     return Difference(fmean(gains), standard_error(gains), len(gains))
 
 
