@@ -15,7 +15,10 @@ def suite(
         typer.Option("--problems", help="Only these, separated by commas. [default: all]", show_default=False),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of every contender at ε = 8 and 2.")] = 3,
-    workers: Annotated[int, typer.Option(min=1, help="Runs side by side, a process each.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs side by side [default: one to a core, 4 on a GPU]", show_default=False),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 … [default: cuda if there is one]", show_default=False)
     ] = None,

@@ -102,8 +102,8 @@ def trained(
     """The trained model, the history of its rounds, and the privacy statement."""
     common: dict[str, Any] = {"seed": seed, "device": device, "loss": loaded.loss, "progress": False}
     if contender.algorithm is None:
-        fit: Any = vars(dpfedexp).get("fit") or dpfedexp.__getattr__("fit")
-        run = fit(loaded.model, loaded.clients, epsilon=epsilon, delta=DELTA, **common)
+        package: Any = dpfedexp
+        run = package.fit(loaded.model, loaded.clients, epsilon=epsilon, delta=DELTA, **common)
     else:
         run = train(
             loaded.model,

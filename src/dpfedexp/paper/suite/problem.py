@@ -63,6 +63,7 @@ class Problem:
         rounds: rounds of a run.
         steps: full-batch local steps of a round.
         stored: the prepared file that it reads, None where nothing needs preparing.
+        made_up: whether its data follow from the seed and are read from nowhere.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Problem:
     rounds: int = 50
     steps: int = 10
     stored: str | None = None
+    made_up: bool = False
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -151,6 +151,7 @@ _ALL = (
             partial(_made_up, made_up.regression, spread),
             0.03,
             "loss",
+            made_up=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),
@@ -163,6 +164,7 @@ _ALL = (
             partial(_made_up, made_up.classification, spread),
             0.1,
             "accuracy",
+            made_up=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from dpfedexp.paper.results.record import FILE, RESULTS_VERSION, Record, key
 from dpfedexp.paper.suite.plan import LEADING, Size, SuiteRun, best_rate, fingerprint, grid, stages
 from dpfedexp.paper.suite.problem import Folders, Problem
 from dpfedexp.paper.suite.problems import PROBLEMS
-from dpfedexp.processes import JobProgress
+from dpfedexp.processes import JobProgress, cores, prepare_worker
 
 SECTION = "suite"
 
@@ -35,14 +35,20 @@ class Place:
     Attributes:
         folders: where the data lie.
         device: a torch device; None for the usual one.
-        workers: processes side by side; with 1, everything in this one.
+        jobs: runs side by side, a process each; with 1, everything in this process. None for one to a core, or 4 on an
+            accelerator, which small runs do not fill.
         limit_seconds: after so many seconds no further run begins, and those that run are waited for.
     """
 
     folders: Folders = field(default_factory=Folders)
     device: str | None = None
-    workers: int = 1
+    jobs: int | None = 1
     limit_seconds: float | None = None
+
+    @property
+    def workers(self) -> int:
+        cpu = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cpu")
+        return self.jobs or (cores() if cpu else 4)
 
 
 class Lines:
@@ -57,7 +63,7 @@ class Lines:
         for record in self.records:
             self._data[str(record.settings["problem"])] = record.images
 
-    def data(self, problem: Problem, fingerprint: str) -> None:
+    def data(self, problem: Problem, fingerprint: str | None) -> None:
         """From now on only lines that were made with these data count for the problem."""
         self._data[problem.name] = fingerprint
 
@@ -124,7 +130,7 @@ def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -
 
         def make(runs: Iterable[SuiteRun]) -> None:
             absent = lines.missing(runs)
-            costs = {run: lines.seconds(run.problem_name) for run in absent}
+            costs, ended = {run: lines.seconds(run.problem_name) for run in absent}, 0
             with JobProgress("suite", list(costs.values())) as progress:
                 shown = partial(progress.bar.update, progress.row)
                 for run, done in _finished(absent, place, pool, left, lambda text: shown(description=text)):
@@ -133,12 +139,13 @@ def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -
                     else:
                         lines.add(run, *done, made_by)
                     progress.advance(costs[run])
+                    ended += 1
+            outcome.stopped |= ended < len(absent)
 
         make(run for problem in chosen for runs in grid(problem, "fedavg", LEADING, size) for run in runs)
         rated = [(problem, best_rate(problem, lines.result, size)) for problem in chosen]
         staged = [list(stages(problem, lr, size)) for problem, lr in rated if lr is not None]
         make(run for stage in zip(*staged, strict=True) for runs in stage for run in runs)
-    outcome.stopped = left() <= 0
     return lines, outcome
 
 
@@ -146,7 +153,7 @@ def _pool(workers: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
     if workers < 2:
         return nullcontext()
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=prepare_worker)
 
 
 Done = tuple[Result, float] | Exception
@@ -178,7 +185,13 @@ def _finished(
         first = next(iter(at_work.values())).name
         show(first if len(at_work) == 1 else f"{first}, and {len(at_work) - 1} more")
         for future in wait(at_work, return_when=FIRST_COMPLETED).done:
-            yield at_work.pop(future), future.result()
+            try:
+                yield at_work.pop(future), future.result()
+            except BrokenExecutor:
+                raise InputError(
+                    "a process of the suite was killed, perhaps because memory ran out; the same command with fewer --workers goes "
+                    "on from here."
+                ) from None
 
 
 def _one(run: SuiteRun, folders: Folders, device: str | None) -> Done:
