@@ -36,7 +36,7 @@ def run_all(
     `workers` processes side by side, as many as there are cores by default; with 1, one after the other in this process.
     `cost` weighs the jobs, so that the estimate of the time left knows the long ones from the short.
     """
-    processes = min(workers or _cores(), len(jobs))
+    processes = min(workers or cores(), len(jobs))
     with JobProgress(description, [cost(job) for job in jobs]) as progress:
         if processes < 2:
             results = []
@@ -45,7 +45,7 @@ def run_all(
                 progress.advance(cost(job))
             return results
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare_worker) as pool:
+        with ProcessPoolExecutor(processes, mp_context=context, initializer=prepare_worker) as pool:
             futures = {pool.submit(work, job): job for job in jobs}
             try:
                 for future in as_completed(futures):
@@ -104,11 +104,11 @@ def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     torch.set_num_threads(1)
     # An interrupt from the keyboard reaches the workers too: they end at once, without a traceback each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -38,12 +38,13 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, flower, paper, privacy, report, train
+    from dpfedexp.cli import audit, bench, demo, flower, paper, privacy, report, suite, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
     app.command("init")(train.init)
     app.command("paper")(paper.paper)
+    app.command("suite")(suite.suite)
     app.command("report")(report.report)
     app.command("bench")(bench.bench)
     app.add_typer(privacy.app, name="privacy")

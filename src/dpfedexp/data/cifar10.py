@@ -27,8 +27,8 @@ def cifar10(folder: str | None) -> DataSet:
     """CIFAR-10 as bytes [n, 3, 32, 32], the test images for the server.
 
     Looked for in `folder`, else DPFEDEXP_DATA, else the user's cache; the files may lie in the folder itself, or in
-    `cifar-10-batches-bin` or `cifar10` inside it. Where a folder holds only `packed.npz`, the same images as JPEGs, they are unpacked
-    once into the user's cache; the folder is never written to.
+    `cifar-10-batches-bin` or `cifar10` inside it. Where a folder holds only `packed.npz`, the same images as JPEGs, they are
+    unpacked once into the user's cache; the folder is never written to.
     """
     place = _find(folder)
     train, test = np.concatenate([_records(place / name) for name in TRAIN]), _records(place / TEST)

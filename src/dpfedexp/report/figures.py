@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,11 @@ def _panel(axis: Axes, panel: Panel) -> None:
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axis.set_xscale("log")
+        xs = sorted({x for series in panel.series for x in series.x})
+        if len(xs) > 1 and all(math.frexp(x)[0] == 0.5 for x in xs):
+            # Powers of two fall between the powers of ten that a logarithmic axis marks.
+            axis.set_xticks(xs, [f"{x:g}" for x in xs])
+            axis.set_xticks([], minor=True)
     if panel.log_y:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")

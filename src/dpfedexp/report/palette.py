@@ -15,6 +15,10 @@ NAMED = {
     "proposed": 0,
     "naive": 1,
     "target": 2,
+    "plain": 2,
+    "fit": 3,
+    "tuned": 4,
+    "fedadam": 5,
 }
 
 

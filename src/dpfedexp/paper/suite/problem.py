@@ -14,6 +14,7 @@ from dpfedexp.local import Sgd
 from dpfedexp.losses import Loss
 
 Kind = Literal["classification", "regression", "text", "recommendation"]
+Metric = Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Problem:
         rounds: rounds of a run.
         steps: full-batch local steps of a round.
         stored: the prepared file that it reads, None where nothing needs preparing.
+        made_up: whether its data follow from the seed and are read from nowhere.
     """
 
     name: str
@@ -70,10 +72,11 @@ class Problem:
     natural: bool
     make: Callable[[Folders, int], Loaded]
     centre: float
-    metric: Literal["accuracy", "loss"]
+    metric: Metric
     rounds: int = 50
     steps: int = 10
     stored: str | None = None
+    made_up: bool = False
 
     @property
     def rates(self) -> tuple[float, ...]:

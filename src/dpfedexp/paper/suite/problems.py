@@ -12,7 +12,7 @@ from dpfedexp import models
 from dpfedexp.data import Federation, Standardise
 from dpfedexp.data.registry import DATA_SETS
 from dpfedexp.paper.suite import made_up, roles, stored
-from dpfedexp.paper.suite.problem import Folders, Loaded, Problem
+from dpfedexp.paper.suite.problem import Folders, Kind, Loaded, Metric, Problem
 
 
 def _images(kind: str, network: str, standardise: bool, folders: Folders, seed: int) -> Loaded:
@@ -60,7 +60,9 @@ def _writer(inputs: int) -> nn.Module:
     )
 
 
-def _of_clients(name: str, summary: str, kind, centre: float, metric, network) -> Problem:  # type: ignore[no-untyped-def]
+def _of_clients(
+    name: str, summary: str, kind: Kind, centre: float, metric: Metric, network: Callable[[int], nn.Module]
+) -> Problem:
     return Problem(name, summary, kind, True, partial(_natural, name, network), centre, metric, stored=name)
 
 
@@ -96,7 +98,7 @@ _ALL = (
         "movielens",
         "537 users; whether a film gets 4 stars or more, from film and earlier ratings; linear",
         "recommendation",
-        0.1,
+        0.3,
         "accuracy",
         partial(_classifier, 2),
     ),
@@ -136,7 +138,7 @@ _ALL = (
         "shakespeare",
         "737 roles of the plays; the next character from the eight before it; embedding and 32 hidden units",
         "text",
-        0.3,
+        0.1,
         "accuracy",
         _writer,
     ),
@@ -149,6 +151,7 @@ _ALL = (
             partial(_made_up, made_up.regression, spread),
             0.03,
             "loss",
+            made_up=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),
@@ -161,6 +164,7 @@ _ALL = (
             partial(_made_up, made_up.classification, spread),
             0.1,
             "accuracy",
+            made_up=True,
         )
         for spread in (0.0, 0.5, 2.0)
     ),

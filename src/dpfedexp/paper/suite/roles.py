@@ -45,8 +45,8 @@ def shakespeare(source: Path | str | None = None) -> dict[str, Array]:
         inputs.append(chosen[:, :-1])
         targets.append(chosen[:, -1])
         owners.append(np.full(len(chosen), owner))
-    owner = np.concatenate(owners)
-    return split(Rows(np.concatenate(inputs), np.concatenate(targets), owner, owner), most_rows=ROWS)
+    who = np.concatenate(owners)
+    return split(Rows(np.concatenate(inputs), np.concatenate(targets), who, who), most_rows=ROWS)
 
 
 def speeches(play: str) -> dict[str, str]:

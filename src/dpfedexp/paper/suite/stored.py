@@ -7,7 +7,6 @@ and `test_targets`. Test rows belong to clients of their own, who hold no traini
 from __future__ import annotations
 
 import os
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,116 @@
+"""Who is compared: name → how its run is made. The only file of the suite that knows how algorithms are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import dpfedexp
+from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
+from dpfedexp.errors import InputError
+from dpfedexp.local import LocalOptimiser, Sgd
+from dpfedexp.paper.suite.problem import Loaded, Problem
+from dpfedexp.simulation.train import train
+
+DELTA = 1e-5
+SERVER_RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
+ADAM_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+STARTS = (1e-4, 1e-2, 1.0, 1e2)
+"""Where the automatic local rate begins."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One column of the table.
+
+    Attributes:
+        label: its heading.
+        algorithm: from ε and the server's rate to the algorithm; None for `fit`, which chooses everything itself.
+        server_rates: those of which the best counts; none where nothing is tuned on the server.
+        automatic: whether the local rate sets itself, from a start.
+        colour: a name of the palette, or nothing.
+    """
+
+    label: str
+    algorithm: Callable[[float, float | None], Algorithm] | None
+    server_rates: tuple[float, ...] = ()
+    automatic: bool = False
+    colour: str = ""
+
+    def local(self, problem: Problem, lr: float | None, start: float | None) -> LocalOptimiser:
+        if not self.automatic:
+            return problem.local(lr if lr is not None else problem.centre)
+        settings: dict[str, Any] = {"lr": "auto", "lr_start": start, "steps": problem.steps}
+        return Sgd(**settings)
+
+    @property
+    def why_missing(self) -> str:
+        """Why it can't be run with this version; empty where it can."""
+        try:
+            if self.algorithm is None:
+                return "" if hasattr(dpfedexp, "fit") else "this version has no dpfedexp.fit"
+            self.algorithm(8.0, self.server_rates[0] if self.server_rates else None)
+            if self.automatic:
+                Sgd(**{"lr": "auto", "lr_start": 1.0, "steps": 1})  # type: ignore[arg-type]
+        except (InputError, TypeError) as error:
+            return str(error)
+        return ""
+
+
+def _fedexp(step: str, epsilon: float) -> Algorithm:
+    settings: dict[str, Any] = {"clip": "adaptive", "target_epsilon": epsilon, "delta": DELTA}
+    if step != "paper" or "step" in inspect.signature(cdp_fedexp).parameters:
+        settings["step"] = step
+    return cdp_fedexp(**settings)
+
+
+def _fedavg(epsilon: float, rate: float | None) -> Algorithm:
+    return dp_fedavg(clip="adaptive", target_epsilon=epsilon, delta=DELTA, server_rate=rate or 1.0)
+
+
+def _fedadam(epsilon: float, rate: float | None) -> Algorithm:
+    return dp_fedadam(clip="adaptive", target_epsilon=epsilon, delta=DELTA, server_rate=rate or 0.03)
+
+
+CONTENDERS: dict[str, Contender] = {
+    "fit": Contender("fit", None, colour="fit"),
+    "safe": Contender("safe FedEXP", lambda epsilon, rate: _fedexp("safe", epsilon), colour="fedexp"),
+    "fedavg": Contender("FedAvg", _fedavg, colour="fedavg"),
+    "plain": Contender("plain FedEXP", lambda epsilon, rate: _fedexp("paper", epsilon), colour="plain"),
+    "fedavg-tuned": Contender("FedAvg, tuned", _fedavg, SERVER_RATES, colour="tuned"),
+    "fedadam-tuned": Contender("FedAdam, tuned", _fedadam, ADAM_RATES, colour="fedadam"),
+    "auto": Contender("automatic rate", lambda epsilon, rate: _fedexp("safe", epsilon), automatic=True),
+}
+
+
+def trained(
+    contender: Contender,
+    problem: Problem,
+    loaded: Loaded,
+    *,
+    epsilon: float,
+    lr: float | None,
+    server_rate: float | None,
+    start: float | None,
+    seed: int,
+    device: str | None,
+) -> tuple[nn.Module, list[dict[str, Any]], Any]:
+    """The trained model, the history of its rounds, and the privacy statement."""
+    common: dict[str, Any] = {"seed": seed, "device": device, "loss": loaded.loss, "progress": False}
+    if contender.algorithm is None:
+        package: Any = dpfedexp
+        run = package.fit(loaded.model, loaded.clients, epsilon=epsilon, delta=DELTA, **common)
+    else:
+        run = train(
+            loaded.model,
+            loaded.clients,
+            contender.algorithm(epsilon, server_rate),
+            local=contender.local(problem, lr, start),
+            rounds=problem.rounds,
+            **common,
+        )
+    return run.model, run.history, run.privacy
