@@ -49,6 +49,9 @@ class NoPrivacy(Mechanism):
         count = max(sums.count, 1)
         return Release(sums.vector / count, float(sums.squares) / count, None, self.clip)
 
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return 0.0
+
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()
 
