@@ -33,7 +33,10 @@ for command in json.loads(sys.argv[1]):
 
 HELP = [
     "--help",
-    *(f"{name} --help" for name in ("demo", "train", "init", "paper", "report", "bench", "privacy", "flower", "audit")),
+    *(
+        f"{name} --help"
+        for name in ("demo", "train", "init", "plan", "paper", "report", "bench", "privacy", "flower", "audit")
+    ),
     *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify", "table1")),
     *("flower new --help", "flower up --help", "audit noise-cost --help"),
 ]

@@ -73,6 +73,11 @@ class Release:
     sigma: float = 0.0
 
     @property
+    def norm(self) -> float:
+        """‖c̄‖."""
+        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
+
+    @property
     def numerator(self) -> float:
         """The statistic, for a rule that can't do without."""
         if self.statistic is None:

@@ -18,6 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
+from dpfedexp.advice.commentary import Commentary
+from dpfedexp.advice.message import Advice
+from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
@@ -126,6 +129,7 @@ class DpFedExp(Strategy):
     ledger: Ledger
     run: str
     state: State
+    commentary: Commentary
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Bind the algorithm to the model, and open or create the folder."""
@@ -155,6 +159,8 @@ class DpFedExp(Strategy):
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
+        plan = Plan.bound(self.algorithm, self.mechanism, self.participation, self.clients, len(w), self.rounds)
+        self.commentary = Commentary(plan, w, _log_advice)
 
     @property
     def reported(self) -> ArrayRecord:
@@ -218,6 +224,7 @@ class DpFedExp(Strategy):
             "round": server_round,
             "eta_g": eta_g,
             "clip": release.clip,
+            "update_norm": release.norm,
             "epsilon_round": guarantee(event, 1, delta).epsilon_round,
             "epsilon_total": self.ledger.guarantee(delta).epsilon,
             "delta": delta,
@@ -228,6 +235,7 @@ class DpFedExp(Strategy):
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
         save_checkpoint(self.folder, checkpoint)
         self.state, self.history = state, history
+        self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
 
     def configure_evaluate(
@@ -251,6 +259,7 @@ class DpFedExp(Strategy):
             )
         else:
             _log.warning("This federation is NOT private: the server sees every update and adds no noise")
+        self.commentary.begin(self.history)
 
     def start(
         self,
@@ -292,7 +301,9 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         finally:
-            write_results(self.folder, self.layout.unflatten(self.state.reported), self.statement)
+            self.commentary.end(self.state.w)
+            model = self.layout.unflatten(self.state.reported)
+            write_results(self.folder, model, self.statement, self.commentary.advice)
             self.ledger.close()
         result.arrays = self.reported
         return result
@@ -350,6 +361,10 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
     return local.tau_eta_l(local.steps)
+
+
+def _log_advice(advice: Advice) -> None:
+    _log.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:
