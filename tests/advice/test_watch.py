@@ -253,7 +253,7 @@ def test_a_drowned_run_warns_before_and_ends_with_its_verdict(mechanism, epsilon
     assert str(caught[0].message).startswith("The noise drowns the signal")
     assert done.advice[0].code == "no-signal"
     assert done.advice[-1].code == "dead"
-    assert done.verdict.startswith("This run learnt nothing: nothing rose above the noise in 25 rounds")
+    assert done.verdict.startswith("This run learnt nothing: in 25 rounds neither")
     assert "This run learnt nothing" in repr(done)
 
 

@@ -107,8 +107,8 @@ def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_p
     assert done.returncode == 0, done.stderr
     warned = done.stderr.splitlines()
     assert warned[0].startswith("Warning: The noise drowns the signal.")
-    assert warned[1].startswith("Warning: So far nothing rose above the noise in 20 rounds")
-    assert done.stdout.strip().splitlines()[-1].startswith("This run learnt nothing: nothing rose above the noise")
+    assert warned[1].startswith("Warning: So far in 20 rounds neither")
+    assert done.stdout.strip().splitlines()[-1].startswith("This run learnt nothing: in 20 rounds neither")
     told = [json.loads(line) for line in (tmp_path / "run" / "advice.jsonl").read_text().splitlines()]
     assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
     assert subprocess.run([*command, "report", "run"], **options).returncode == 0

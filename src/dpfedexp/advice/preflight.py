@@ -146,7 +146,7 @@ def _heard(plan: Plan) -> str:
     at = plan.epsilon_for_signal()
     ways = [
         f"about {about(needed or 1)} clients at this ε and δ",
-        f"a model of at most {about(max(1.0, plan.dimension * best**2))} parameters",
+        f"a model of at most {about(max(1, math.floor(plan.dimension * best**2)))} parameters",
     ]
     if at is not None and math.isfinite(at):
         ways.append(f"ε ≈ {about(at)}")

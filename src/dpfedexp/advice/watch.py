@@ -215,11 +215,12 @@ class Watch:
             return None
         if self._noise_alone(records) is False:
             return None
+        few = f"there are too few clients for this ε and {plan.dimension:,} parameters (`dpfedexp plan` says how many it takes)"
+        hopeless = plan.best_signal is not None and plan.best_signal < 1
+        cause = f"T{few[1:]}." if hopeless else f"Either {few}, or local training diverges and sends nothing: {_RATE}."
         return (
-            f"nothing rose above the noise in {len(records)} rounds: neither the lengths of the updates nor the way that the model "
-            f"went differ from noise alone (tests at {LEVEL:.0%}). Either there are too few clients for this ε and "
-            f"{plan.dimension:,} parameters (`dpfedexp plan` says how many it takes), or local training diverges and sends "
-            f"nothing: {_RATE}."
+            f"in {len(records)} rounds neither the lengths of the updates nor the way that the model went differed from noise "
+            f"alone (tests at {LEVEL:.0%}). {cause}"
         )
 
     def _noise_alone(self, records: list[Record]) -> bool | None:
