@@ -67,16 +67,19 @@ def test_three_clients_are_told_to_consider_record_level_privacy():
 
 
 def test_a_model_too_large_for_its_clients_is_told_how_many_it_takes():
-    found = said(target_epsilon=8.0, clients=1000, dimension=11_000_000)["no-signal"]
+    found = said(target_epsilon=8.0, clients=1000, dimension=11_000_000)["mostly-noise"]
     assert found.level == "warning"
     assert "about 4,000 clients" in found.sentence
     assert "central-gaussian" not in found.sentence
     # The same model with as many clients has a signal, if only over many rounds.
-    assert "no-signal" not in said(target_epsilon=8.0, clients=4100, dimension=11_000_000)
+    assert {"mostly-noise", "no-signal"} & said(target_epsilon=8.0, clients=4100, dimension=11_000_000).keys() == set()
+    hopeless = said(target_epsilon=0.1, clients=1000, dimension=11_000_000)["no-signal"]
+    assert hopeless.level == "warning"
+    assert "could be told from noise" in hopeless.sentence
 
 
 def test_local_noise_that_drowns_the_mean_is_told_of_a_trusted_server():
-    found = said(ldp_fedexp(clip=1.0, target_epsilon=8.0), dimension=100_000)["no-signal"]
+    found = said(ldp_fedexp(clip=1.0, target_epsilon=1.0), dimension=100_000)["no-signal"]
     assert "mechanism 'central-gaussian'" in found.sentence
     assert "clients at this ε and δ" in found.sentence
     privunit = said(dp_fedavg(clip=1.0, mechanism="privunit", target_epsilon=8.0), dimension=100_000)["no-signal"]
@@ -170,8 +173,9 @@ def test_the_grid_has_a_row_for_each_rate_epsilon_and_number_of_rounds():
     rows = list(plans(1000, 100, delta=1e-5, epsilons=(1.0, 8.0), rounds=(20, 50)))
     assert [(row.epsilon, row.rounds) for row in rows] == [(1.0, 20), (1.0, 50), (8.0, 20), (8.0, 50)]
     assert len(list(plans(1000, 100, delta=1e-5))) == len(EPSILONS) * len(ROUNDS)
-    assert [row.verdict for row in plans(1000, 20_000, delta=1e-5, epsilons=(0.1, 4.0, 16.0), rounds=(50,))] == [
+    assert [row.verdict for row in plans(1000, 20_000, delta=1e-5, epsilons=(0.01, 0.5, 4.0, 16.0), rounds=(50,))] == [
         "no signal",
+        "mostly noise",
         "noisy rounds",
         "clear",
     ]

@@ -37,7 +37,11 @@ def plan(*arguments):
 def test_the_table_has_a_row_for_every_epsilon_and_number_of_rounds():
     done = plan("--clients", 1000, "--parameters", 8000)
     assert done.exit_code == 0, done.output
-    lines = [line.split() for line in done.output.splitlines() if line.rstrip().endswith(("clear", "rounds", "signal"))]
+    lines = [
+        line.split()
+        for line in done.output.splitlines()
+        if line.rstrip().endswith(("clear", "rounds", "noise", "signal"))
+    ]
     rows = [line for line in lines if line[:1] != ["ε"] and line[0].replace(".", "").isdigit()]
     assert len(rows) == 20
     assert "1,000 clients, 8,000 parameters, δ = 1e-05" in done.output
@@ -106,12 +110,16 @@ def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_p
     done = subprocess.run([*command, "train", "run.toml", "--out", "run", "--quiet"], **options)
     assert done.returncode == 0, done.stderr
     warned = done.stderr.splitlines()
-    assert warned[0].startswith("Warning: The noise drowns the signal.")
+    assert warned[0].startswith("Warning: The noise drowns the signal: not even")
     assert warned[1].startswith("Warning: So far in 20 rounds neither")
-    assert done.stdout.strip().splitlines()[-1].startswith("This run learnt nothing: in 20 rounds neither")
+    assert (
+        done.stdout.strip()
+        .splitlines()[-1]
+        .startswith("Nothing shows that this run learnt anything: in 20 rounds neither")
+    )
     told = [json.loads(line) for line in (tmp_path / "run" / "advice.jsonl").read_text().splitlines()]
     assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
     assert subprocess.run([*command, "report", "run"], **options).returncode == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert '<p class="subtitle">This run learnt nothing: ' in page
+    assert '<p class="subtitle">Nothing shows that this run learnt anything: ' in page
     assert "The noise drowns the signal" in page

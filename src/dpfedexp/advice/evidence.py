@@ -49,3 +49,12 @@ def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float
     total = sum(squares)
     spread = math.sqrt(max(2 * (total**2 - sum(square**2 for square in squares)) / dimension, 0.0))
     return (travelled**2 - total) / spread if spread > 0 else 0.0
+
+
+def is_heard(signal: float, dimension: int) -> bool:
+    """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
+
+    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn² with a standard deviation
+    of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
+    """
+    return signal**2 * math.sqrt(dimension / 2) >= DEVIATIONS

@@ -2,9 +2,10 @@
 
 The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
 central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
-noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, even clients who all
-agree in every round are not heard. At one ε the noise of a round grows like √T, so this number depends on ε, d and M and hardly on
-the number of rounds.
+noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
+farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
+signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`evidence.is_heard`).
+At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from dpfedexp.accounting import Event, Sampling, compose
+from dpfedexp.advice.evidence import is_heard
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_count, require
@@ -28,7 +30,7 @@ RATES = (0.1, 0.01)
 SAMPLED_COHORT = 1000
 """Sampling is worth a thought where this many clients are left in a round: a count of them is known to 3%."""
 
-Verdict = Literal["clear", "noisy rounds", "no signal"]
+Verdict = Literal["clear", "noisy rounds", "mostly noise", "no signal"]
 
 
 @checked
@@ -149,7 +151,7 @@ class Plan:
         if self.noise_share is None or self.best_signal is None:
             return None
         if self.best_signal < 1:
-            return "no signal"
+            return "mostly noise" if is_heard(self.best_signal, self.dimension) else "no signal"
         return "noisy rounds" if self.noise_share > 1 else "clear"
 
 

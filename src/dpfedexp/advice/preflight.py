@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from dpfedexp.advice.evidence import is_heard
 from dpfedexp.advice.message import Advice, about, number
 from dpfedexp.advice.plan import SAMPLED_COHORT, Plan, default_delta
 from dpfedexp.arguments import checked
@@ -39,7 +40,7 @@ def preflight(plan: Plan) -> list[Advice]:
     """
     if not plan.algorithm.private:
         return []
-    found = [few_clients(plan) or no_signal(plan) or noisy_rounds(plan), delta(plan), epsilon(plan), sampling(plan)]
+    found = [few_clients(plan) or more_noise(plan) or noisy_rounds(plan), delta(plan), epsilon(plan), sampling(plan)]
     return sorted((advice for advice in found if advice is not None), key=lambda advice: advice.level, reverse=True)
 
 
@@ -49,22 +50,29 @@ def few_clients(plan: Plan) -> Advice | None:
         return None
     who = "1 client" if plan.population == 1 else f"{plan.population} clients"
     drowned = plan.best_signal is not None and plan.best_signal < 1
-    heard = _heard(plan) if drowned else f"One of them is {1 / plan.population:.0%} of every mean."
+    numbers = _numbers(plan) if drowned else f"One of them is {1 / plan.population:.0%} of every mean."
     return Advice(
         "warning",
         "few-clients",
-        f"{who}: client-level privacy can't work here, because it hides all that a whole client has to say. {heard} Consider "
+        f"{who}: client-level privacy can't work here, because it hides all that a whole client has to say. {numbers} Consider "
         "record-level privacy, which hides one record of a client.",
     )
 
 
-def no_signal(plan: Plan) -> Advice | None:
+def more_noise(plan: Plan) -> Advice | None:
     """The noise of all rounds together is longer than clients who all agree in every round could push."""
     best = plan.best_signal
     if best is None or best >= 1:
         return None
     trust = " A server that clients trust adds far less noise: mechanism 'central-gaussian'." if _is_local(plan) else ""
-    return Advice("warning", "no-signal", f"The noise drowns the signal. {_heard(plan)}{trust}")
+    if is_heard(best, plan.dimension):
+        return Advice("warning", "mostly-noise", f"There will be more noise than signal. {_numbers(plan)}{trust}")
+    return Advice(
+        "warning",
+        "no-signal",
+        "The noise drowns the signal: not even clients who all say the same in every round could be told from noise. "
+        f"{_numbers(plan)}{trust}",
+    )
 
 
 def noisy_rounds(plan: Plan) -> Advice | None:
@@ -140,8 +148,8 @@ def sampling(plan: Plan) -> Advice | None:
     )
 
 
-def _heard(plan: Plan) -> str:
-    """The numbers of a plan without a signal, and what would give it one."""
+def _numbers(plan: Plan) -> str:
+    """The numbers of a plan with more noise than signal, and what would give it as much signal."""
     best, needed = plan.best_signal or 1.0, plan.clients_needed
     at = plan.epsilon_for_signal()
     ways = [
@@ -152,7 +160,7 @@ def _heard(plan: Plan) -> str:
         ways.append(f"ε ≈ {about(at)}")
     return (
         f"At ε = {number(plan.epsilon)} the noise of {plan.rounds} rounds adds up to {number(1 / best)} times what all clients "
-        f"together could push if they agreed in every round ({_facts(plan)}). To be heard at all takes "
+        f"together could push if they agreed in every round ({_facts(plan)}). As much signal as noise takes "
         f"{', '.join(ways[:-1])} or {ways[-1]}."
     )
 

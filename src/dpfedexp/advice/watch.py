@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from dpfedexp.advice.evidence import DEVIATIONS, LEVEL, alignment, is_longer_than_noise
+from dpfedexp.advice.evidence import DEVIATIONS, LEVEL, alignment, is_heard, is_longer_than_noise
 from dpfedexp.advice.message import Advice, number
 from dpfedexp.advice.plan import Plan
 from dpfedexp.server import Extrapolate
@@ -173,7 +173,7 @@ class Watch:
             "note",
             "no-extrapolation",
             f"The step size η_g was 1 in all {len(rates)} rounds: extrapolation did nothing here, and this run is DP-FedAvg. That "
-            "is as it should be where clients disagree.",
+            "is as it should be where clients disagree or noise prevails.",
         )
 
     def _exploded(self, length: float) -> Advice | None:
@@ -192,17 +192,18 @@ class Watch:
         return None if reason is None else Advice("warning", "drowned", f"So far {reason}")
 
     def _dead(self, travelled: float, length: float) -> Advice | None:
-        """The verdict."""
+        """The verdict. That noise can't be told from what was released proves nothing about the model, and is not said to."""
         if len(self._records) < FEWEST:
             return None
         lost = next((advice for advice in self.advice if advice.code == "not-finite"), None)
-        reason = lost.sentence if lost else self._nothing_but_noise(travelled, DEVIATIONS)
-        if reason is None:
-            exploded = self._exploded(length)
-            reason = exploded.sentence if exploded else self._loss_still()
-        if reason is None:
-            return None
-        return Advice("warning", "dead", f"This run learnt nothing: {reason[0].lower()}{reason[1:]}")
+        noise = self._nothing_but_noise(travelled, DEVIATIONS)
+        lost = lost or (None if noise else self._exploded(length))
+        failed = lost.sentence if lost else self._loss_still()
+        if failed:
+            return Advice("warning", "dead", f"This run learnt nothing: {failed[0].lower()}{failed[1:]}")
+        if noise:
+            return Advice("warning", "dead", f"Nothing shows that this run learnt anything: {noise}")
+        return None
 
     def _nothing_but_noise(self, travelled: float, deviations: float) -> str | None:
         """A sentence where neither the lengths of the updates nor the way of the model differ from what noise alone would do."""
@@ -213,10 +214,10 @@ class Watch:
         moves = [record["eta_g"] * record["update_norm"] for record in records]
         if not math.isfinite(sum(moves)) or abs(alignment(moves, travelled, plan.dimension)) > deviations:
             return None
-        if self._noise_alone(records) is False:
+        if self._noise_alone(records) is False or self._improved():
             return None
         few = f"there are too few clients for this ε and {plan.dimension:,} parameters (`dpfedexp plan` says how many it takes)"
-        hopeless = plan.best_signal is not None and plan.best_signal < 1
+        hopeless = plan.best_signal is not None and not is_heard(plan.best_signal, plan.dimension)
         cause = f"T{few[1:]}." if hopeless else f"Either {few}, or local training diverges and sends nothing: {_RATE}."
         return (
             f"in {len(records)} rounds neither the lengths of the updates nor the way that the model went differed from noise "
@@ -238,22 +239,27 @@ class Watch:
     def _loss_still(self) -> str | None:
         """A sentence where a loss that the server knows of did not fall after the first round, and no accuracy rose."""
         name = next((key for record in self._records for key in record if _is_loss(key)), None)
-        if name is None:
-            return None
-        values = [record[name] for record in self._records if record.get(name) is not None]
-        if len(values) < FEWEST or values[-1] < values[0] - MOVED * abs(values[0]) or self._accuracy_rose():
+        values = [] if name is None else self._values(name)
+        if name is None or len(values) < FEWEST or self._improved():
             return None
         return (
             f"{name.replace('_', ' ')} was {number(values[0])} when it was first measured and {number(values[-1])} at the end. "
             "Another local rate may help; so may more clients or a larger ε (`dpfedexp plan`)."
         )
 
-    def _accuracy_rose(self) -> bool:
-        for name in {key for record in self._records for key in record if key.endswith("accuracy")}:
-            values = [record[name] for record in self._records if record.get(name) is not None]
-            if len(values) > 1 and values[-1] > values[0] + MOVED:
+    def _improved(self) -> bool:
+        """Whether a loss of the server's own fell by a share of `MOVED` since it was first measured, or an accuracy rose by it."""
+        for name in {key for record in self._records for key in record}:
+            values = self._values(name) if _is_loss(name) or name.endswith("accuracy") else []
+            if len(values) < 2:
+                continue
+            first, last = values[0], values[-1]
+            if last < first - MOVED * abs(first) if _is_loss(name) else last > first + MOVED:
                 return True
         return False
+
+    def _values(self, name: str) -> list[float]:
+        return [record[name] for record in self._records if record.get(name) is not None]
 
 
 def _is_loss(key: str) -> bool:

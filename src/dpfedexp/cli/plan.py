@@ -19,7 +19,7 @@ from dpfedexp.errors import InputError, require
 if TYPE_CHECKING:
     from dpfedexp.advice.plan import Plan
 
-COLOURS = {"clear": "green", "noisy rounds": "yellow", "no signal": "red", None: "dim"}
+COLOURS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
 LEGEND = (
     "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
     "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "

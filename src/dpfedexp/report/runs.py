@@ -40,7 +40,7 @@ class RunRecord:
 
     @property
     def verdict(self) -> str | None:
-        """Why it learnt nothing, None where nothing says that it did not."""
+        """Why it learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
         return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
     @property

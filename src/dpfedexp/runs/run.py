@@ -37,7 +37,7 @@ class Run:
 
     @property
     def verdict(self) -> str | None:
-        """Why the run learnt nothing, in one sentence; None where nothing says that it did not."""
+        """Why the run learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
         return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
     def __repr__(self) -> str:
