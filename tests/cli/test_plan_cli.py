@@ -1,9 +1,6 @@
 """`dpfedexp plan`: a table and its sentences, one JSON object, and one sentence for whatever is wrong."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +10,7 @@ from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
 from dpfedexp.participation import Full
+from dpfedexp.report.folder import report
 
 RUN = """
 [data]
@@ -99,16 +97,9 @@ def test_wrong_input_is_one_sentence(arguments, words):
 
 def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
-    command = [sys.executable, "-m", "dpfedexp"]
-    options = {
-        "cwd": tmp_path,
-        "capture_output": True,
-        "text": True,
-        "timeout": 120,
-        "env": {**os.environ, "COLUMNS": "100"},
-    }
-    done = subprocess.run([*command, "train", "run.toml", "--out", "run", "--quiet"], **options)
-    assert done.returncode == 0, done.stderr
+    out = tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml"), "--out", str(out), "--quiet"])
+    assert done.exit_code == 0, done.output
     warned = done.stderr.splitlines()
     assert warned[0].startswith("Warning: The noise drowns the signal: not even")
     assert warned[1].startswith("Warning: So far in 20 rounds neither")
@@ -117,9 +108,8 @@ def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_p
         .splitlines()[-1]
         .startswith("Nothing shows that this run learnt anything: in 20 rounds neither")
     )
-    told = [json.loads(line) for line in (tmp_path / "run" / "advice.jsonl").read_text().splitlines()]
+    told = [json.loads(line) for line in (out / "advice.jsonl").read_text().splitlines()]
     assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
-    assert subprocess.run([*command, "report", "run"], **options).returncode == 0
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = report(out).read_text()
     assert '<p class="subtitle">Nothing shows that this run learnt anything: ' in page
     assert "The noise drowns the signal" in page

@@ -54,7 +54,7 @@ def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float
 def is_heard(signal: float, dimension: int) -> bool:
     """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
 
-    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn² with a standard deviation
-    of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
+    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
+    deviation of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
     """
     return signal**2 * math.sqrt(dimension / 2) >= DEVIATIONS
