@@ -20,7 +20,7 @@ LAYERS = [
     {"mechanisms"},
     {"batches", "evaluation", "local", "losses", "models", "participation", "server"},
     {"algorithms", "data"},
-    {"round"},
+    {"advice", "round"},
     {"trainers"},
     {"config"},
     {"runs"},

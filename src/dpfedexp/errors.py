@@ -38,6 +38,14 @@ class RoundFailed(RuntimeError):
     """A round that may not be released, such as one with fewer survivors than the floor."""
 
 
+class AdviceWarning(UserWarning):
+    """A run that is likely to be in vain, or to promise little; `docs/advice.md` lists the messages.
+
+    >>> import warnings
+    >>> warnings.simplefilter("ignore", AdviceWarning)  # silences them
+    """
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for a misspelt name, or the list of what exists."""
     known = list(known)

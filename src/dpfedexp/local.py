@@ -139,7 +139,10 @@ class LocalOptimiser(Batching):
         Returns:
             The direction, [n, …]; it may be one of the arguments.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say which way a step goes: give it a direction().")
+        raise InputError(
+            f"the local optimiser {type(self).__name__} does not say which way a step goes; give it a method "
+            "direction(w, gradient, moments, clock), or use Sgd."
+        )
 
     def tau_eta_l(self, tau: Count) -> Count:
         """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.

@@ -35,7 +35,7 @@ HELP = [
     "--help",
     *(
         f"{name} --help"
-        for name in ("demo", "train", "init", "paper", "suite", "report", "bench", "privacy", "flower", "audit")
+        for name in ("demo", "train", "init", "plan", "paper", "suite", "report", "bench", "privacy", "flower", "audit")
     ),
     *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify", "table1")),
     *("flower new --help", "flower up --help", "audit noise-cost --help"),

@@ -31,6 +31,7 @@ WORDS = [
         "table1",
         "train",
         "init",
+        "plan",
         "report",
         "flower",
         "new",

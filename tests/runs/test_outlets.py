@@ -118,7 +118,7 @@ def test_a_secure_run_writes_the_same_bytes_whatever_one_client_holds(name, rows
 
 def fields(name, content):
     """The fields of a file of a run, with those of its history."""
-    if name in ("metrics.jsonl", "ledger.jsonl", "ledger.jsonl.head"):
+    if name in ("metrics.jsonl", "advice.jsonl", "ledger.jsonl", "ledger.jsonl.head"):
         yield from ((name, field) for line in content.decode().splitlines() for field in json.loads(line))
     elif name == "metrics.csv":
         yield from ((name, field) for field in next(csv.reader(content.decode().splitlines())))
@@ -142,6 +142,7 @@ def test_every_file_and_field_of_a_run_is_in_the_list(secure, tmp_path):
         "metrics.csv",
         "config.toml",
         "privacy.json",
+        "advice.jsonl",
         "report.html",
     } <= files.keys()
     listed = [pair for name in files if name != CHECKPOINT for pair in fields(name, files[name])]

@@ -269,7 +269,7 @@ def test_the_users_model_is_left_as_it_was():
 
 
 def test_history_holds_nothing_that_is_not_private():
-    allowed = {"round", "eta_g", "clip", "epsilon_total", "seconds", "distance"}
+    allowed = {"round", "eta_g", "clip", "update_norm", "epsilon_total", "seconds", "distance"}
     result = run(
         cdp_fedexp(clip=0.3, noise_multiplier=1.0),
         evaluate=lambda m: {"distance": PROBLEM.distance(next(m.parameters()))},

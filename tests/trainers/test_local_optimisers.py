@@ -183,6 +183,6 @@ def test_what_an_optimiser_lacks_is_a_sentence(clients):
         train(MODEL, clients, dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2), rounds=1)
     with pytest.raises(InputError, match="local lr is -1"):
         HeavyBall(lr=-1.0, steps=1)
-    with pytest.raises(NotImplementedError, match=r"LocalOptimiser does not say which way a step goes"):
+    with pytest.raises(InputError, match=r"LocalOptimiser does not say which way a step goes"):
         LocalOptimiser(lr=0.1, steps=1).direction(torch.zeros(1, 1), torch.zeros(1, 1), {}, None)
     assert Sgd(lr=0.1, steps=4).tau_eta_l(4) == 0.4

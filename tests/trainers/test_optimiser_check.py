@@ -63,3 +63,10 @@ def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
             progress=False,
         )
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_an_optimiser_without_a_direction_is_one_sentence():
+    with pytest.raises(
+        InputError, match=r"LocalOptimiser does not say which way a step goes; give it a method direction"
+    ):
+        check_optimiser(LocalOptimiser(lr=0.1, steps=1))

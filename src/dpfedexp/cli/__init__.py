@@ -38,11 +38,12 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, flower, paper, privacy, report, suite, train
+    from dpfedexp.cli import audit, bench, demo, flower, paper, plan, privacy, report, suite, train
 
     app.command("demo")(demo.demo)
     app.command("train")(train.train)
     app.command("init")(train.init)
+    app.command("plan")(plan.plan)
     app.command("paper")(paper.paper)
     app.command("suite")(suite.suite)
     app.command("report")(report.report)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
+    from dpfedexp.advice.message import Advice
     from dpfedexp.config import Settings
     from dpfedexp.runs.folder import RunFolder
     from dpfedexp.runs.run import Run
@@ -140,6 +142,7 @@ def execute(
         checkpoint=None if folder is None else folder.path,
         resume=resume,
         on_round=None if folder is None else folder.record,
+        on_advice=show_advice,
         progress=progress,
         execution=settings.build_execution(),
         **settings.run_options(),
@@ -147,6 +150,14 @@ def execute(
     if folder is not None:
         folder.finish(run)
     return run
+
+
+def show_advice(advice: Advice, console: Console | None = None) -> None:
+    """On standard error, above a progress bar where there is one; the verdict comes last of all, on its own."""
+    if advice.code == "dead":
+        return
+    word = "[bold yellow]Warning:[/]" if advice.level == "warning" else "[yellow]Note:[/]"
+    (console or Console(stderr=True)).print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
 
 
 def _print(console: Console, run: Run, folder: RunFolder) -> None:
@@ -166,6 +177,8 @@ def _print(console: Console, run: Run, folder: RunFolder) -> None:
     console.print(
         f"\nWritten to [bold]{folder.path}[/]: {MODEL}, {METRICS}, {METRICS_TABLE}, {STATEMENT_TEXT}, {LEDGER}"
     )
+    if run.verdict:
+        console.print(f"\n[bold red]{escape(run.verdict)}[/]", highlight=False, soft_wrap=True)
 
 
 def init(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import ChaChaNoise
@@ -16,8 +17,20 @@ def deployment_noise() -> Noise:
 
 
 def deployed(mechanism: Mechanism) -> Mechanism:
-    """The mechanism on the grid, so that no low bit of a release tells what it was added to."""
-    return mechanism.secure() if mechanism.is_private else mechanism
+    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
+
+    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
+    refused.
+    """
+    if not mechanism.is_private:
+        return mechanism
+    secure = mechanism.secure()
+    require(
+        bool(secure.noise_kind),
+        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
+        "a variant whose noise_kind is True or 'strict'.",
+    )
+    return secure
 
 
 def bind(

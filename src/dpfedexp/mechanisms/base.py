@@ -7,6 +7,7 @@ dataclass in a file of its own that extends `Mechanism`, and a line in `registry
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
@@ -79,6 +80,11 @@ class Release:
     def within(self) -> float | None:
         """The noisy fraction of clients within the clip, None without adaptive clipping."""
         return self.votes.get(WITHIN)
+
+    @property
+    def norm(self) -> float:
+        """‖c̄‖."""
+        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
 
     @property
     def numerator(self) -> float:
@@ -264,6 +270,29 @@ class Mechanism(ABC):
     @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         """From sums to what may be seen. `denominator` is public; the two noises are independent streams."""
+
+    def noise_variance(self, denominator: float, count: float) -> float | None:
+        """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.
+
+        Formal guarantee: no client's data enters, so whatever is made of it is public. It is that of the ideal noise, which secure
+        noise on the lattice exceeds by less than one part in 10¹².
+
+        Args:
+            denominator: the public number that a central sum is divided by.
+            count: how many reports a local mean is taken over, or is expected to be taken over.
+
+        Returns:
+            The variance, or None where it depends on what the clients hold or no formula is at hand.
+        """
+        return None
+
+    def noise_norm(self, dimension: int, denominator: float, count: float) -> float | None:
+        """The root mean square norm of the noise in `Release.c_bar` if every client's update were as long as the clip.
+
+        Formal guarantee: as for `noise_variance`. None where no formula is at hand.
+        """
+        variance = self.noise_variance(denominator, count)
+        return None if variance is None else math.sqrt(dimension * variance)
 
     @property
     def votes(self) -> tuple[Vote, ...]:

@@ -139,6 +139,9 @@ class CentralGaussian(Mechanism):
             statistic = (float(sums.squares) + self.scalar_multiplier * self.clip**2 * xi) / denominator
         return Release(mean, statistic, votes, self.clip)
 
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return (self.noise_multiplier * self.clip / denominator) ** 2
+
     def event(self, sampling: Sampling) -> GaussianEvent:
         return central_gaussian(
             self.noise_multiplier,

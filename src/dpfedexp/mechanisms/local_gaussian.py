@@ -79,6 +79,9 @@ class LocalGaussian(Mechanism):
         statistic = float(sums.squares) / max(sums.count, 1) if self.numerator else None
         return Release(mean, statistic, {}, self.clip, self.sigma)
 
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return self.sigma**2 / max(count, 1)
+
     def check_report(self, report: Report) -> None:
         norm = float(row_norms(report.vector).max())
         require(norm <= self.norm_bound(report.vector.shape[1]), "it is longer than any honest report")

@@ -53,6 +53,9 @@ class NoPrivacy(Mechanism):
         votes = {v.name: estimate(share, count, v) for v, share in zip(self.votes, sums.votes.tolist(), strict=True)}
         return Release(sums.vector / count, float(sums.squares) / count, votes, self.clip)
 
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return 0.0
+
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()
 

@@ -194,6 +194,11 @@ class PrivUnit(Mechanism):
         count = max(sums.count, 1)
         return Release(sums.vector / count, float(sums.squares) / count, {}, self.clip)
 
+    def noise_norm(self, dimension: int, denominator: float, count: float) -> float:
+        """sqrt((E[r̂²]/m² − C²)/count) at r = C; how much noise a shorter update gets depends on its length."""
+        square = self.scalar.mean_square_at_clip / self.direction.m**2
+        return math.sqrt(max(square - self.clip**2, 0.0) / max(count, 1))
+
     @property
     def parts(self) -> tuple[Part, ...]:
         return ("level",)

@@ -39,6 +39,13 @@ class ScalarDP:
     def b(self) -> float:
         return self.k * (self.k + 1) / (2 * (math.exp(self.epsilon2) + self.k))
 
+    @property
+    def mean_square_at_clip(self) -> float:
+        """E[r̂²] at r = C, where J = k and each of the k other levels is drawn with probability 1/(e^ε₂ + k)."""
+        e, k, b = math.exp(self.epsilon2), self.k, self.b
+        others = k * (k - 1) * (2 * k - 1) / 6 - b * k * (k - 1) + k * b**2  # Σ (j − b)² over j < k
+        return self.a**2 * (e * (k - b) ** 2 + others) / (e + k)
+
     def randomize(self, r: Tensor, uniform: Tensor) -> Tensor:
         """Levels Ĵ for magnitudes r (float64, [n]) from uniforms [n, 3]."""
         scaled = (self.k * (r / self.clip)).clamp(0.0, float(self.k))

@@ -37,7 +37,8 @@ def _page(folder: Path, command: str) -> Page:
         run = read_run(folder)
         section = replace(run_section(run), title="What was measured")
         _draw(section, folder)
-        return Page(run.name, f"A run of dpfedexp: {len(run.history)} rounds.", [section], command)
+        what = run.verdict or f"A run of dpfedexp: {len(run.history)} rounds."
+        return Page(run.name, what, [section], command)
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     if not runs:
         raise InputError(

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfedexp.advice.message import Advice
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
-from dpfedexp.runs.file_names import CONFIG, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.file_names import ADVICE, CONFIG, METRICS, STATEMENT, STATEMENT_TEXT
 
-BOOKKEEPING = ("round", "eta_g", "clip", "epsilon_total", "seconds")
+BOOKKEEPING = ("round", "eta_g", "clip", "update_norm", "epsilon_total", "seconds")
 NAMES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
     "distance": "distance to the optimum",
     "eta_g": "global step size η_g",
     "clip": "clip C",
+    "update_norm": "length of the released update ‖c̄‖",
     "epsilon_total": "ε so far",
     "seconds": "seconds per round",
 }
@@ -34,6 +36,12 @@ class RunRecord:
     privacy: str
     configuration: str
     epsilon_total: float | None
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def verdict(self) -> str | None:
+        """Why it learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
+        return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
     @property
     def metrics(self) -> list[str]:
@@ -71,7 +79,15 @@ def read_run(folder: Path) -> RunRecord:
         except (ValueError, AttributeError):
             raise InputError(f"the file {str(folder / STATEMENT)!r} is not a privacy statement.") from None
     privacy, configuration = (_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
-    return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon)
+    return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon, _advice(folder / ADVICE))
+
+
+def _advice(path: Path) -> tuple[Advice, ...]:
+    """What the run said about itself; nothing where an earlier version wrote the folder."""
+    try:
+        return tuple(Advice(**json.loads(line)) for line in _text(path, optional=True).splitlines())
+    except (ValueError, TypeError):
+        raise InputError(f"the file {str(path)!r} does not hold advice, one JSON object to a line.") from None
 
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
@@ -81,10 +97,14 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     rows = [[_name(key), run.last(key)] for key in (*run.metrics, "eta_g", "clip", "epsilon_total")]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
+    notes += [f"{advice.level.capitalize()}: {advice.sentence}" for advice in run.advice if advice.code != "dead"]
     return Section(
         name=_slug(run.name),
         title=run.name,
-        text=[f"{len(run.history)} rounds" + (f" in {sum(times):.1f} seconds." if times else ".")],
+        text=[
+            *([run.verdict] if run.verdict else []),
+            f"{len(run.history)} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
+        ],
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if run.history else [],
         notes=notes,

@@ -20,6 +20,8 @@ MODEL = "model.safetensors"
 """The trained parameters."""
 STATEMENT = "privacy.json"
 STATEMENT_TEXT = "privacy.txt"
+ADVICE = "advice.jsonl"
+"""What there was to say about the run (docs/advice.md); empty where there was nothing."""
 REPORT = "report.html"
 
 

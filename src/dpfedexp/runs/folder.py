@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from dpfedexp.advice.message import Advice
 from dpfedexp.config import Settings, load
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_tensors, replace_text, undate
 from dpfedexp.json_values import finite
 from dpfedexp.runs.checkpoints import checkpoint
 from dpfedexp.runs.checkpoints.settings import differences, flatten
-from dpfedexp.runs.file_names import CONFIG, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
-from dpfedexp.runs.outlets import OUTLETS
+from dpfedexp.runs.file_names import ADVICE, CONFIG, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.outlets import OUTLETS, recorded
 from dpfedexp.runs.run import Run
 
 
@@ -79,8 +80,12 @@ class RunFolder:
             replace_tensors(self.path / MODEL, tensors)
             replace_text(self.path / STATEMENT, run.privacy.to_json() + "\n")
             replace_text(self.path / STATEMENT_TEXT, run.privacy.text + "\n")
+            replace_text(self.path / ADVICE, "".join(map(self._advice_line, run.advice)))
             if self._secure:
                 undate(self.path, OUTLETS, self._began)
+
+    def _advice_line(self, advice: Advice) -> str:
+        return _line(recorded(ADVICE, advice.to_json(), secure=self._secure))
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         replace_text(self.path / METRICS, "".join(map(_line, history)))

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from dpfedexp.runs.file_names import (
+    ADVICE,
     CHECKPOINT,
     CONFIG,
     LEDGER,
@@ -38,6 +39,8 @@ ROUND: Fields = {
     "eta_g": "released",
     "clip": "released",
     "vote_*": "released",
+    # ‖c̄‖ of the round's released mean.
+    "update_norm": "released",
     "epsilon_total": "accounting",
     "seconds": "nonprivate",
     "nonprivate_*": "nonprivate",
@@ -88,6 +91,8 @@ OUTLETS: Mapping[str, Fields] = {
     MODEL: {"*": "released"},
     STATEMENT: {"*": "accounting"},
     STATEMENT_TEXT: {"*": "accounting"},
+    # Made from public numbers, records of rounds and norms of the released model.
+    ADVICE: {"level": "released", "code": "released", "sentence": "released"},
     # Drawn from the files above, by `dpfedexp report`.
     REPORT: {"*": "released"},
     "*.svg": {"*": "released"},

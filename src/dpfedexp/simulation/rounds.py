@@ -42,6 +42,7 @@ class Round:
     round: int
     eta_g: float
     clip: float
+    update_norm: float
     seconds: float
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -171,7 +172,7 @@ class Simulation:
         extra = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
-        return new, Round(number, eta_g, state.radius, time.perf_counter() - began, extra)
+        return new, Round(number, eta_g, state.radius, release.norm, time.perf_counter() - began, extra)
 
     def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
@@ -315,6 +316,7 @@ def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[st
         **metrics,
         "eta_g": round.eta_g,
         "clip": round.clip,
+        "update_norm": round.update_norm,
         "epsilon_total": epsilon,
         "seconds": round.seconds,
         **round.extra,

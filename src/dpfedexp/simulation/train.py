@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
+from dpfedexp.advice.commentary import Commentary
+from dpfedexp.advice.message import Advice
+from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.arguments import checked
-from dpfedexp.errors import BudgetExceeded, is_count, is_number, require
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
@@ -78,6 +81,7 @@ def train(
     diagnostics: bool = False,
     progress: bool = True,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Train a model over clients with a differentially private algorithm, simulated on this machine.
 
@@ -111,6 +115,8 @@ def train(
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         progress: show a progress bar.
         on_round: called with every round's record once the round is complete.
+        on_advice: called with what there is to say about the run, before it and while it goes on (docs/advice.md); by default what
+            is a warning becomes an `AdviceWarning`. `Run.advice` holds all of it.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger (`Run`).
@@ -127,6 +133,9 @@ def train(
     """
     execution = execution_on(device, execution)
     require(on_round is None or callable(on_round), f"on_round is {on_round!r}; it must be a function of one record.")
+    require(
+        on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
+    )
     require(
         evaluate is None or callable(evaluate),
         f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
@@ -164,19 +173,44 @@ def train(
             RoundProgress(algorithm.name, rounds, enabled=progress, times=not secure) as bar,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
+            commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
+            commentary.begin(open_run.history)
 
             def completed(record: dict[str, Any]) -> None:
                 if on_round is not None:
                     on_round(record)
                 bar.update(record)
+                commentary.after(record, open_run.state.w)
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
             stopped = _rounds(simulation, open_run, model, measure, evaluate_every, limit, completed)
+            commentary.end(open_run.state.w)
         statement = _statement(simulation, open_run, stopped)
         if team is not None:
             team.dismiss((open_run.state.reported.cpu(), open_run.history, statement, stopped))
         trained = _with_parameters(model, simulation, open_run.state.reported.cpu())
-        return Run(trained, open_run.history, statement, open_run.ledger, simulation.trainer.name, stopped)
+        return Run(
+            trained,
+            open_run.history,
+            statement,
+            open_run.ledger,
+            simulation.trainer.name,
+            stopped,
+            tuple(commentary.advice),
+        )
+
+
+def _plan(simulation: Simulation, rounds: int) -> Plan:
+    dimension, population = simulation.task.layout.dimension, simulation.population
+    return Plan.bound(
+        simulation.algorithm, simulation.mechanism, simulation.participation, population, dimension, rounds
+    )
+
+
+def _warn(advice: Advice) -> None:
+    """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
+    if advice.level == "warning":
+        warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
 
 
 def _check_numbers(evaluate_every: int, budget: float | None) -> None:

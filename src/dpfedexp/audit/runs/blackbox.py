@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
 from dpfedexp.audit.bounds import Distinguisher, Floats, mu_score
 from dpfedexp.audit.mechanisms.release import discriminant
@@ -124,6 +125,7 @@ def _run(
         evaluate=look,
         secure=secure,
         progress=False,
+        on_advice=silence,
         population=len(clients) if algorithm.adjacency == "add-remove" else None,
     )
     return run, np.stack(models)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dpfedexp.accounting import gdp
+from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
@@ -105,6 +106,7 @@ def _run(algorithm: Algorithm, coins: Coins, others: int, rounds: int, seed: int
         seed=seed,
         device="cpu",
         progress=False,
+        on_advice=silence,
         population=len(clients) if algorithm.adjacency == "add-remove" else None,
     )
 

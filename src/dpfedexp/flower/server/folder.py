@@ -14,17 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
+from dpfedexp.advice.message import Advice
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
 from dpfedexp.layout import Params
-from dpfedexp.runs.file_names import LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
 
 _ANCHORED = "anchored"
@@ -152,8 +154,9 @@ def _check_paid(ledger: Ledger, path: Path, last: Checkpoint) -> None:
         raise LedgerError(f"{path} holds no charge for round {missing[0]} of the checkpoint beside it; {remedy}")
 
 
-def write_results(folder: Path, model: Params, statement: PrivacyStatement) -> None:
+def write_results(folder: Path, model: Params, statement: PrivacyStatement, advice: Iterable[Advice] = ()) -> None:
     tensors = {name: value.float().contiguous() for name, value in model.items()}
     replace_tensors(folder / MODEL, tensors)
     replace_text(folder / STATEMENT, statement.to_json() + "\n")
     replace_text(folder / STATEMENT_TEXT, statement.text + "\n")
+    replace_text(folder / ADVICE, "".join(json.dumps(one.to_json()) + "\n" for one in advice))

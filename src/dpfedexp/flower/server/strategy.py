@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
+from dpfedexp.advice.commentary import Commentary
+from dpfedexp.advice.message import Advice
+from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
@@ -27,7 +30,8 @@ from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import bind, deployment_noise
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import open_folder, write_results
-from dpfedexp.flower.server.nodes import choose, exchange, seated, wait_for_nodes
+from dpfedexp.flower.server.nodes import choose, exchange
+from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.replies import Counts, add_replies
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
@@ -106,16 +110,21 @@ class DpFedExp(Strategy):
         if not isinstance(self.participation, Full | Poisson):
             raise InputError("participation must be Full() or Poisson(rate); a deployment has no other sampling.")
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
-        self.folder, self.resume, self.rebind = Path(folder), resume, rebind
-        self.nodes, self.clients_per_node, self.floor = clients // clients_per_node, clients_per_node, floor
+        self.folder, self.resume = Path(folder), resume
+        self.clients_per_node, self.floor = clients_per_node, floor
+        self.places = Places(
+            clients // clients_per_node,
+            floor,
+            node_timeout,
+            open_to_all=algorithm.adjacency == "add-remove",
+            rebind=rebind,
+        )
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
-        self.node_timeout, self.noise, self.votes = node_timeout, noise, votes
+        self.noise, self.votes = noise, votes
         self.tau_eta_l = _tau_eta_l(algorithm, local, clients_per_node)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
-        self.bound: tuple[int, ...] = ()
         self._sent: dict[int, Request] = {}
-        self._begun = False
 
     # What a run is bound to, set by `begin`.
     layout: Layout
@@ -123,6 +132,7 @@ class DpFedExp(Strategy):
     ledger: Ledger
     run: str
     state: State
+    commentary: Commentary
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Bind the algorithm to the model, and open or create the folder."""
@@ -150,8 +160,10 @@ class DpFedExp(Strategy):
             header["no_other_adjacency"] = PLACES
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
         if last is not None:
-            self.state, self.history, self.bound = last.state, last.history, last.nodes
+            self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
+        plan = Plan.bound(self.algorithm, self.mechanism, self.participation, self.clients, len(w), self.rounds)
+        self.commentary = Commentary(plan, w, _log_advice)
 
     @property
     def reported(self) -> ArrayRecord:
@@ -166,7 +178,7 @@ class DpFedExp(Strategy):
         event = mechanism.event(self.sampling)
         if self.budget is not None:
             self.ledger.check(self.budget, event)
-        asked = choose(self._nodes_of_round(grid), self.clients_per_node, self.sampling)
+        asked = choose(self.places.nodes_of_round(grid), self.clients_per_node, self.sampling)
         self._sent = {
             node: Request(
                 server_round,
@@ -216,6 +228,7 @@ class DpFedExp(Strategy):
             "round": server_round,
             "eta_g": eta_g,
             "clip": release.clip,
+            "update_norm": release.norm,
             "epsilon_round": guarantee(event, 1, delta).epsilon_round,
             "epsilon_total": self.ledger.guarantee(delta).epsilon,
             "delta": delta,
@@ -224,9 +237,10 @@ class DpFedExp(Strategy):
         if public:
             shown |= counts.shown()
         history = [*self.history, finite(shown)]
-        checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.bound)
+        checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
         save_checkpoint(self.folder, checkpoint)
         self.state, self.history = state, history
+        self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
 
     def configure_evaluate(
@@ -250,6 +264,7 @@ class DpFedExp(Strategy):
             )
         else:
             _log.warning("This federation is NOT private: the server sees every update and adds no noise")
+        self.commentary.begin(self.history)
 
     def start(
         self,
@@ -291,7 +306,9 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         finally:
-            write_results(self.folder, self.layout.unflatten(self.state.reported), self.statement)
+            self.commentary.end(self.state.w)
+            model = self.layout.unflatten(self.state.reported)
+            write_results(self.folder, model, self.statement, self.commentary.advice)
             self.ledger.close()
         result.arrays = self.reported
         return result
@@ -326,35 +343,6 @@ class DpFedExp(Strategy):
         counts: list[int] = [line["valid"] for line in self.history if "valid" in line]
         return min([math.ceil(self.floor * self.clients), *counts])
 
-    def _nodes_of_round(self, grid: Grid) -> list[int]:
-        """Who can be asked: under add-remove adjacency all that are connected, because a node that came must change nothing but its
-        own contribution; otherwise those with a place that are connected. One that is absent is a reply that is missing."""
-        if self.algorithm.adjacency == "add-remove":
-            return wait_for_nodes(grid, *self._wanted(), self.node_timeout, secret=True)
-        rebind = self.rebind and not self._begun
-
-        def places(connected: Sequence[int]) -> tuple[int, ...]:
-            kept = tuple(node for node in self.bound if node in connected) if rebind else self.bound
-            return seated(connected, kept, self.nodes)
-
-        def present(connected: Sequence[int]) -> list[int]:
-            having = places(connected)
-            return [node for node in connected if node in having]
-
-        here = wait_for_nodes(grid, *self._wanted(), self.node_timeout, taking_part=present)
-        before, self.bound = self.bound, places(here)
-        new = len(set(self.bound) - set(before))
-        if before and new:
-            _log.warning("%d nodes that were not in this run before took free places in it", new)
-        return here
-
-    def _wanted(self) -> tuple[int, int]:
-        """Nodes to wait for, and how many will do. Only the first round waits for all: a node that is gone is not waited for."""
-        enough = max(1, math.ceil(self.floor * self.nodes))
-        wanted = enough if self._begun else self.nodes
-        self._begun = True
-        return wanted, enough
-
     def _check_floor(self, server_round: int, counts: Counts, mechanism: Mechanism) -> None:
         """Dropouts never weaken the guarantee, but a model moved by noise alone helps nobody."""
         of = self.clients if self.sampling.kind == "full" else counts.asked
@@ -378,6 +366,10 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
     return local.tau_eta_l(local.steps)
+
+
+def _log_advice(advice: Advice) -> None:
+    _log.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dpfedexp.advice.commentary import silence
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
 from dpfedexp.evaluation import Evaluate
@@ -126,6 +127,7 @@ class TrainingRun:
             test=built.test,
             evaluate=built.evaluate,
             progress=False,
+            on_advice=silence,
             execution=replace(settings.build_execution(), device=place.device),
             **settings.run_options(),
         )

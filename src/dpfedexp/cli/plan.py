@@ -1,0 +1,179 @@
+"""`dpfedexp plan`: what a model of this size over so many clients can hope for, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dpfedexp.cli.json_output import JsonOption, print_json
+from dpfedexp.cli.privacy_options import CENTRAL, MechanismOption
+from dpfedexp.errors import InputError, require
+
+if TYPE_CHECKING:
+    from dpfedexp.advice.plan import Plan
+
+COLOURS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
+LEGEND = (
+    "noise/clip: norm of the noise in the mean of one round, over the clip C. Best signal: signal over noise of all rounds "
+    "together if all clients pushed the same way by the whole clip in every round; no data do better. Clients needed: for a best "
+    "signal of 1."
+)
+
+
+def plan(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A run's TOML file: its clients, model, mechanism, δ, rounds and ε.", show_default=False),
+    ] = None,
+    clients: Annotated[int | None, typer.Option("--clients", "-M", help="The public number of clients.")] = None,
+    parameters: Annotated[int | None, typer.Option("--parameters", "-d", help="Parameters of the model.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A model by name, instead of --parameters.")] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="δ [default: the smaller of 1e-5 and 0.1/M].")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", "-e", help="ε of a row; may be repeated [default: 1 2 4 8 16].")
+    ] = None,
+    rounds: Annotated[
+        list[int] | None,
+        typer.Option("--rounds", "-T", help="Rounds of a row; may be repeated [default: 20 50 100 200]."),
+    ] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option("--sampling-rate", "-q", help="Fraction of the clients in a round; may be repeated."),
+    ] = None,
+    mechanism: MechanismOption = CENTRAL,
+    as_json: JsonOption = False,
+) -> None:
+    """What can be learnt at which ε, in how many rounds, with how many clients? From public numbers alone."""
+    from dpfedexp.advice.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
+    from dpfedexp.advice.preflight import preflight
+
+    chosen: Plan | None = None
+    if file is not None:
+        others = (clients, parameters, model, delta)
+        require(all(one is None for one in others), "a file is given with --clients, --parameters, --model or --delta.")
+        chosen = _of_file(file)
+        population, dimension, at = chosen.population, chosen.dimension, chosen.algorithm.delta
+        kind = chosen.algorithm.mechanism
+    else:
+        if clients is None:
+            raise InputError("--clients is missing; give the public number of clients, or a run's TOML file.")
+        require(clients >= 1, f"--clients is {clients}; it must be 1 or more.")
+        population, dimension, kind = clients, _dimension(parameters, model), mechanism.value
+        at = default_delta(population) if delta is None else delta
+        require(0 < at < 1, f"--delta is {at}; it must be between 0 and 1.")
+    epsilons, counts = epsilon or EPSILONS, rounds or ROUNDS
+    own = [chosen.sampling.rate] if chosen is not None and chosen.sampling.kind != "full" else []
+    rates = rate or [*sampling_rates(population), *own]
+    grid = plans(population, dimension, delta=at, mechanism=kind, epsilons=epsilons, rounds=counts, rates=rates)
+    size = len(epsilons) * len(counts) * len(rates)
+    rows = list(_tracked(grid, size, slow=min(rates) < 1 and not as_json))
+    advised = chosen or _middle(rows)
+    if as_json:
+        about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
+        print_json(
+            {**about, "rows": [_row(one) for one in rows], "advice": [one.to_json() for one in preflight(advised)]}
+        )
+        return
+    _print(rows, advised, at, kind)
+
+
+def _of_file(path: Path) -> Plan:
+    """The plan of a run's settings; the clients are those that its data declare."""
+    from dpfedexp.advice.plan import Plan
+    from dpfedexp.config import load
+    from dpfedexp.config.problem import build
+
+    settings = load(path)
+    algorithm, participation = settings.build_algorithm(), settings.build_participation()
+    require(algorithm.private, f"the algorithm of {str(path)!r} is {algorithm.name!r}, which promises nothing.")
+    if settings.resolved is not None:
+        population, dimension = settings.resolved.clients, settings.resolved.parameters
+    else:
+        built = build(settings)
+        dimension = sum(p.numel() for p in built.model.parameters() if p.requires_grad)
+        counted = settings.build_population(algorithm, participation, len(built.federation))
+        if counted is None:
+            raise InputError("participation.population is missing; write the public number of clients.")
+        population = counted
+    return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
+
+
+def _dimension(parameters: int | None, model: str | None) -> int:
+    if (parameters is None) == (model is None):
+        raise InputError("give one of --parameters and --model: how many parameters the model has, or its name.")
+    if parameters is not None:
+        require(parameters >= 1, f"--parameters is {parameters}; it must be 1 or more.")
+        return parameters
+    from dpfedexp.models import build
+
+    return sum(p.numel() for p in build(model or "", 0).parameters() if p.requires_grad)
+
+
+def _tracked(grid: Iterator[Plan], size: int, *, slow: bool) -> Iterator[Plan]:
+    """Calibrating a sampled round takes a second or two, so that many of them want a bar."""
+    if not slow:
+        return grid
+    return iter(track(grid, "calibrating", size, console=Console(stderr=True), transient=True))
+
+
+def _middle(rows: Sequence[Plan]) -> Plan:
+    """The row that the sentences are about where no run was named: ε nearest to 8, rounds nearest to 50, everybody."""
+    return min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
+
+
+def _row(one: Plan) -> dict[str, Any]:
+    return {
+        "epsilon": one.epsilon,
+        "rounds": one.rounds,
+        "cohort": one.cohort,
+        "noise_multiplier": one.noise_multiplier,
+        "noise_over_clip": one.noise_share,
+        "best_signal": one.best_signal,
+        "clients_needed": one.clients_needed,
+        "verdict": one.verdict,
+    }
+
+
+def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
+    from dpfedexp.advice.message import number
+    from dpfedexp.advice.preflight import preflight
+    from dpfedexp.cli.train import show_advice
+    from dpfedexp.report.console import wide
+
+    console = wide()
+    first = rows[0]
+    title = f"{first.population:,} clients, {first.dimension:,} parameters, δ = {delta:g}, {kind}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in ("ε", "rounds", "cohort", "z", "noise/clip", "best signal", "clients needed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+
+    def shown(value: float | None) -> str:
+        return "–" if value is None else number(value)
+
+    for place, one in enumerate(rows):
+        follows = place + 1 < len(rows) and rows[place + 1].epsilon == one.epsilon
+        numbers = (one.noise_multiplier, one.noise_share, one.best_signal, one.clients_needed)
+        table.add_row(
+            f"{one.epsilon:g}",
+            str(one.rounds),
+            "all" if one.sampling.kind == "full" else number(one.cohort),
+            *map(shown, numbers),
+            f"[{COLOURS[one.verdict]}]{one.verdict or 'not known'}[/]",
+            end_section=not follows,
+        )
+    console.print(table)
+    console.print(f"[dim]{LEGEND}[/]\n", highlight=False)
+    who = "all of them" if advised.sampling.kind == "full" else f"{number(advised.cohort)} of them"
+    console.print(f"At ε = {number(advised.epsilon)} over {advised.rounds} rounds with {who} in each:", highlight=False)
+    for advice in preflight(advised):
+        show_advice(advice, console)
+    if not preflight(advised):
+        console.print("Nothing speaks against it.")

@@ -1,0 +1,115 @@
+"""`dpfedexp plan`: a table and its sentences, one JSON object, and one sentence for whatever is wrong."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfedexp.advice.plan import Plan
+from dpfedexp.algorithms import dp_fedavg
+from dpfedexp.cli import app
+from dpfedexp.errors import InputError
+from dpfedexp.participation import Full
+from dpfedexp.report.folder import report
+
+RUN = """
+[data]
+clients = 40
+dimension = 3000
+[algorithm]
+clip = 1.0
+target_epsilon = 1.0
+[local]
+lr = 0.01
+steps = 2
+[run]
+rounds = 20
+device = "cpu"
+"""
+
+
+def plan(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def test_the_table_has_a_row_for_every_epsilon_and_number_of_rounds():
+    done = plan("--clients", 1000, "--parameters", 8000)
+    assert done.exit_code == 0, done.output
+    lines = [
+        line.split()
+        for line in done.output.splitlines()
+        if line.rstrip().endswith(("clear", "rounds", "noise", "signal"))
+    ]
+    rows = [line for line in lines if line[:1] != ["ε"] and line[0].replace(".", "").isdigit()]
+    assert len(rows) == 20
+    assert "1,000 clients, 8,000 parameters, δ = 1e-05" in done.output
+    assert "Nothing speaks against it." in done.output
+
+
+def test_json_holds_the_numbers_of_the_plans():
+    done = plan("-M", 50_000, "--model", "mnist_cdp_net", "-e", 8, "-T", 50, "-q", 1, "--json")
+    told = json.loads(done.output)
+    assert (told["clients"], told["parameters"], told["delta"]) == (50_000, 5046, 2e-6)
+    (row,) = told["rows"]
+    ours = Plan.of(dp_fedavg(clip=1.0, target_epsilon=8.0, delta=2e-6), Full(), 50_000, 5046, 50)
+    assert row["noise_multiplier"] == pytest.approx(ours.noise_multiplier)
+    assert row["noise_over_clip"] == pytest.approx(ours.noise_share)
+    assert (row["clients_needed"], row["verdict"]) == (ours.clients_needed, "clear")
+    assert [one["code"] for one in told["advice"]] == ["sampling"]
+
+
+def test_three_clients_are_told_that_it_can_not_work():
+    done = plan("-M", 3, "-d", 1000, "-e", 8, "-T", 50)
+    assert "Warning: 3 clients: client-level privacy can't work here" in done.output
+    assert "no signal" in done.output
+
+
+def test_a_runs_own_file_is_planned_with_its_own_numbers(tmp_path):
+    (tmp_path / "run.toml").write_text(RUN)
+    told = json.loads(plan(tmp_path / "run.toml", "-e", 1, "-T", 20, "--json").output)
+    assert (told["clients"], told["parameters"], told["mechanism"]) == (40, 3000, "central-gaussian")
+    assert [one["code"] for one in told["advice"]] == ["no-signal"]
+    assert "20 rounds" in told["advice"][0]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-d", 10], "--clients is missing"),
+        (["-M", 10], "give one of --parameters and --model"),
+        (["-M", 10, "-d", 10, "--model", "mlp"], "give one of --parameters and --model"),
+        (["-M", 0, "-d", 10], "--clients is 0; it must be 1 or more"),
+        (["-M", 10, "-d", 0], "--parameters is 0; it must be 1 or more"),
+        (["-M", 10, "--model", "mnist_cdp_nett"], "Did you mean 'mnist_cdp_net'"),
+        (["-M", 10, "-d", 10, "--delta", 2], "--delta is 2.0; it must be between 0 and 1"),
+        (["-M", 10, "-d", 10, "-e", 0], "target_epsilon is 0"),
+        (["-M", 10, "-d", 10, "-T", 0], "rounds is 0"),
+        (["-M", 10, "-d", 10, "-q", 2], "participation rate is 2.0"),
+        (["nothing.toml"], "does not exist"),
+        (["nothing.toml", "-M", 10], "a file is given with --clients"),
+    ],
+)
+def test_wrong_input_is_one_sentence(arguments, words):
+    done = plan(*arguments)
+    assert isinstance(done.exception, InputError)
+    assert words in str(done.exception)
+
+
+def test_a_dead_run_says_so_before_during_and_at_the_end_and_its_page_does(tmp_path):
+    (tmp_path / "run.toml").write_text(RUN)
+    out = tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml"), "--out", str(out), "--quiet"])
+    assert done.exit_code == 0, done.output
+    warned = done.stderr.splitlines()
+    assert warned[0].startswith("Warning: The noise drowns the signal: not even")
+    assert warned[1].startswith("Warning: So far in 20 rounds neither")
+    assert (
+        done.stdout.strip()
+        .splitlines()[-1]
+        .startswith("Nothing shows that this run learnt anything: in 20 rounds neither")
+    )
+    told = [json.loads(line) for line in (out / "advice.jsonl").read_text().splitlines()]
+    assert [one["code"] for one in told] == ["no-signal", "drowned", "dead"]
+    page = report(out).read_text()
+    assert '<p class="subtitle">Nothing shows that this run learnt anything: ' in page
+    assert "The noise drowns the signal" in page
