@@ -13,7 +13,10 @@ from dpfedexp.report.page import Page, write
 from dpfedexp.report.runs import is_run, read_run, run_section, sweep_section
 from dpfedexp.runs.file_names import METRICS, REPORT
 
-ORDER = ("demo", "table1", "synthetic", "mnist", "step-size", "step-history", "grid", "beyond")
+ORDER = ("demo", "table1", "synthetic", "mnist", "step-size", "step-history", "grid", "beyond", "suite")
+REPRODUCED = "DP-FedEXP, reproduced"
+TITLES = {"demo": "DP-FedEXP at a glance", "suite": "DP-FedEXP on real federations"}
+"""Of pages that have this one section."""
 
 
 def report(folder: Path) -> Path:
@@ -29,8 +32,7 @@ def report(folder: Path) -> Path:
 
 def _page(folder: Path, command: str) -> Page:
     if saved := saved_sections(folder):
-        demo = saved[0].name == "demo" and len(saved) == 1
-        title = "DP-FedEXP at a glance" if demo else "DP-FedEXP, reproduced"
+        title = TITLES.get(saved[0].name, REPRODUCED) if len(saved) == 1 else REPRODUCED
         subtitle = "Client-level private federated learning whose server step size sets itself."
         return Page(title, subtitle, saved, command)
     if is_run(folder):

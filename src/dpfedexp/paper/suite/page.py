@@ -50,7 +50,7 @@ def section(problems: Sequence[str], size: Size, lookup: Lookup, command: str = 
         "suite",
         "A suite of real federations",
         TEXT,
-        [_tidy(one) for one in tables] + [_problems(rates)],
+        [*(one for one in map(_tidy, tables) if len(one.columns) > 2), _problems(rates)],
         charts,
         [*_never_worse(gains), *_automatic(gaps)],
         [f"{one.label} is not shown: {one.why_missing.rstrip('.')}." for one in CONTENDERS.values() if one.why_missing],
