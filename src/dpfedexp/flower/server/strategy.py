@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
@@ -131,7 +132,8 @@ class DpFedExp(Strategy):
         self.sampling = self.participation.sampling(self.clients)
         self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
-        self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
+        memory = initial_memory(self.algorithm.rule, w)
+        self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control, memory=memory)
         self.config = {
             "algorithm": self.algorithm.name,
             "mechanism": encode(self.mechanism),
@@ -141,6 +143,8 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
+            # Only where it is not the paper's, which every run of before had.
+            **({} if self.algorithm.step == "paper" else {"step": self.algorithm.step}),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":
