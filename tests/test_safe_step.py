@@ -174,6 +174,15 @@ def test_from_far_away_the_step_is_the_rules_and_falls_to_one_when_the_optimum_i
     assert sum(eta_g == 1.0 for eta_g in late) > 0.95 * len(late)
 
 
+def test_means_that_are_noise_alone_leave_the_step_within_two_in_half_of_the_rounds():
+    """Nothing answers to the step here, so every sign is a coin: ln κ falls on average, while the mean factor is 1."""
+    generator = torch.Generator().manual_seed(5)
+    means = torch.randn(4000, 100, generator=generator, dtype=DOUBLE).unbind()
+    taken = torch.tensor(steps(means, constant(300.0)))
+    assert float(taken.median()) < 2.0
+    assert float((taken > 10).double().mean()) < 0.2
+
+
 def test_three_means_and_a_number_are_remembered_and_others_memory_is_left_alone():
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
     w = torch.zeros(5, dtype=DOUBLE)
