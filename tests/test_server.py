@@ -84,7 +84,7 @@ def test_no_server_optimiser_can_leave_the_step_size_out(server):
 
 def test_momentum_in_the_place_of_fedexps_server_takes_fedexps_step_size():
     """`replace(cdp_fedexp(…), server=Momentum())`: η_g comes from the release, and the move is η_g·lr·v."""
-    algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0), server=Momentum(lr=0.5, beta=0.9))
+    algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0, step="paper"), server=Momentum(lr=0.5, beta=0.9))
     state = State(0, W, (W,), 1.0, algorithm.server.init(W))
     velocity, taken = torch.zeros_like(W), []
     for mean, last in zip(MEANS, (0.0, -0.5, 0.2, 0.7), strict=True):

@@ -6,12 +6,13 @@ the same function.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.rules import Memory, next_step
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
@@ -30,6 +31,7 @@ class State:
         server: what the server optimiser remembers.
         control: SCAFFOLD's server control variate c; None without SCAFFOLD.
         client_controls: the clients' own c_i, one row each; None without SCAFFOLD.
+        memory: what the step-size rule remembers, and whatever else looks back, by name.
     """
 
     round: int
@@ -39,6 +41,7 @@ class State:
     server: Moments
     control: Tensor | None = None
     client_controls: Tensor | None = None
+    memory: Memory = field(default_factory=dict)
 
     @property
     def reported(self) -> Tensor:
@@ -67,7 +70,7 @@ def advance(
     Returns:
         The state after the round, and the step size η_g that was taken.
     """
-    eta_g = algorithm.rule(release)
+    eta_g, memory = next_step(algorithm.rule, release, state.memory)
     direction, server = algorithm.server.direction(release.c_bar, state.server)
     w = torch.add(state.w, direction, alpha=eta_g)
     radius = state.radius
@@ -81,4 +84,4 @@ def advance(
             raise InputError("tau_eta_l is missing; SCAFFOLD's control variate is divided by it.")
         control = (1 - share) * control - share * release.c_bar / tau_eta_l
     recent = (*state.recent, w)[-algorithm.average_last :]
-    return State(state.round + 1, w, recent, radius, server, control, state.client_controls), eta_g
+    return State(state.round + 1, w, recent, radius, server, control, state.client_controls, memory), eta_g

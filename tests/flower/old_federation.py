@@ -12,14 +12,20 @@ guard           a node's limits and ledger after two answers
 from __future__ import annotations
 
 import sys
+from inspect import signature
 from pathlib import Path
 
-from dpfedexp.algorithms import ldp_fedexp
+from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
 from dpfedexp.mechanisms import LocalGaussian
 from tests.flower import test_resume
-from tests.flower.test_resume import CDP, Crash, CrashingGrid, run
+from tests.flower.test_resume import Crash, CrashingGrid, run
 
-ALGORITHMS = {"central": CDP, "local": ldp_fedexp(clip=0.5, noise_multiplier=1.0)}
+PAPER = {"step": "paper"} if "step" in signature(ldp_fedexp).parameters else {}
+"""The step size of all runs of before, whose versions do not have the argument."""
+ALGORITHMS = {
+    "central": cdp_fedexp(clip="adaptive", noise_multiplier=1.0, **PAPER),
+    "local": ldp_fedexp(clip=0.5, noise_multiplier=1.0, **PAPER),
+}
 MECHANISM, ANSWERS = LocalGaussian(0.3, 2.2), 2
 
 
@@ -32,7 +38,7 @@ def main(out: Path) -> None:
             run(out / name, algorithm, grid=CrashingGrid(3))
         except Crash:
             print(name)
-    run(out / "finished", CDP)
+    run(out / "finished", ALGORITHMS["central"])
     (out / "guard").mkdir()
     node = {"dpfedexp-guard": str(guard_file(out / "guard"))}
     for number in range(1, ANSWERS + 1):

@@ -67,7 +67,9 @@ SMALL = 1e-4
 
 ALGORITHMS = {
     "fedexp": fedexp(),
+    "fedexp safe": fedexp(step="safe"),
     "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
+    "cdp plain": cdp_fedexp(clip=0.5, noise_multiplier=SMALL, step="paper"),
     "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
     "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
     "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
@@ -79,7 +81,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypatch):
+def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypatch):
     federation, model = problem()
     algorithm = ALGORITHMS[name]
     silence = Silence()
@@ -92,12 +94,12 @@ def test_three_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeyp
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
     monkeypatch.setattr(mod, "deployment_noise", lambda: silence)
-    announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
+    announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 6, "federation.folder": "x"}
     app = plain_app(federation, model, LOCAL)
     # Updates without noise leave a node only if the run's configuration says so.
-    grid = LoopbackGrid(app, len(federation), run_config=announced if name == "fedexp" else {})
-    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=3, noise=lambda: silence, grid=grid)
-    run = simulated_run(monkeypatch, algorithm, federation, model, rounds=3)
+    grid = LoopbackGrid(app, len(federation), run_config=announced if name.startswith("fedexp") else {})
+    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=6, noise=lambda: silence, grid=grid)
+    run = simulated_run(monkeypatch, algorithm, federation, model, rounds=6)
     ours = torch.cat([torch.from_numpy(a.numpy()).flatten() for a in result.arrays.values()])
     theirs = torch.cat([p.detach().flatten() for p in run.model.parameters()])
     start = torch.cat([p.detach().flatten() for p in model.parameters()])

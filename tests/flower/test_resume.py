@@ -76,6 +76,34 @@ def test_a_run_killed_while_it_waits_resumes_to_the_same_model_and_ledger(algori
     assert dict(result.train_metrics_clientapp[2]) == dict(expected.train_metrics_clientapp[2]), "history survives"
 
 
+SAFE = {
+    "central": cdp_fedexp(clip=0.5, noise_multiplier=1.0),
+    "local": ldp_fedexp(clip=0.5, noise_multiplier=1.0),
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_the_safe_steps_memory_survives_a_crash(name, tmp_path):
+    whole, expected = run(tmp_path / "whole", SAFE[name], rounds=7)
+    with pytest.raises(Crash):
+        run(tmp_path / "killed", SAFE[name], rounds=7, grid=CrashingGrid(at=5))
+    resumed, result = run(tmp_path / "killed", SAFE[name], rounds=7, resume=True)
+    assert torch.equal(resumed.state.w, whole.state.w)
+    assert all(torch.equal(resumed.state.memory[key], value) for key, value in whole.state.memory.items())
+    steps = [[one.train_metrics_clientapp[n]["eta_g"] for n in range(1, 8)] for one in (result, expected)]
+    assert steps[0] == steps[1]
+    assert max(steps[0]) > 1.5, "the memory must matter for the comparison to mean anything"
+
+
+@pytest.mark.parametrize(("began", "goes_on"), [("paper", "safe"), ("safe", "paper")])
+def test_a_run_does_not_go_on_with_another_step(began, goes_on, tmp_path):
+    steps = {step: cdp_fedexp(clip=0.5, noise_multiplier=1.0, step=step) for step in ("paper", "safe")}
+    with pytest.raises(Crash):
+        run(tmp_path, steps[began], grid=CrashingGrid(at=3))
+    with pytest.raises(InputError, match=rf"has step '{began}', but this one has '{goes_on}'; resume with the same"):
+        run(tmp_path, steps[goes_on], resume=True)
+
+
 def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):
     """Its reports had left the clients; asking again draws new noise and costs again."""
     algorithm = ldp_fedexp(clip=0.5, noise_multiplier=1.0)

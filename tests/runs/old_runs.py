@@ -9,6 +9,7 @@ which had no private folders. Only names that all those versions have are used h
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,12 @@ def model() -> torch.nn.Module:
     return network
 
 
+def of_before(algorithm: Callable[..., Any], **given: Any) -> Any:
+    """The algorithm with the paper's step size, which versions without the argument `step` had no other than."""
+    step = {"step": "paper"} if "step" in inspect.signature(algorithm).parameters else {}
+    return algorithm(**given, **step)
+
+
 def cases() -> dict[str, dict[str, Any]]:
     """What `train` is given in each folder, beside what all of them share."""
     noise: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
@@ -67,22 +74,22 @@ def cases() -> dict[str, dict[str, Any]]:
     report = dp_scaffold(mechanism="local-gaussian", control="report", **noise)
     return {
         "fedexp": {"algorithm": fedexp()},
-        "central-free": {"algorithm": cdp_fedexp(**noise)},
-        "central-paper": {"algorithm": cdp_fedexp(clip=0.5, target_epsilon=4.0, numerator="paper")},
-        "central-adaptive": {"algorithm": cdp_fedexp(clip=AdaptiveClip(initial=0.5), noise_multiplier=1.0)},
+        "central-free": {"algorithm": of_before(cdp_fedexp, **noise)},
+        "central-paper": {"algorithm": of_before(cdp_fedexp, clip=0.5, target_epsilon=4.0, numerator="paper")},
+        "central-adaptive": {"algorithm": of_before(cdp_fedexp, clip=AdaptiveClip(initial=0.5), noise_multiplier=1.0)},
         "central-rate": {"algorithm": dp_fedavg(server_rate=1.5, **noise), "participation": FixedSize(8)},
-        "add-remove": {"algorithm": cdp_fedexp(adjacency="add-remove", **noise), **sampled},
+        "add-remove": {"algorithm": of_before(cdp_fedexp, adjacency="add-remove", **noise), **sampled},
         "momentum": {"algorithm": dp_fedavg(server_rate=0.7, server_momentum=0.9, **noise)},
         "adam": {"algorithm": dp_fedadam(**noise)},
         "scaffold": {"algorithm": dp_scaffold(**noise)},
         "scaffold-report": {"algorithm": report},
-        "local-free": {"algorithm": ldp_fedexp(**noise)},
-        "local-paper": {"algorithm": ldp_fedexp(numerator="paper", **noise)},
+        "local-free": {"algorithm": of_before(ldp_fedexp, **noise)},
+        "local-paper": {"algorithm": of_before(ldp_fedexp, numerator="paper", **noise)},
         "naive": {"algorithm": naive_ldp_fedexp(**noise)},
-        "privunit": {"algorithm": ldp_fedexp(clip=0.5, mechanism="privunit")},
-        "secure": {"algorithm": cdp_fedexp(**noise), "secure": True},
-        "secure-local": {"algorithm": ldp_fedexp(**noise), "secure": True},
-        "secure-privunit": {"algorithm": ldp_fedexp(clip=0.5, mechanism="privunit"), "secure": True},
+        "privunit": {"algorithm": of_before(ldp_fedexp, clip=0.5, mechanism="privunit")},
+        "secure": {"algorithm": of_before(cdp_fedexp, **noise), "secure": True},
+        "secure-local": {"algorithm": of_before(ldp_fedexp, **noise), "secure": True},
+        "secure-privunit": {"algorithm": of_before(ldp_fedexp, clip=0.5, mechanism="privunit"), "secure": True},
     }
 
 

@@ -216,6 +216,20 @@ def test_an_interrupted_run_of_the_version_before_ends_like_its_finished_one(cli
     assert failed(cli / "interrupted", load(cli / "interrupted" / CONFIG).planned_event()) == []
 
 
+def test_a_folder_of_before_has_the_papers_step_and_one_of_today_names_its_own(cli, tmp_path, monkeypatch):
+    folder = cli / "interrupted"
+    assert "\nstep =" not in (folder / CONFIG).read_text()
+    assert load(folder / CONFIG).build_algorithm().step == "paper"
+    own = folder / CONFIG
+    without = own.read_text().partition("[resolved]")[0]
+    (tmp_path / "mine.toml").write_text(without)
+    with pytest.raises(InputError, match=r"holds another run: algorithm\.step is 'safe' here and 'paper' there"):
+        execute(load(tmp_path / "mine.toml"), RunFolder(folder, resume=True), resume=True, progress=False)
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
+    execute(load(tmp_path / "mine.toml"), RunFolder(tmp_path / "new"), progress=False)
+    assert load(tmp_path / "new" / CONFIG).build_algorithm().step == "safe"
+
+
 def test_a_run_from_before_private_folders_verifies_but_is_not_resumed(tmp_path):
     shutil.copytree(MUCH_EARLIER / "cli", tmp_path / "cli")
     finished, interrupted = tmp_path / "cli" / "finished", tmp_path / "cli" / "interrupted"

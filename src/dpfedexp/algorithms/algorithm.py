@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.algorithms.rules import Rule
+from dpfedexp.algorithms.rules import AnyRule, Safe, Step
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, is_count, is_number, nearest, require
@@ -39,7 +39,7 @@ class Algorithm:
     Args:
         name: what statements and tables call it.
         mechanism: the name of its mechanism (`dpfedexp.mechanisms.MECHANISMS`).
-        rule: from a release to η_g (`dpfedexp.algorithms.rules`).
+        rule: from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.algorithms.rules`).
         clip: the radius C, or how it adapts.
         numerator: which statistic the rule asks the mechanism for.
         noise_multiplier: z of Gaussian noise; exactly one of this and `target_epsilon` is given for Gaussian noise.
@@ -60,7 +60,7 @@ class Algorithm:
 
     name: str
     mechanism: str
-    rule: Rule = field(repr=False)
+    rule: AnyRule = field(repr=False)
     clip: float | AdaptiveClip = math.inf
     numerator: Numerator | None = None
     noise_multiplier: float | None = None
@@ -121,6 +121,11 @@ class Algorithm:
     def private(self) -> bool:
         """Whether it promises anything."""
         return mechanism_class(self.mechanism).is_private
+
+    @property
+    def step(self) -> Step:
+        """ "safe" where the step size is capped by the progress that the releases show, "paper" where it is the rule's own."""
+        return "safe" if isinstance(self.rule, Safe) else "paper"
 
     def bind(
         self,

@@ -24,9 +24,10 @@ def cdp_fedexp(
     delta: float = 1e-5,
     adjacency: Adjacency = "replace-one",
     numerator: Literal["free", "paper"] = "free",
+    step: rules.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
-    """CDP-FedEXP (Algorithm 2). The free rule by default: the paper's step size at DP-FedAvg's own ε.
+    """CDP-FedEXP (Algorithm 2). By default the paper's step size, made safe, at DP-FedAvg's own ε.
 
     Args:
         clip: the radius C of the ball that updates are clipped to, "adaptive", or an `AdaptiveClip` (central only).
@@ -37,6 +38,8 @@ def cdp_fedexp(
         delta: δ of the promise.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
         numerator: where ‖Δ‖² comes from: "free", one more coordinate in the same ball, or the "paper"'s own noisy query.
+        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
+            what the rule says.
         average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5).clip.initial
@@ -47,7 +50,7 @@ def cdp_fedexp(
     return Algorithm(
         "cdp_fedexp",
         "central-gaussian",
-        RULES[numerator],
+        rules.stepped(RULES[numerator], step),
         clip_of(clip),
         numerator,
         noise_multiplier=noise_multiplier,

@@ -8,10 +8,13 @@ from dpfedexp.arguments import checked
 
 
 @checked
-def fedexp() -> Algorithm:
+def fedexp(*, step: rules.Step = "paper") -> Algorithm:
     """FedEXP without privacy (eq:step-size-fedexp).
+
+    Args:
+        step: "paper" takes what the rule says; "safe" caps it by the progress that the mean updates show, and falls back to 1.
 
     >>> fedexp().average_last
     2
     """
-    return Algorithm("fedexp", "none", rules.fedexp, average_last=2)
+    return Algorithm("fedexp", "none", rules.stepped(rules.fedexp, step), average_last=2)

@@ -30,6 +30,7 @@ def ldp_fedexp(
     epsilons: Epsilons = PAPER_EPSILONS,
     gamma: GammaRule = "exact",
     numerator: Numerator | None = None,
+    step: rules.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
     """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
@@ -48,6 +49,8 @@ def ldp_fedexp(
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         numerator: where ‖Δ‖² comes from with Gaussian noise: "free", "paper" or "naive"; None for the default.
+        step: "safe" caps the step size by the progress that the released means show, and falls back to 1 without it; "paper" takes
+            what the rule says.
         average_last: the reported model is the mean of so many newest iterates: post-processing, at no cost in privacy.
 
     >>> ldp_fedexp(clip=0.3, noise_multiplier=0.7).numerator
@@ -71,7 +74,7 @@ def ldp_fedexp(
     return Algorithm(
         "ldp_fedexp",
         mechanism,
-        rule,
+        rules.stepped(rule, step),
         clip_of(clip),
         chosen,
         noise_multiplier=noise_multiplier,
@@ -114,6 +117,7 @@ def naive_ldp_fedexp(
     naive = ldp_fedexp(
         clip=clip,
         numerator="naive",
+        step="paper",
         noise_multiplier=noise_multiplier,
         target_epsilon=target_epsilon,
         target_per=target_per,

@@ -1,16 +1,104 @@
-"""The step-size rules: from what a mechanism released to η_g. Each is an equation of `step_size.py`, and post-processing."""
+"""The step-size rules: from what a mechanism released to η_g. Each is an equation of `step_size.py`, and post-processing.
+
+A rule is a function of the release. One that looks back too has an `init`, and is given its memory of the rounds before.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from dpfedexp import step_size
-from dpfedexp.errors import require
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import Release
 
 Rule = Callable[[Release], float]
+Memory = dict[str, Tensor]
+"""What rounds leave for later ones, by name. A checkpoint holds it, so it must follow from released values alone."""
+Step = Literal["safe", "paper"]
+"""Whether the step size is capped by the progress that the releases show, or is what the paper's rule says."""
+
+
+@runtime_checkable
+class RuleWithMemory(Protocol):
+    """A step-size rule that looks back. Its names in the memory begin with "step."."""
+
+    def init(self, w: Tensor) -> Memory:
+        """What it remembers before the first round.
+
+        Args:
+            w: the initial parameters [d], in the run's type and on its device.
+        """
+        ...
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """η_g, and what to remember, by the same names.
+
+        Args:
+            release: what the round let out.
+            memory: what the rounds before left, not to be changed in place.
+        """
+        ...
+
+
+AnyRule = Rule | RuleWithMemory
+
+
+def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
+    """What a rule remembers before the first round: nothing, for a function of the release alone."""
+    return rule.init(w) if isinstance(rule, RuleWithMemory) else {}
+
+
+def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, Memory]:
+    """η_g and the memory after the round, in which whatever else remembers something is left as it was."""
+    if not isinstance(rule, RuleWithMemory):
+        return rule(release), memory
+    eta_g, changed = rule(release, memory)
+    return eta_g, {**memory, **changed}
+
+
+@dataclass(frozen=True)
+class Safe:
+    """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
+
+    Formal guarantee: η_g is between 1 and what the rule says, and at most 3/2 of what the round before took. It is computed from
+    released values, so it costs no privacy.
+    """
+
+    inner: Rule
+
+    def init(self, w: Tensor) -> Memory:
+        """No round was before, and the step of FedAvg was taken in it."""
+        none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
+        return {**none, "step.taken": torch.ones((), dtype=torch.float64, device=w.device)}
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """κ_t = `step_size.safe_cap`, η_g = max{1, min{κ_t, the rule's}}."""
+        c_bar = release.c_bar
+        if "step.taken" not in memory:
+            memory = self.init(c_bar)
+        before = (memory["step.c_bar.1"], memory["step.c_bar.2"], memory["step.c_bar.3"])
+        turn, drift = step_size.turn(c_bar, before[0]), step_size.drift(c_bar, before)
+        cap = step_size.safe_cap(float(memory["step.taken"]), turn, drift)
+        eta_g = step_size.safe(self.inner(release), cap)
+        return eta_g, {
+            "step.c_bar.1": c_bar.float(),
+            "step.c_bar.2": before[0],
+            "step.c_bar.3": before[1],
+            "step.taken": torch.full_like(memory["step.taken"], eta_g),
+        }
+
+
+def stepped(rule: Rule, step: Step) -> AnyRule:
+    """The rule with the step that a user asks for."""
+    if step not in get_args(Step):
+        raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
+    return Safe(rule) if step == "safe" else rule
 
 
 def one(release: Release) -> float:

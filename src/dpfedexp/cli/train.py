@@ -42,6 +42,7 @@ name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam |
 clip = "adaptive"           # or a number: the radius C
 target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
 delta = 1e-5
+# step = "safe"             # the step size only as far as the releases show progress; or paper: what its rule says
 # adjacency = "replace-one" # or add-remove, which needs participation.population
 # mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
 
@@ -128,7 +129,7 @@ def execute(
         cohort=participation.expected(clients),
     )
     if folder is not None:
-        folder.write_config(settings.model_copy(update={"resolved": facts}))
+        folder.write_config(settings.as_run(facts))
     run = run_training(
         built.model,
         built.federation,

@@ -86,6 +86,7 @@ class AlgorithmSettings(Section):
     gamma: str | None = None
     server_rate: float | None = None
     server_momentum: float | None = None
+    step: Literal["safe", "paper"] | None = None
     average_last: int | None = None
     control: str | None = None
 
@@ -193,6 +194,17 @@ class Settings(Section):
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
 
+    def as_run(self, facts: Resolved) -> Settings:
+        """The settings as the folder of a run keeps them: with the facts, and with the step size that it takes."""
+        return self.model_copy(update={"resolved": facts})._with_step(self.build_algorithm().step)
+
+    def _with_step(self, step: str) -> Settings:
+        """The same settings, with this step where the file leaves it to the algorithm."""
+        takes = inspect.signature(algorithms.ALGORITHMS.get(self.algorithm.name, algorithms.fedavg)).parameters
+        if self.algorithm.step is not None or "step" not in takes:
+            return self
+        return self.model_copy(update={"algorithm": self.algorithm.model_copy(update={"step": step})})
+
     def planned_event(self) -> Event | None:
         """What one round of this configuration charges; None where the file does not say how large the model and federation are."""
         if self.resolved is None:
@@ -264,9 +276,11 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
 def parse(tree: dict[str, Any]) -> Settings:
     """Settings from a tree as a TOML file gives it; a sentence for the first setting that is wrong."""
     try:
-        return Settings.model_validate(tree)
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise InputError(sentence(error, Settings)) from None
+    # The folder of a run that does not name its step is from before there was another one than the paper's.
+    return settings if settings.resolved is None else settings._with_step("paper")
 
 
 def _override(tree: dict[str, Any], text: str) -> None:

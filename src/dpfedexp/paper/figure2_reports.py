@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from dpfedexp import step_size
-from dpfedexp.algorithms.rules import Rule
+from dpfedexp.algorithms.rules import AnyRule, initial_memory, next_step
 from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.data import synthetic_regression
@@ -76,7 +76,7 @@ def _step_sizes(setting: str, clients: int, seed: int) -> dict[str, float]:
     return from_updates(simulation.mechanism, algorithm.rule, updates, seed)
 
 
-def from_updates(mechanism: Mechanism, rule: Rule, updates: torch.Tensor, seed: int) -> dict[str, float]:
+def from_updates(mechanism: Mechanism, rule: AnyRule, updates: torch.Tensor, seed: int) -> dict[str, float]:
     """The three step sizes of one round of reports."""
     clients = torch.arange(len(updates))
     clipped = clip(updates, mechanism.clip)
@@ -88,6 +88,6 @@ def from_updates(mechanism: Mechanism, rule: Rule, updates: torch.Tensor, seed: 
     c_bar = release.c_bar
     return {
         "naive": step_size.naive(float(row_norms(mechanism.estimate(report)).square().mean()), c_bar),
-        "proposed": rule(release),
+        "proposed": next_step(rule, release, initial_memory(rule, c_bar))[0],
         "target": step_size.target(float(row_norms(clipped.vectors).square().mean()), c_bar),
     }

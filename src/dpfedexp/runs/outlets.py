@@ -72,6 +72,7 @@ OUTLETS: Mapping[str, Fields] = {
         "w": "released",
         "recent.*": "released",
         "server.*": "released",
+        "memory.*": "released",
         "control": "released",
         "tensors": "released",
         "round": "public",

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.batches import schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError, require
@@ -135,6 +136,7 @@ class Simulation:
             server=self.algorithm.server.init(w),
             control=torch.zeros_like(w) if scaffold else None,
             client_controls=zero_rows(self.present, len(w)) if scaffold else None,
+            memory=initial_memory(self.algorithm.rule, w),
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:

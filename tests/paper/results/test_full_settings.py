@@ -63,8 +63,8 @@ def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
     before = in_full(settings)
     free = algorithms.ALGORITHMS["cdp_fedexp"]
 
-    def cdp_fedexp(*, numerator="paper", average_last=3, clip, noise_multiplier, delta=1e-5, **more):
-        given = {"clip": clip, "noise_multiplier": noise_multiplier, "delta": delta}
+    def cdp_fedexp(*, numerator="paper", average_last=3, clip, noise_multiplier, delta=1e-5, step="safe", **more):
+        given = {"clip": clip, "noise_multiplier": noise_multiplier, "delta": delta, "step": step}
         return free(numerator=numerator, average_last=average_last, **given, **more)
 
     monkeypatch.setitem(algorithms.ALGORITHMS, "cdp_fedexp", cdp_fedexp)
@@ -72,6 +72,19 @@ def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
         "algorithm.numerator is 'paper' now and was 'free'",
         "algorithm.average_last is 3 now and was 2",
     ]
+
+
+def test_a_record_without_a_step_had_the_papers_and_is_not_taken_for_a_safe_run():
+    settings = experiment("mnist-cdp-fedexp")
+    recorded = in_full(settings)
+    del recorded["algorithm"]["step"]
+    assert key(in_full(settings), None) == key(recorded, None)
+    assert differences(in_full(vary(settings, {"algorithm.step": None})), recorded) == [
+        "algorithm.step is 'safe' now and was 'paper'"
+    ]
+    average = in_full(experiment("mnist-cdp-fedavg"))
+    assert average["algorithm"].pop("step") == "paper"
+    assert key(average, None) == key(in_full(experiment("mnist-cdp-fedavg")), None)
 
 
 def test_a_default_of_the_configuration_that_changes_is_another_run():

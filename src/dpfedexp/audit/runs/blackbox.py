@@ -144,9 +144,12 @@ def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
     adaptive = AdaptiveClip(initial=0.5, quantile=0.5, rate=0.01, count_noise=count)
     update = (z**-2 - (2 * count) ** -2) ** 0.5
     return {
-        "η_g of the free rule": (cdp_fedexp(clip=0.5, noise_multiplier=z, average_last=1), math.sqrt(2.0) / z),
+        "η_g of the free rule": (
+            cdp_fedexp(clip=0.5, noise_multiplier=z, step="paper", average_last=1),
+            math.sqrt(2.0) / z,
+        ),
         "η_g of the paper's rule": (
-            cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=z, average_last=1),
+            cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=z, step="paper", average_last=1),
             math.hypot(1.0 / z, 1.0 / z**2),
         ),
         "adaptive clip": (dp_fedavg(clip=adaptive, noise_multiplier=z), math.hypot(update, 1.0 / count)),

@@ -33,6 +33,10 @@ _ANCHORED = "anchored"
 """In the header of ledgers whose every charge moves an anchor. Earlier ones get theirs when they are resumed."""
 
 
+UNWRITTEN = {"step": "paper"}
+"""What a setting is where the checkpoint does not name it."""
+
+
 def open_folder(
     folder: Path, config: dict[str, Any], header: dict[str, Any], *, resume: bool
 ) -> tuple[Ledger, str, Checkpoint | None]:
@@ -60,8 +64,8 @@ def open_folder(
         if last is None:
             run = _run_without_checkpoint(ledger, path, settings)
             return _anchored(ledger, path), run, None
-        for name, value in config.items():
-            before = last.config.get(name)
+        for name in {**config, **last.config}:
+            before, value = (held.get(name, UNWRITTEN.get(name)) for held in (last.config, config))
             require(
                 before == value,
                 f"the run in {str(folder)!r} has {name} {before!r}, but this one has {value!r}; resume with the same settings.",

@@ -22,6 +22,7 @@ from dpfedexp.advice.commentary import Commentary
 from dpfedexp.advice.message import Advice
 from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
@@ -144,7 +145,8 @@ class DpFedExp(Strategy):
         self.sampling = self.participation.sampling(self.clients)
         self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds, self.votes)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
-        self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control)
+        memory = initial_memory(self.algorithm.rule, w)
+        self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control, memory=memory)
         self.config = {
             "algorithm": self.algorithm.name,
             "mechanism": encode(self.mechanism),
@@ -154,6 +156,8 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
+            # Only where it is not the paper's, which every run of before had.
+            **({} if self.algorithm.step == "paper" else {"step": self.algorithm.step}),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":

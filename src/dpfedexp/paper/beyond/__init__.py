@@ -1,11 +1,11 @@
-"""Beyond the paper, a file to a question: the free rule, better PrivUnit, stronger privacy, nothing to tune, a better network,
-fewer clients a round."""
+"""Beyond the paper, a file to a question: the free rule, the safe step, better PrivUnit, stronger privacy, nothing to tune, a
+better network, fewer clients a round."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpfedexp.paper.beyond import free_rule, network, no_knobs, participation, privunit, stronger_privacy
+from dpfedexp.paper.beyond import free_rule, network, no_knobs, participation, privunit, safe_step, stronger_privacy
 from dpfedexp.paper.beyond.finished import Finished, Variant
 from dpfedexp.paper.results.collected import Results
 from dpfedexp.paper.results.planned import PlannedRun, trainings
@@ -15,6 +15,7 @@ from dpfedexp.report.document import Section
 
 QUESTIONS = {
     "rule": free_rule,
+    "step": safe_step,
     "privunit": privunit,
     "sweep": stronger_privacy,
     "no knobs": no_knobs,

@@ -72,6 +72,11 @@ class Finished:
         return f"{self.results[0]['epsilon_total']:.3f}"
 
     @property
+    def largest_step(self) -> float:
+        """The largest η_g of a run, on average over the seeds."""
+        return fmean(max(eta for _, eta in points(result, "eta_g") if eta is not None) for result in self.results)
+
+    @property
     def step_size_sd(self) -> float:
         """How much η_g jumps from round to round in the second half, where it has settled."""
         curves = [[eta for _, eta in points(result, "eta_g") if eta is not None] for result in self.results]

@@ -12,6 +12,7 @@ SERVER_RATES = (2.0, 4.0, 8.0, 16.0)
 ADAM_RATES = (0.003, 0.01, 0.03)
 SWEEP_SEEDS = 2
 FREE: Changes = {"algorithm.numerator": "free"}
+SAFE: Changes = {"algorithm.step": "safe"}
 
 
 def at_epsilon(epsilon: float) -> Changes:

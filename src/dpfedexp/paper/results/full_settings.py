@@ -18,14 +18,30 @@ Tree = dict[str, Any]
 ELSEWHERE: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_size"}}
 """Where a run happens, which its result does not depend on."""
 
-ADDED_SINCE: Tree = {"local.max_examples": None, "local.optimiser": "sgd", "participation.population": None}
+ADDED_SINCE: Tree = {
+    "algorithm.step": "paper",
+    "local.max_examples": None,
+    "local.optimiser": "sgd",
+    "participation.population": None,
+}
 """Fields that are younger than the oldest records, with the value that every run had before there was a choice.
 
 A record without the field is read as if it had this value. Whoever adds a field to the configuration adds it here too, if what was
 recorded before stays true; without it the old records are not found any more.
 """
 
-OPEN = ("mechanism", "numerator", "target_per", "delta", "adjacency", "gamma", "server_rate", "average_last", "control")
+OPEN = (
+    "mechanism",
+    "numerator",
+    "target_per",
+    "delta",
+    "adjacency",
+    "gamma",
+    "server_rate",
+    "step",
+    "average_last",
+    "control",
+)
 """Settings of an algorithm that may be left out, and that the algorithm then chooses."""
 PRIVUNIT = ("epsilon0", "epsilon1", "epsilon2")
 

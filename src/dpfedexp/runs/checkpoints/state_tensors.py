@@ -3,6 +3,7 @@
 w                  the parameters
 recent.<number>    the earlier iterates that the reported model averages, oldest first; the newest of them is w itself
 server.<name>      the server optimiser's own state
+memory.<name>      what the step-size rule and others remember of earlier rounds
 control            SCAFFOLD's server control variate
 
 The clients' own control variates are no part of it: they are as private as the clients' data.
@@ -24,6 +25,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     named = {"w": state.w}
     named |= {f"recent.{number}": value for number, value in enumerate(state.recent[:-1])}
     named |= {f"server.{name}": value for name, value in state.server.items()}
+    named |= {f"memory.{name}": value for name, value in state.memory.items()}
     if state.control is not None:
         named["control"] = state.control
     return {name: value.detach().cpu().contiguous() for name, value in named.items()}
@@ -44,7 +46,7 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float, *, newe
     count = sum(name.startswith("recent.") for name in tensors)
     recent = [f"recent.{number}" for number in range(count)]
     known = {"w", "control", *recent}
-    foreign = [name for name in tensors if name not in known and not name.startswith("server.")]
+    foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
     require("w" in tensors and not foreign, "it holds other tensors than a state")
     w = tensors["w"]
     earlier = [tensors[name] for name in recent]
@@ -53,9 +55,14 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float, *, newe
         w=w,
         recent=tuple(earlier) if newest_twice else (*earlier, w),
         radius=radius,
-        server={name.removeprefix("server."): value for name, value in tensors.items() if name.startswith("server.")},
+        server=_part(tensors, "server."),
         control=tensors.get("control"),
+        memory=_part(tensors, "memory."),
     )
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def check_fits(state: State, start: State) -> None:
@@ -65,6 +72,9 @@ def check_fits(state: State, start: State) -> None:
     if set(state.server) != set(start.server):
         raise InputError("it lacks the server's own state, or holds another server's")
     pairs += [("server state", value, start.server[name]) for name, value in state.server.items()]
+    if set(state.memory) != set(start.memory):
+        raise InputError("it lacks what the step size remembers, or holds another rule's memory")
+    pairs += [("memory", value, start.memory[name]) for name, value in state.memory.items()]
     if state.control is not None and start.control is not None:
         pairs.append(("control variate", state.control, start.control))
     if state.client_controls is not None and start.client_controls is not None:
