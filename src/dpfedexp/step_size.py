@@ -11,12 +11,28 @@ import math
 
 from torch import Tensor
 
+FIRST = 4.0
+"""The cap of the first round, before which nothing is known: four times the plain step at most."""
 GROWTH = 1.5
-"""What the cap grows by in a round of progress. With `SHRINKAGE`, ln(3/2) + ln(1/2) < 0: signs that are noise lead back to 1."""
+"""What the cap grows by in a round of evident progress."""
+CREEP = 1.1
+"""What it grows by instead where the last step went too far for its own direction, or near a step that failed before."""
 SHRINKAGE = 0.5
-"""What the cap shrinks by in any other round, so that it is back at 1 after log₂ η_g of them."""
-SHARPEST_TURN = -1 / math.sqrt(2)
-"""135°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2, and `drift` is blind where it nears −1."""
+"""What it shrinks by where progress is in doubt, so that it is back at 1 after log₂ η_g rounds."""
+RETREAT = 0.25
+"""After a step that failed, growth is fast again only up to this share of it."""
+SHARPEST_TURN = -0.5
+"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here the step is half of an unstable one."""
+FORGETTING = 0.8
+"""The weight of the evidence so far in the next round: what five rounds say counts."""
+LOUDEST = 3.0
+"""The most standard deviations that one round counts for, so that a strong beginning is soon forgotten."""
+FAILED = -2.0
+"""Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
+PRIOR = 10.0 / 3.0
+"""The evidence before the first product, as much as two standard deviations: in doubt about little, the paper's step is believed."""
+EVIDENT, DOUBTFUL = 2.0, 1.0
+"""Standard deviations of evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 44 rounds."""
 
 
 def fedexp(mean_square: float, delta_bar: Tensor) -> float:
@@ -67,28 +83,62 @@ def turn(c_bar: Tensor, before: Tensor) -> float:
     return _cosine(c_bar.double(), before.double())
 
 
-def drift(c_bar: Tensor, before: tuple[Tensor, Tensor, Tensor]) -> float:
-    """cos(c_t + c_{t−1}, c_{t−2} + c_{t−3}): whether the sums of two moves, which no oscillation of period 2 enters, still agree.
+def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
+    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `LOUDEST` either way.
+
+    No oscillation of period 2 enters the sums of two moves: this asks whether the model that is reported still goes somewhere.
 
     Args:
         c_bar: the released mean c_t.
-        before: c_{t−1}, c_{t−2} and c_{t−3}; zeros for rounds that never were. With one round before, the cosine is that of `turn`.
+        before: c_{t−1}, c_{t−2} and c_{t−3}, as far as there were such rounds; at least one.
+        variance: of the noise in each coordinate of a released mean. Without noise, only the sign is left.
     """
-    one, two, three = (c.double() for c in before)
-    if not bool(two.any() or three.any()):
-        return _cosine(c_bar.double(), one)
-    return _cosine(c_bar.double() + one, two + three)
+    now, then = [c_bar, *before[:1]] if len(before) > 1 else [c_bar], before[1:] or before
+    product = float(sum(c.double() for c in now) @ sum(c.double() for c in then))  # type: ignore[operator]
+    deviation = variance * math.sqrt(len(now) * len(then) * c_bar.numel())
+    if not math.isfinite(product) or product == 0.0:
+        return 0.0
+    score = product / deviation if deviation > 0 else math.copysign(math.inf, product)
+    return max(-LOUDEST, min(LOUDEST, score))
 
 
-def safe_cap(taken: float, turn: float, drift: float) -> float:
-    """κ_t = η_{t−1}·(3/2 where drift_t > 0 and turn_t ≥ −1/√2, else 1/2).
+def evidence(sum_before: float, drift: float) -> tuple[float, float]:
+    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has variance 1 where all there is is noise.
 
     Args:
-        taken: η_{t−1}, the step size of the round before; 1 before the first.
-        turn: of this round.
-        drift: of this round; a cosine that is not a number is no progress.
+        sum_before: A_{t−1}; `PRIOR` before the second round.
+        drift: of this round.
     """
-    return taken * (GROWTH if drift > 0 and turn >= SHARPEST_TURN else SHRINKAGE)
+    total = FORGETTING * sum_before + drift
+    return total, total * math.sqrt(1.0 - FORGETTING**2)
+
+
+def safe_cap(
+    taken: tuple[float, ...], ceiling: float, turn: float, drift: float, evidence: float
+) -> tuple[float, float]:
+    """κ_t and the ceiling, from the steps that were taken.
+
+    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at most a
+    quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`, η_{t−1} where it
+    is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
+
+    Args:
+        taken: the steps of the last four rounds, newest last.
+        ceiling: up to where growth is fast.
+        turn: of this round.
+        drift: of this round.
+        evidence: its significance.
+    """
+    cap = taken[-1]
+    if not (drift >= FAILED and turn >= SHARPEST_TURN):
+        return cap * SHRINKAGE, max(1.0, min(ceiling, RETREAT * max(taken)))
+    if evidence < DOUBTFUL:
+        return cap * SHRINKAGE, ceiling
+    if evidence < EVIDENT:
+        return cap, ceiling
+    if turn < 0 or cap >= ceiling:
+        return cap * CREEP, ceiling
+    return min(cap * GROWTH, ceiling), ceiling
 
 
 def safe(eta_g: float, cap: float) -> float:

@@ -66,31 +66,40 @@ def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, M
 class Safe:
     """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
 
-    Formal guarantee: η_g is between 1 and what the rule says, and at most 3/2 of what the round before took. It is computed from
-    released values, so it costs no privacy.
+    Formal guarantee: η_g is between 1 and what the rule says, at most `step_size.FIRST` in the first round and at most 3/2 of what
+    the round before took in any other. It is computed from released values and public numbers, so it costs no privacy.
     """
 
     inner: Rule
 
     def init(self, w: Tensor) -> Memory:
-        """No round was before, and the step of FedAvg was taken in it."""
+        """No round was before."""
         none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
-        return {**none, "step.taken": torch.ones((), dtype=torch.float64, device=w.device)}
+        numbers = torch.tensor([0.0, step_size.PRIOR, math.inf, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        return {**none, "step.numbers": numbers.to(w.device)}
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
         """κ_t = `step_size.safe_cap`, η_g = max{1, min{κ_t, the rule's}}."""
         c_bar = release.c_bar
-        if "step.taken" not in memory:
+        if "step.numbers" not in memory:
             memory = self.init(c_bar)
-        before = (memory["step.c_bar.1"], memory["step.c_bar.2"], memory["step.c_bar.3"])
-        turn, drift = step_size.turn(c_bar, before[0]), step_size.drift(c_bar, before)
-        cap = step_size.safe_cap(float(memory["step.taken"]), turn, drift)
+        rounds, total, ceiling, *steps = memory["step.numbers"].tolist()
+        count = int(rounds)
+        before = tuple(memory[f"step.c_bar.{ago}"] for ago in (1, 2, 3))
+        cap = step_size.FIRST
+        if count:
+            turn = step_size.turn(c_bar, before[0])
+            # Where the noise depends on the updates, its variance is an upper bound: it is never more than all that is seen.
+            variance = min(release.variance, float(c_bar.double().square().mean()))
+            drift = step_size.drift(c_bar, before[:count], variance)
+            total, evidence = step_size.evidence(total, drift)
+            cap, ceiling = step_size.safe_cap(tuple(steps[-count:]), ceiling, turn, drift, evidence)
         eta_g = step_size.safe(self.inner(release), cap)
         return eta_g, {
             "step.c_bar.1": c_bar.float(),
             "step.c_bar.2": before[0],
             "step.c_bar.3": before[1],
-            "step.taken": torch.full_like(memory["step.taken"], eta_g),
+            "step.numbers": memory["step.numbers"].new_tensor([min(count + 1, 4), total, ceiling, *steps[1:], eta_g]),
         }
 
 

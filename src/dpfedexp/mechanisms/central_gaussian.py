@@ -132,12 +132,13 @@ class CentralGaussian(Mechanism):
             vote.name: estimate(value + vote.noise * draw, denominator, vote)
             for vote, value, draw in zip(self.votes, sums.votes.tolist(), draws, strict=True)
         }
+        variance = self.noise_variance(denominator, sums.count)
         if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip)
+            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         statistic = None
         if self.numerator == "paper" and self.scalar_multiplier is not None:
             statistic = (float(sums.squares) + self.scalar_multiplier * self.clip**2 * xi) / denominator
-        return Release(mean, statistic, votes, self.clip)
+        return Release(mean, statistic, votes, self.clip, variance=variance)
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return (self.noise_multiplier * self.clip / denominator) ** 2
@@ -221,14 +222,15 @@ class SecureCentralGaussian(CentralGaussian):
         mean = add_noise(sums.vector[None], self._step, deviation, noise, self.strict)[0] / denominator
         statistic = None
         votes = release_secure(sums.votes, sums.count, denominator, self.votes, scalar_noise, self.noise_kind)
+        variance = self.noise_variance(denominator, sums.count)
         if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip)
+            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         if self.numerator == "paper":
             check_room(sums.count, self.clip**2, self._square_step)
             squares = sums.squares.reshape(1, 1)
             noisy = add_noise(squares, self._square_step, self._square_noise, scalar_noise, self.strict)
             statistic = float(noisy) / denominator
-        return Release(mean, statistic, votes, self.clip)
+        return Release(mean, statistic, votes, self.clip, variance=variance)
 
     def event(self, sampling: Sampling) -> GaussianEvent:
         event = replace(super().event(sampling), attained=False)

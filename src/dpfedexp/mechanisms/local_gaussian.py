@@ -74,10 +74,11 @@ class LocalGaussian(Mechanism):
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         mean = sums.vector / max(sums.count, 1)
+        variance = self.noise_variance(denominator, sums.count)
         if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), {}, self.clip, self.sigma)
+            return Release(mean[:-1], float(mean[-1]), {}, self.clip, self.sigma, variance)
         statistic = float(sums.squares) / max(sums.count, 1) if self.numerator else None
-        return Release(mean, statistic, {}, self.clip, self.sigma)
+        return Release(mean, statistic, {}, self.clip, self.sigma, variance)
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return self.sigma**2 / max(count, 1)

@@ -192,7 +192,8 @@ class PrivUnit(Mechanism):
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)
-        return Release(sums.vector / count, float(sums.squares) / count, {}, self.clip)
+        variance = self.noise_norm(len(sums.vector), denominator, count) ** 2 / len(sums.vector)
+        return Release(sums.vector / count, float(sums.squares) / count, {}, self.clip, variance=variance)
 
     def noise_norm(self, dimension: int, denominator: float, count: float) -> float:
         """sqrt((E[r̂²]/m² − C²)/count) at r = C; how much noise a shorter update gets depends on its length."""
