@@ -1,8 +1,9 @@
 """The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
 
 Before the first round every client tries one rate of a public grid, the one of its bin, on the first model, and says whether it
-wants more. Rates below the right one are wanted by nearly all clients and rates above it by nearly none, so the sum of the bins' means
-says where the right one is. In every later round clients say whether local training helped, and the rate falls where it did not.
+wants more. Rates below the right one are wanted by nearly all clients and rates above it by nearly none, so the sum of the bins'
+means says where the right one is. In every later round clients say whether local training helped, and the rate falls where it did
+not.
 
 A client whose own loss rose in its local steps sends nothing. That is its own business, and costs no privacy.
 """
@@ -53,28 +54,30 @@ def probe_noise(noise_multiplier: float, rounds: int) -> float:
 
 
 def chosen(means: Tensor, deviations: Tensor) -> float:
-    """The rate from the bins' noisy means.
-
-    With clean votes it is the largest rate of the grid that clients still want. With noisy ones it is drawn towards `USUAL`, as much
-    as a decade's doubt about that and the votes' own doubt weigh.
+    """The rate from the bins' noisy means: with clean votes, the largest rate of the grid that clients still want.
 
     Args:
         means: which share of the clients of each bin wants more, noisy, [K].
         deviations: the standard deviations of that noise, [K].
     """
-    index = float(means.sum()) - 1.0
-    doubt = float(deviations.square().sum())
-    usual, spread = 2.0 * math.log10(USUAL / RATES[0]), 2.0 * SPREAD
-    weight = spread**2 / (spread**2 + doubt)
-    return on_grid(RATES, weight * index + (1.0 - weight) * usual)
+    return _weighed(RATES, float(means.sum()) - 1.0, deviations, USUAL)
 
 
-def located(means: Tensor) -> float:
-    """The first clip, from the share of each bin's clients whose updates were longer than its radius, noisy, [K].
+def located(means: Tensor, deviations: Tensor) -> float:
+    """The first clip. The sum of the means is the expected number of radii that an update exceeds: the middle on the grid's scale.
 
-    The sum of the shares is the expected number of radii that an update exceeds: about the median on the grid's scale.
+    Args:
+        means: which share of each bin's clients had updates longer than its radius, noisy, [K].
+        deviations: the standard deviations of that noise, [K].
     """
-    return on_grid(RADII, float(means.sum()) - 0.5)
+    return _weighed(RADII, float(means.sum()) - 0.5, deviations, 1.0)
+
+
+def _weighed(grid: tuple[float, ...], index: float, deviations: Tensor, usual: float) -> float:
+    """The point of a half-decade grid at an index that votes say, drawn towards the usual one as much as their noise weighs."""
+    doubt, spread = float(deviations.square().sum()), 2.0 * SPREAD
+    weight = spread**2 / (spread**2 + doubt)
+    return on_grid(grid, weight * index + (1.0 - weight) * 2.0 * math.log10(usual / grid[0]))
 
 
 def on_grid(grid: tuple[float, ...], index: float) -> float:

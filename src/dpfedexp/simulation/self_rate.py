@@ -108,8 +108,8 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
         radii = torch.tensor(RADII, dtype=torch.float64, device=w.device)[bins.to(w.device)]
         return (row_norms(torch.nan_to_num(rows, 0.0, 0.0, 0.0)) > radii).double()
 
-    means, _ = _asked(simulation, vote, probe.CLIP, longer, ledger, budget)
-    return replace(state, memory=memory, radius=located(means))
+    radius = located(*_asked(simulation, vote, probe.CLIP, longer, ledger, budget))
+    return replace(state, memory=memory, radius=radius)
 
 
 def _rows(simulation: Simulation, w: Tensor, clients: Tensor, rates: Tensor) -> Tensor:
