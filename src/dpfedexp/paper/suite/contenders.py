@@ -19,8 +19,6 @@ from dpfedexp.simulation.train import train
 DELTA = 1e-5
 SERVER_RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 ADAM_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-STARTS = (1e-4, 1e-2, 1.0, 1e2)
-"""Where the automatic local rate begins."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Contender:
         label: its heading.
         algorithm: from ε and the server's rate to the algorithm; None for `fit`, which chooses everything itself.
         server_rates: those of which the best counts; none where nothing is tuned on the server.
-        automatic: whether the local rate sets itself, from a start.
+        automatic: whether the local rate sets itself.
         colour: a name of the palette, or nothing.
     """
 
@@ -41,7 +39,7 @@ class Contender:
     automatic: bool = False
     colour: str = ""
 
-    def local(self, problem: Problem, lr: float | None, start: float | None) -> LocalOptimiser:
+    def local(self, problem: Problem, lr: float | None) -> LocalOptimiser:
         if not self.automatic:
             return problem.local(lr if lr is not None else problem.centre)
         return Sgd(lr="auto", steps=problem.steps)
@@ -94,7 +92,6 @@ def trained(
     epsilon: float,
     lr: float | None,
     server_rate: float | None,
-    start: float | None,
     seed: int,
     device: str | None,
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
@@ -108,7 +105,7 @@ def trained(
             loaded.model,
             loaded.clients,
             contender.algorithm(epsilon, server_rate),
-            local=contender.local(problem, lr, start),
+            local=contender.local(problem, lr),
             rounds=problem.rounds,
             **common,
         )
