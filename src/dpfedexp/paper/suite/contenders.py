@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 import dpfedexp
+from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
 from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser, Sgd
@@ -96,7 +97,13 @@ def trained(
     device: str | None,
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
     """The trained model, the history of its rounds, and the privacy statement."""
-    common: dict[str, Any] = {"seed": seed, "device": device, "loss": loaded.loss, "progress": False}
+    common: dict[str, Any] = {
+        "seed": seed,
+        "device": device,
+        "loss": loaded.loss,
+        "progress": False,
+        "on_advice": silence,
+    }
     if contender.algorithm is None:
         package: Any = dpfedexp
         run = package.fit(loaded.model, loaded.clients, epsilon=epsilon, delta=DELTA, **common)
