@@ -22,7 +22,7 @@ SHRINKAGE = 0.5
 RETREAT = 0.25
 """After a step that failed, growth is fast again only up to this share of it."""
 SHARPEST_TURN = -0.5
-"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here the step is half of an unstable one."""
+"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
 FORGETTING = 0.8
 """The weight of the evidence so far in the next round: what five rounds say counts."""
 LOUDEST = 3.0
@@ -30,9 +30,10 @@ LOUDEST = 3.0
 FAILED = -2.0
 """Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
 PRIOR = 10.0 / 3.0
-"""The evidence before the first product, as much as two standard deviations: in doubt about little, the paper's step is believed."""
+"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it, or four say nothing."""
 EVIDENT, DOUBTFUL = 2.0, 1.0
-"""Standard deviations of evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 44 rounds."""
+"""The evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 22 rounds, and is below 1 in
+four of five."""
 
 
 def fedexp(mean_square: float, delta_bar: Tensor) -> float:
@@ -103,7 +104,9 @@ def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
 
 
 def evidence(sum_before: float, drift: float) -> tuple[float, float]:
-    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has variance 1 where all there is is noise.
+    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
+
+    It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
 
     Args:
         sum_before: A_{t−1}; `PRIOR` before the second round.
@@ -118,9 +121,9 @@ def safe_cap(
 ) -> tuple[float, float]:
     """κ_t and the ceiling, from the steps that were taken.
 
-    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at most a
-    quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`, η_{t−1} where it
-    is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
+    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at
+    most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`, η_{t−1}
+    where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
 
     Args:
         taken: the steps of the last four rounds, newest last.
