@@ -44,8 +44,7 @@ class Contender:
     def local(self, problem: Problem, lr: float | None, start: float | None) -> LocalOptimiser:
         if not self.automatic:
             return problem.local(lr if lr is not None else problem.centre)
-        settings: dict[str, Any] = {"lr": "auto", "lr_start": start, "steps": problem.steps}
-        return Sgd(**settings)
+        return Sgd(lr="auto", steps=problem.steps)
 
     @property
     def why_missing(self) -> str:
@@ -55,7 +54,7 @@ class Contender:
                 return "" if hasattr(dpfedexp, "fit") else "this version has no dpfedexp.fit"
             self.algorithm(8.0, self.server_rates[0] if self.server_rates else None)
             if self.automatic:
-                Sgd(**{"lr": "auto", "lr_start": 1.0, "steps": 1})  # type: ignore[arg-type]
+                Sgd(lr="auto", steps=1)
         except (InputError, TypeError) as error:
             return str(error)
         return ""
