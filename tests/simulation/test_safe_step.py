@@ -98,7 +98,7 @@ def test_where_clients_share_an_optimum_the_safe_step_reaches_the_papers():
 SAFE = {
     "central": cdp_fedexp(clip=0.5, noise_multiplier=0.3),
     "local": ldp_fedexp(clip=0.5, noise_multiplier=0.3),
-    "privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
+    "privunit": ldp_fedexp(clip=0.5, mechanism="privunit", epsilons=(8.0, 8.0, 8.0)),
     "none": fedexp(step="safe"),
 }
 
