@@ -66,8 +66,7 @@ class Release:
         votes: the noisy mean of every vote in its own range, by name; None where there is none.
         clip: the radius C that was in force.
         sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
-            mechanism does not say.
+        variance: of the noise in each coordinate of `c_bar` at most, from public numbers; infinite where it is not known.
     """
 
     c_bar: Tensor
