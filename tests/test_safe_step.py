@@ -142,6 +142,13 @@ def test_the_cap_begins_at_four_follows_what_was_taken_and_meets_the_rule_from_b
     assert steps(same[:6], lambda release: next(says)) == pytest.approx([4.0, 6.0, 9.0, 1.2, 1.8, 2.7])
 
 
+@pytest.mark.parametrize("variance", [1e6, math.inf])
+def test_noise_is_never_taken_to_be_more_than_all_that_is_seen(variance):
+    """So a bound that is far too high, or none at all, hides no clear signal: here drift is √2, then 2, then 2√2."""
+    same = [vector(1.0, 2.0)] * 8
+    assert steps(same, constant(25.0), variance) == pytest.approx([4.0, 6.0, 9.0, 13.5, 20.25, 25.0, 25.0, 25.0])
+
+
 def test_the_step_never_leaves_what_is_between_fedavg_and_the_rule():
     # A walk that is soon left for noise alone.
     walk = torch.stack(noises(60, 3, 0)).cumsum(0)
