@@ -36,6 +36,8 @@ MOVING_CLIP = 2.0
 count alone does that less than once in 500 runs."""
 MOVED = 0.01
 """A loss that moved by less than this share has not moved."""
+MOSTLY = 0.75
+"""The share of rounds with η_g = 1 from which a run is called DP-FedAvg. The safe step needs some rounds to come down to 1."""
 EXPLODED = 1e4
 """How many times as long as at the start, or as 1, parameters may be."""
 
@@ -167,13 +169,14 @@ class Watch:
 
     def _one(self) -> Advice | None:
         rates = [record["eta_g"] for record in self._records]
-        if "fedexp" not in self.plan.algorithm.name or len(rates) < FEWEST or max(rates) > 1.0:
+        ones = sum(rate == 1.0 for rate in rates)
+        if "fedexp" not in self.plan.algorithm.name or len(rates) < FEWEST or ones < MOSTLY * len(rates):
             return None
         return Advice(
             "note",
             "no-extrapolation",
-            f"The step size η_g was 1 in all {len(rates)} rounds: extrapolation did nothing here, and this run is DP-FedAvg. That "
-            "is as it should be where clients disagree or noise prevails.",
+            f"The step size η_g was 1 in {ones} of {len(rates)} rounds: extrapolation did little here, and there this run is "
+            "DP-FedAvg. That is as it should be where clients disagree, the optimum is reached or noise prevails.",
         )
 
     def _exploded(self, length: float) -> Advice | None:

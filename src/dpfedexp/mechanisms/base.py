@@ -66,7 +66,7 @@ class Release:
         votes: the noisy mean of every vote in its own range, by name; None where there is none.
         clip: the radius C that was in force.
         sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, from public numbers; 0 where there is none.
+        variance: of the noise in each coordinate of `c_bar` at most, from public numbers; infinite where it is not known.
     """
 
     c_bar: Tensor
@@ -74,7 +74,7 @@ class Release:
     votes: dict[str, float]
     clip: float
     sigma: float = 0.0
-    variance: float = 0.0
+    variance: float = math.inf
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "votes", dict(self.votes or {}))
