@@ -64,7 +64,9 @@ text and event, and one release of given draws (the fraction within the clip, th
 RUNS = {
     "free": (cdp_fedexp(clip=AdaptiveClip(), target_epsilon=8.0, step="paper"), {}),
     "paper": (
-        cdp_fedexp(clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0, step="paper"),
+        cdp_fedexp(
+            clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0, step="paper"
+        ),
         {},
     ),
     "add-remove": (
