@@ -15,6 +15,7 @@ CASES = {
     "mnist_relu_net": ({}, IMAGE),
     "cifar_net": ({}, (2, 3, 32, 32)),
     "linear_regression": ({"dimension": 7}, (2, 7)),
+    "linear": ({"inputs": 12, "outputs": 3}, (2, 3, 4)),
     "mlp": ({"inputs": 12, "hidden": [8, 6], "classes": 3}, (2, 3, 4)),
     "resnet18_gn": ({"classes": 10}, (1, 3, 16, 16)),
     "lstm_classifier": ({"vocab": 11, "embed": 3, "hidden": 5, "classes": 4}, (2, 6)),
@@ -45,6 +46,8 @@ def test_every_model_has_a_case_here() -> None:
         ("mnist_relu_net", {}, 5046),
         ("cifar_net", {}, 16_986),
         ("linear_regression", {"dimension": 500}, 500),
+        ("linear", {"inputs": 784}, 785),
+        ("linear", {"inputs": 20, "outputs": 3}, 63),
         ("mlp", {"inputs": 784, "hidden": 10, "classes": 3}, 784 * 10 + 10 + 33),
         ("resnet18_gn", {}, 11_173_962),
         ("lstm_classifier", {"vocab": 50, "embed": 8, "hidden": 64, "classes": 2}, 400 + 256 * (8 + 64 + 2) + 130),
@@ -104,7 +107,7 @@ def test_linear_regression_starts_at_zero_and_gives_one_number_per_row() -> None
     assert torch.equal(model(torch.ones(3, 4)), torch.full((3,), 8.0))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "linear_regression"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("linear_regression", "linear")])
 def test_a_seed_decides_the_start_and_the_global_generator_is_left_alone(name: str) -> None:
     settings = CASES[name][0]
     torch.manual_seed(123)

@@ -91,6 +91,14 @@ def linear_regression(dimension: int) -> LinearRegression:
     return LinearRegression(dimension)
 
 
+def linear(inputs: int, outputs: int = 1) -> nn.Sequential:
+    """x ↦ Wx + b on flattened inputs, from zero: one number per row where there is one output."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer, *([nn.Flatten(0)] if outputs == 1 else []))
+
+
 def mlp(inputs: int, hidden: int | Sequence[int], classes: int) -> nn.Sequential:
     """Linear layers with ReLU between them on flattened inputs; `hidden` is one width or several."""
     widths = [inputs, *([hidden] if isinstance(hidden, int) else hidden)]
@@ -169,6 +177,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         mnist_relu_net,
         cifar_net,
         linear_regression,
+        linear,
         mlp,
         resnet18_gn,
         lstm_classifier,

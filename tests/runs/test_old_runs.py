@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from dpfedexp import InputError, Run
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli.train import execute
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config import load
 from dpfedexp.errors import LedgerError
 from dpfedexp.runs.checkpoints import earlier_names
@@ -219,15 +220,20 @@ def test_an_interrupted_run_of_the_version_before_ends_like_its_finished_one(cli
 def test_a_folder_of_before_has_the_papers_step_and_one_of_today_names_its_own(cli, tmp_path, monkeypatch):
     folder = cli / "interrupted"
     assert "\nstep =" not in (folder / CONFIG).read_text()
-    assert load(folder / CONFIG).build_algorithm().step == "paper"
+    before = load(folder / CONFIG).build_algorithm()
+    assert (before.step, before.clip) == ("paper", AdaptiveClip())
     own = folder / CONFIG
     without = own.read_text().partition("[resolved]")[0]
     (tmp_path / "mine.toml").write_text(without)
-    with pytest.raises(InputError, match=r"holds another run: algorithm\.step is 'safe' here and 'paper' there"):
+    changed = (
+        r"algorithm\.adaptive\.quantile is 'auto' here and 0\.5 there; algorithm\.step is 'safe' here and 'paper' there"
+    )
+    with pytest.raises(InputError, match=f"holds another run: {changed}"):
         execute(load(tmp_path / "mine.toml"), RunFolder(folder, resume=True), resume=True, progress=False)
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
     execute(load(tmp_path / "mine.toml"), RunFolder(tmp_path / "new"), progress=False)
-    assert load(tmp_path / "new" / CONFIG).build_algorithm().step == "safe"
+    today = load(tmp_path / "new" / CONFIG).build_algorithm()
+    assert (today.step, today.clip.quantile) == ("safe", "auto")
 
 
 def test_a_run_from_before_private_folders_verifies_but_is_not_resumed(tmp_path):

@@ -38,15 +38,16 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, flower, paper, plan, privacy, report, suite, train
+    from dpfedexp.cli import audit, bench, demo, fit, flower, paper, plan, privacy, suite, train
 
     app.command("demo")(demo.demo)
+    app.command("fit")(fit.fit)
     app.command("train")(train.train)
     app.command("init")(train.init)
     app.command("plan")(plan.plan)
     app.command("paper")(paper.paper)
     app.command("suite")(suite.suite)
-    app.command("report")(report.report)
+    app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.add_typer(privacy.app, name="privacy")
     app.add_typer(flower.app, name="flower")

@@ -33,8 +33,9 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Is a run's claim true? Recomputes it from the ledger and the configuration; exit code 1 if they disagree."""
     from dpfedexp.runs.verify import read_claim, recompute, verify_run
 
-    planned, unplanned = _planned_event(run)
-    checks = verify_run(run, planned)
+    events, unplanned = _planned_events(run)
+    planned = events[0] if events else None
+    checks = verify_run(run, planned, events[1:])
     passed = all(check.passed for check in checks)
     if as_json:
         # Without a whole ledger there is nothing to recompute, and the checks say so.
@@ -102,14 +103,13 @@ _CAPTION = (
 )
 
 
-def _planned_event(run: Path) -> tuple[Event | None, str]:
-    """The event of one round by the run's own configuration, or None and why it is not known."""
+def _planned_events(run: Path) -> tuple[list[Event], str]:
+    """The event of one round by the run's own configuration and those before the first; without any, why they are not known."""
     from dpfedexp.config import load
     from dpfedexp.runs.file_names import CONFIG
 
     path = run / CONFIG
     if not path.exists():
-        return None, f"the run has no {CONFIG}"
-
-    event = load(path).planned_event()
-    return event, "" if event is not None else f"{CONFIG} does not say how large the model and the federation were"
+        return [], f"the run has no {CONFIG}"
+    events = load(path).planned_events()
+    return events, "" if events else f"{CONFIG} does not say how large the model and the federation were"

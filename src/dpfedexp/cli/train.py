@@ -1,7 +1,9 @@
-"""`dpfedexp train` and `dpfedexp init`."""
+"""`dpfedexp train`, `dpfedexp init` and `dpfedexp report`: a run from its file to its page."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +18,7 @@ from dpfedexp.errors import InputError
 if TYPE_CHECKING:
     from dpfedexp.advice.message import Advice
     from dpfedexp.config import Settings
+    from dpfedexp.config.problem import Problem
     from dpfedexp.runs.folder import RunFolder
     from dpfedexp.runs.run import Run
 
@@ -39,7 +42,7 @@ dimension = 100             # of the synthetic problem
 
 [algorithm]
 name = "cdp_fedexp"         # cdp_fedexp | ldp_fedexp | dp_fedavg | dp_fedadam | dp_scaffold | fedavg | fedexp
-clip = "adaptive"           # or a number: the radius C
+clip = "adaptive"           # it follows a quantile of the update norms that sets itself; or a number: the radius C
 target_epsilon = 8.0        # for all rounds together; or noise_multiplier = 5.0
 delta = 1e-5
 # step = "safe"             # the step size only as far as the releases show progress; or paper: what its rule says
@@ -47,7 +50,7 @@ delta = 1e-5
 # mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
 
 [local]
-lr = 0.003
+lr = "auto"                 # the clients' votes choose it; or a number, which local privacy needs
 steps = 20                  # or epochs = 1
 # batch_size = 16           # full batch by default
 # proximal = 0.01           # FedProx
@@ -103,7 +106,7 @@ def train(
             markup=False,
         )
         raise
-    _print(Console(), run, folder)
+    show_run(Console(), run, folder)
 
 
 def execute(
@@ -113,12 +116,24 @@ def execute(
     data: str | None = None,
     resume: bool = False,
     progress: bool = True,
+    built: Problem | None = None,
+    chosen: Callable[[Run], tuple[str, ...]] | None = None,
 ) -> Run:
-    """Run settings into a folder; the ranks of a distributed run other than the first have none."""
+    """Run settings into a folder; the ranks of a distributed run other than the first have none.
+
+    Args:
+        settings: of the run.
+        folder: where its files go.
+        data: the folder with the data set's files.
+        resume: go on with the run in the folder.
+        progress: show a bar.
+        built: the clients and the model, where the caller has made them from the settings already.
+        chosen: what of the finished run was not given but chosen, for its statement.
+    """
     from dpfedexp.config import Resolved, problem
     from dpfedexp.simulation.train import train as run_training
 
-    built = problem.build(settings, data)
+    built = built or problem.build(settings, data)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
     clients = settings.build_population(algorithm, participation, len(built.federation))
     if clients is None:
@@ -148,6 +163,8 @@ def execute(
         execution=settings.build_execution(),
         **settings.run_options(),
     )
+    if chosen is not None:
+        run = replace(run, privacy=replace(run.privacy, chosen=chosen(run)))
     if folder is not None:
         folder.finish(run)
     return run
@@ -161,7 +178,8 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
     (console or Console(stderr=True)).print(f"{word} {escape(advice.sentence)}", highlight=False, soft_wrap=True)
 
 
-def _print(console: Console, run: Run, folder: RunFolder) -> None:
+def show_run(console: Console, run: Run, folder: RunFolder) -> None:
+    """What a run ends with on the terminal."""
     from dpfedexp.accounting.statements.wording import wrap
     from dpfedexp.runs.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
     from dpfedexp.simulation.progress import show
@@ -194,3 +212,15 @@ def init(
     except OSError as error:
         raise InputError(f"the file {str(file)!r} can't be written: {error.strerror}.") from None
     Console().print(f"Wrote [bold]{file}[/]. Next: dpfedexp train {file}")
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="What `train`, `fit`, `demo` or `paper` wrote, or a folder of runs.", show_default=False),
+    ],
+) -> None:
+    """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""
+    from dpfedexp.report.folder import report as write_report
+
+    Console().print(f"Wrote [bold]{write_report(folder)}[/].", highlight=False, soft_wrap=True)

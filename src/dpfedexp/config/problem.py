@@ -61,21 +61,26 @@ def build(settings: Settings, data: str | None = None) -> Problem:
     return Problem(federation, _model(settings, entry.model, {}), examples.test)
 
 
-def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
-    """Arrays `inputs`, `targets`, optionally `client` (who holds each row), `test_inputs`, `test_targets`."""
-    path = settings.data.path
-    if path is None:
-        raise InputError("data.path is missing; kind 'npz' needs a file with arrays inputs and targets.")
+def read_arrays(path: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file: `inputs`, `targets`, optionally `client` (who holds each row), `test_inputs`, `test_targets`."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise InputError(f"data.path is {path!r}, which does not exist.") from None
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, AttributeError) as error:
         raise InputError(f"data.path is {path!r}, which is not a readable .npz file: {error}.") from None
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise InputError(f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")
+    return arrays
+
+
+def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
+    path = settings.data.path
+    if path is None:
+        raise InputError("data.path is missing; kind 'npz' needs a file with arrays inputs and targets.")
+    arrays = read_arrays(path)
     x, y = arrays["inputs"], arrays["targets"]
     if "client" in arrays:
         population = settings.participation.population

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.probe import asked
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config.sentences import clause, sentence
 from dpfedexp.data.registry import check_kind
@@ -62,7 +63,7 @@ class ModelSettings(Section):
 
 class AdaptiveSettings(Section):
     initial: float = 1.0
-    quantile: float = 0.5
+    quantile: float | Literal["auto"] = 0.5
     rate: float = 0.5
     count_noise: float | None = None
 
@@ -97,7 +98,7 @@ class LocalSettings(Section):
     model_config = ConfigDict(extra="allow")
 
     optimiser: str = "sgd"
-    lr: float = 0.1
+    lr: float | Literal["auto"] = 0.1
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -195,8 +196,16 @@ class Settings(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
 
     def as_run(self, facts: Resolved) -> Settings:
-        """The settings as the folder of a run keeps them: with the facts, and with the step size that it takes."""
-        return self.model_copy(update={"resolved": facts})._with_step(self.build_algorithm().step)
+        """The settings as the folder of a run keeps them: with the facts, and with the step size and the quantile that it takes."""
+        run = self.model_copy(update={"resolved": facts})
+        return run._with_step(self.build_algorithm().step)._with_quantile("auto")
+
+    def _with_quantile(self, quantile: float | Literal["auto"]) -> Settings:
+        """The same settings, with this quantile where the file says no more than that the clip is adaptive."""
+        if self.algorithm.clip != "adaptive" or self.algorithm.adaptive is not None:
+            return self
+        adaptive = AdaptiveSettings(quantile=quantile)
+        return self.model_copy(update={"algorithm": self.algorithm.model_copy(update={"adaptive": adaptive})})
 
     def _with_step(self, step: str) -> Settings:
         """The same settings, with this step where the file leaves it to the algorithm."""
@@ -207,12 +216,18 @@ class Settings(Section):
 
     def planned_event(self) -> Event | None:
         """What one round of this configuration charges; None where the file does not say how large the model and federation are."""
+        return next(iter(self.planned_events()), None)
+
+    def planned_events(self) -> list[Event]:
+        """What one round charges, and after it what is charged once before the first; empty where `planned_event` is None."""
         if self.resolved is None:
-            return None
-        facts = self.resolved
+            return []
+        facts, algorithm = self.resolved, self.build_algorithm()
         sampling = self.build_participation().sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        return self.build_algorithm().event(facts.parameters, facts.cohort, sampling, rounds, secure)
+        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, secure)
+        mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
+        return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
 
     def check(self) -> None:
         """Everything that can be wrong without looking at data, before any folder is made."""
@@ -269,7 +284,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the file {str(path)!r} is not valid TOML: {error}.") from None
     for override in overrides:
-        _override(tree, override)
+        apply_override(tree, override)
     return parse(tree)
 
 
@@ -279,11 +294,12 @@ def parse(tree: dict[str, Any]) -> Settings:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise InputError(sentence(error, Settings)) from None
-    # The folder of a run that does not name its step is from before there was another one than the paper's.
-    return settings if settings.resolved is None else settings._with_step("paper")
+    # The folder of a run that does not name its step is from before there was another one than the paper's; so for the quantile.
+    return settings if settings.resolved is None else settings._with_step("paper")._with_quantile(0.5)
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
+def apply_override(tree: dict[str, Any], text: str) -> None:
+    """Puts `section.key=value` into a tree of settings."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set is {text!r}; it must look like algorithm.clip=0.3.")
@@ -305,7 +321,7 @@ def _algorithm(settings: AlgorithmSettings) -> Algorithm:
         raise InputError(f"algorithm.name is {name!r}, which does not exist.{nearest(name, algorithms.ALGORITHMS)}")
     given = settings.model_dump(exclude_none=True, exclude={"name", "adaptive", "epsilon0", "epsilon1", "epsilon2"})
     if settings.adaptive is not None or settings.clip == "adaptive":
-        given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings()).model_dump())
+        given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings(quantile="auto")).model_dump())
     epsilons = (settings.epsilon0, settings.epsilon1, settings.epsilon2)
     if any(e is not None for e in epsilons):
         given["epsilons"] = tuple(2.0 if e is None else e for e in epsilons)

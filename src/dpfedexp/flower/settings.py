@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpfedexp.errors import InputError
+from dpfedexp.flower.rate import check_rate
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.server.strategy import DpFedExp
 from dpfedexp.local import LocalOptimiser
@@ -40,7 +41,9 @@ def local_from(run_config: Mapping[str, Any]) -> LocalOptimiser:
     Returns:
         The optimiser, for `train_local` and `train_hosted`, or for a training loop of your own.
     """
-    return read_settings(run_config)[1].build_local()
+    local = read_settings(run_config)[1].build_local()
+    check_rate(local)
+    return local
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.batches import schedule
 from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
+from dpfedexp.flower.rate import check_rate
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, resolve
@@ -58,6 +59,7 @@ def train_local(
     >>> model.weight.item()
     0.75
     """
+    check_rate(local)
     if len(inputs) == 0:
         return
     client, layout = Federation.from_clients([(inputs, targets)]), Layout.of(model)

@@ -113,6 +113,13 @@ class OpenRun:
         else:
             self.private.forget_controls(but=state.round)
 
+    def before_rounds(self, state: State) -> None:
+        """The state that the first round starts from. Where votes made it, it is kept: asking again would cost again."""
+        if state is self.state:
+            return
+        self.state = state
+        self.save(controls=False)
+
     def stop(self) -> None:
         """The budget ended the run: what clients remember leaves the disk. A larger budget can still go on from here."""
         if self.private is None or self.state.client_controls is None:

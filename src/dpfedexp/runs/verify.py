@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event
+from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
@@ -82,6 +82,8 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
     return replace(
         statement,
         not_covered=claim.not_covered,
+        # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
+        chosen=claim.chosen,
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
@@ -101,8 +103,14 @@ def open_ledger(run: Path) -> Ledger:
     return Ledger.open(run / LEDGER, read_only=True)
 
 
-def verify_run(run: Path, planned: Event | None = None) -> list[Check]:
-    """All the checks of one run folder. `planned` is the event of one round by the run's configuration, where known."""
+def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] = ()) -> list[Check]:
+    """All the checks of one run folder.
+
+    Args:
+        run: the folder.
+        planned: the event of one round by the run's configuration, where known.
+        before: what the configuration plans to be charged once, before the first round.
+    """
     try:
         ledger = open_ledger(run)
     except LedgerError as error:
@@ -120,7 +128,7 @@ def verify_run(run: Path, planned: Event | None = None) -> list[Check]:
         checks += _check_claim(claim, proven, older)
         checks += _check_text(run, claim, proven, older)
     if planned is not None:
-        checks.append(_check_planned(ledger, planned, claim.delta if claim is not None else 1e-5))
+        checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
     return checks
 
 
@@ -213,11 +221,16 @@ def _printed_before(value: float) -> str:
     return f"epsilon = {math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
-def _check_planned(ledger: Ledger, planned: Event, delta: float) -> Check:
-    """ε of one round, not the raw scales: an adaptive clip changes those and the noise together."""
+def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:
+    """ε of one round, not the raw scales: an adaptive clip changes those and the noise together.
+
+    Votes without an update must be among those that are planned before the first round.
+    """
     want = compose([(planned, 1)], delta)
     for event, _ in ledger.charges():
         have = compose([(event, 1)], delta)
+        if any(_close(have.epsilon, compose([(one, 1)], delta).epsilon) and _alike(event, one) for one in before):
+            continue
         same = _close(have.epsilon, want.epsilon) and (event.family == "none") == (planned.family == "none")
         if not same or (have.adjacency, have.setting) != (want.adjacency, want.setting):
             return Check(
@@ -226,7 +239,19 @@ def _check_planned(ledger: Ledger, planned: Event, delta: float) -> Check:
                 f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
-    return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round, as charged")
+    votes = f", and {len(before)} votes before the first" if before else ""
+    return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
+
+
+def _alike(a: Event, b: Event) -> bool:
+    """Whether both are votes without an update, and the same ones."""
+    return (
+        isinstance(a, GaussianEvent)
+        and isinstance(b, GaussianEvent)
+        and a.votes_alone
+        and a.adjacency == b.adjacency
+        and [query.name for query in a.queries] == [query.name for query in b.queries]
+    )
 
 
 def _close(a: Any, b: Any) -> bool:

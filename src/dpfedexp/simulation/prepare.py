@@ -12,6 +12,7 @@ from torch import nn
 
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
+from dpfedexp.algorithms.probe import asked
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_count, require
 from dpfedexp.layout import Layout
@@ -23,7 +24,7 @@ from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
 from dpfedexp.simulation.rounds import Simulation
-from dpfedexp.simulation.self_rate import answering, asked
+from dpfedexp.simulation.self_rate import answering
 from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.probe import Probe
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.batches import Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
@@ -31,7 +32,6 @@ from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Participation
 from dpfedexp.round import State, advance
-from dpfedexp.simulation.probe import Probe
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses

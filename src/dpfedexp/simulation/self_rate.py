@@ -1,4 +1,4 @@
-"""A run whose local rate sets itself: what it asks of the clients, who answers, and the probe before the first round."""
+"""A run whose local rate sets itself: who answers its votes, and the probe before the first round."""
 
 from __future__ import annotations
 
@@ -10,56 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting import Budget, Event, Ledger, Sampling
-from dpfedexp.algorithms import Algorithm
+from dpfedexp.accounting import Budget, Ledger, Sampling
+from dpfedexp.algorithms import probe
+from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.clipping import AdaptiveClip, row_norms
-from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.local_rate import (
-    CLIP_SHARE,
-    HELPED,
-    NEXT_BELOW,
-    RADII,
-    RATE_SHARE,
-    RATES,
-    chosen,
-    located,
-    probe_noise,
-    wants_more,
-)
-from dpfedexp.mechanisms import Mechanism, Secure, mechanism_class
-from dpfedexp.mechanisms.base import Beside
+from dpfedexp.errors import LedgerError
+from dpfedexp.local_rate import NEXT_BELOW, RADII, RATES, chosen, located, wants_more
+from dpfedexp.mechanisms import Mechanism, Secure
 from dpfedexp.round import State
-from dpfedexp.simulation import probe
-from dpfedexp.simulation.probe import Probe
 from dpfedexp.simulation.rounds import RATE, Simulation
 from dpfedexp.trainers.checks.isolation import padded
 from dpfedexp.trainers.task import Task
-from dpfedexp.votes import Ask
 
 BEFORE = 0
 """The number that the ledger knows the probe by: it comes before the first round."""
-
-
-def asked(
-    algorithm: Algorithm, local: LocalOptimiser, rounds: int, sampling: Sampling, secure: Secure
-) -> tuple[tuple[Ask, ...], Beside | None]:
-    """The votes of every round, and what the probe costs beside the rounds: nothing where the rate is given."""
-    if not local.automatic:
-        return (), None
-    kind = mechanism_class(algorithm.mechanism)
-    if kind.is_local:
-        raise InputError(
-            "local lr is 'auto' in a local setting: clients would have to vote, and one vote drowns in its own noise. Choose the "
-            "rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
-        )
-    if not kind.is_private:
-        return (HELPED,), None
-
-    def beside(mechanism: Mechanism) -> list[Event]:
-        return _probe(mechanism, rounds, sampling, secure).events(sampling)
-
-    return (HELPED,), beside
 
 
 def answering(task: Task, mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> dict[str, Any]:
@@ -74,19 +38,7 @@ def answering(task: Task, mechanism: Mechanism, rounds: int, sampling: Sampling,
         holds = (sizes[clients] > 0).to(helped.device)
         return torch.where(holds, helped, math.nan)[:, None]
 
-    return {"ballots": ballots, "probe": _probe(mechanism, rounds, sampling, secure)}
-
-
-def _probe(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> Probe:
-    if not mechanism.is_private:
-        return Probe(0.0, 0.0, "replace-one")
-    event: Any = mechanism.event(sampling)
-    if not hasattr(event, "mu"):
-        raise InputError(
-            f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
-        )
-    rate, clip = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
-    return Probe(rate, clip, event.adjacency, secure)
+    return {"ballots": ballots, "probe": probe_of(mechanism, rounds, sampling, secure)}
 
 
 def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget | None) -> State:
@@ -97,10 +49,6 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
     vote = simulation.probe
     if vote is None or float(state.memory[RATE]) > 0:
         return state
-    if simulation.team is not None:
-        raise InputError(
-            "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number."
-        )
     w = state.w.float()
 
     def wants(clients: Tensor, bins: Tensor) -> Tensor:
@@ -144,7 +92,9 @@ def _asked(
             raise LedgerError(
                 f"the vote {name!r} can't be charged: {error.strerror}. Nothing of it was released."
             ) from None
-    cohort = simulation.participation.cohort(simulation.present, simulation.noise.at("participation", BEFORE))
+    # Each vote has a cohort of its own: sampling hides a client in both only if it is drawn for them independently.
+    draws = simulation.noise.at(f"participation, {name}", BEFORE)
+    cohort = simulation.participation.cohort(simulation.present, draws)
     return vote.answers(
         name,
         _chunks(simulation, cohort),

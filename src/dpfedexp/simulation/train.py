@@ -143,6 +143,10 @@ def train(
     )
     _check_numbers(evaluate_every, budget)
     team = Team.current()
+    require(
+        team is None or not local.automatic,
+        "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
+    )
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
         folder = None if checkpoint is None or follows else Path(checkpoint)
@@ -245,7 +249,7 @@ def _rounds(
     """All the rounds that are left. Returns why the run stopped early, None if it did not."""
     rounds, delta = open_run.description.rounds, simulation.algorithm.delta
     try:
-        open_run.state = probed(simulation, open_run.state, open_run.ledger, budget)
+        open_run.before_rounds(probed(simulation, open_run.state, open_run.ledger, budget))
     except BudgetExceeded as reason:
         open_run.stop()
         return str(reason)

@@ -109,6 +109,11 @@ class GaussianEvent:
         proven = len(self.queries) == 1 or self.joint_mu is not None
         return self.attained and proven and self.sampling.kind == "full"
 
+    @property
+    def votes_alone(self) -> bool:
+        """Whether no update is released: every query is a vote, whose shares are within ±½."""
+        return all(query.is_vote and math.isclose(query.bound, 0.5, rel_tol=1e-5) for query in self.queries)
+
     def under(self, adjacency: Adjacency) -> GaussianEvent:
         """The same release, accounted under `adjacency`."""
         if adjacency == self.adjacency:

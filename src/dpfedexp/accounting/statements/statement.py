@@ -74,7 +74,7 @@ class PrivacyStatement(Promise):
             setting=total.setting,
             adjacency=total.adjacency,
             clients=clients,
-            rounds=sum(n for _, n in charges),
+            rounds=_rounds(charges),
             epsilon_round=own.epsilon_round,
             epsilon_total=total.epsilon,
             delta=delta,
@@ -163,6 +163,11 @@ def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
     return ", ".join(sorted(kinds)) or "full"
 
 
+def _rounds(charges: Sequence[tuple[Event, int]]) -> int:
+    """How many of the charges released an update: votes before the first round are charged too, and are no round."""
+    return sum(n for event, n in charges if not (isinstance(event, GaussianEvent) and event.votes_alone))
+
+
 def _votes(charges: Sequence[tuple[Event, int]]) -> tuple[str, ...]:
     """The names of all votes that were charged, in the order of their first charge."""
     gaussian = (event for event, _ in charges if isinstance(event, GaussianEvent))
@@ -174,6 +179,6 @@ def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
         return {}
     planned = list(planned)
     return {
-        "planned_rounds": sum(n for _, n in planned),
+        "planned_rounds": _rounds(planned),
         "planned_epsilon_total": compose(planned, delta).epsilon,
     }

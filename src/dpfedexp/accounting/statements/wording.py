@@ -57,7 +57,7 @@ def statement_text(s: Promise) -> str:
     """The whole promise: one paragraph to a line, and a small table of at most 80 columns."""
     if not s.private:
         return f"{s.algorithm}: this run is not private; it makes no promise about any client's data.\n"
-    if s.rounds == 0:
+    if s.rounds == 0 and not s.votes:
         return f"{s.algorithm}: nothing has been released yet, so no privacy has been spent.\n"
     n = shown(s)
     paragraphs = [

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.local_rate import RADII, RATES
+from dpfedexp.algorithms.algorithm import Algorithm
+from dpfedexp.errors import InputError
+from dpfedexp.local import LocalOptimiser
+from dpfedexp.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
+from dpfedexp.mechanisms import Mechanism, mechanism_class
+from dpfedexp.mechanisms.base import Beside
 from dpfedexp.mechanisms.binned_vote import BinnedVote
 from dpfedexp.noise import Noise
-from dpfedexp.votes import Secure, Vote
+from dpfedexp.votes import Ask, Secure, Vote
 
 RATE, CLIP = "local rate", "first clip"
 """What the two votes are called in the ledger."""
@@ -75,3 +81,37 @@ class Probe:
             sums += vote.collect(values(clients, bins), bins).cpu()
         counts = vote.counts(population, share).clamp_min(1.0)
         return vote.release(sums, counts, noise), vote.vote.noise / counts
+
+
+def asked(
+    algorithm: Algorithm, local: LocalOptimiser, rounds: int, sampling: Sampling, secure: Secure
+) -> tuple[tuple[Ask, ...], Beside | None]:
+    """The votes of every round, and what the probe costs beside the rounds: nothing where the rate is given."""
+    if not local.automatic:
+        return (), None
+    kind = mechanism_class(algorithm.mechanism)
+    if kind.is_local:
+        raise InputError(
+            "local lr is 'auto' in a local setting: clients would have to vote, and one vote drowns in its own noise. Choose the "
+            "rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
+        )
+    if not kind.is_private:
+        return (HELPED,), None
+
+    def beside(mechanism: Mechanism) -> list[Event]:
+        return probe_of(mechanism, rounds, sampling, secure).events(sampling)
+
+    return (HELPED,), beside
+
+
+def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> Probe:
+    """The probe of a run by its mechanism: its votes cost `RATE_SHARE` and `CLIP_SHARE` of what the rounds cost together."""
+    if not mechanism.is_private:
+        return Probe(0.0, 0.0, "replace-one")
+    event: Any = mechanism.event(sampling)
+    if not hasattr(event, "mu"):
+        raise InputError(
+            f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
+        )
+    rate, clip = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
+    return Probe(rate, clip, event.adjacency, secure)

@@ -1,0 +1,183 @@
+"""`dpfedexp fit`: data in, a model and a promise out, and nothing to tune."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dpfedexp.cli.train import execute, show_run
+from dpfedexp.errors import InputError, require
+
+if TYPE_CHECKING:
+    from dpfedexp.config import Settings
+    from dpfedexp.config.problem import Problem
+
+MOST_FEATURES = 1000
+"""Up to so many features a linear model is a sensible start; for more, somebody who knows the data names a network."""
+HIDDEN = 32
+"""The width of a network's hidden layer, where nobody names another: `--set model.options.hidden=64`."""
+OPEN_SECTIONS = ("data", "model", "participation", "run")
+
+
+def fit(
+    arrays: Annotated[
+        Path | None,
+        typer.Argument(
+            help="An .npz file: inputs, targets, client (who holds each row)[, test_inputs, test_targets].",
+            show_default=False,
+        ),
+    ] = None,
+    data_set: Annotated[str | None, typer.Option("--data-set", help="mnist or cifar10, dealt out to clients.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network by name, or module:factory of your own [default: fits the data].")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=2, help="How many classes there are; a secure run must not count them.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="What the whole run may cost each client.")] = 8.0,
+    delta: Annotated[float | None, typer.Option(help="δ [default: the smaller of 1e-5 and 0.1/M].")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many [default: by the noise of a round].")] = None,
+    adjacency: Annotated[
+        str, typer.Option(help="replace-one, or add-remove, which needs --population.")
+    ] = "replace-one",
+    population: Annotated[int | None, typer.Option(min=1, help="The public number of clients.")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Protect real data: noise on a grid, from the operating system.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of data, model, participation, run."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results [default: runs/<name>-<time>].")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="What every draw of a simulation follows from.")] = 0,
+    device: Annotated[str | None, typer.Option(help="A torch device such as cuda.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train with a promise and nothing to tune: δ, rounds, clip, step size and local rate are chosen; the statement says how."""
+    from dpfedexp.config import problem
+    from dpfedexp.config.settings import apply_override, parse
+    from dpfedexp.local import Sgd
+    from dpfedexp.runs.folder import RunFolder
+    from dpfedexp.simulation.fit import MOST_EXAMPLES, STEPS, chosen
+
+    if (arrays is None) == (data_set is None):
+        raise InputError("give one of ARRAYS.npz and --data-set: where the clients' data are.")
+    if resume and out is None:
+        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    tree: dict[str, Any] = {
+        "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
+        "model": {},
+        "algorithm": {
+            "name": "cdp_fedexp",
+            "clip": "adaptive",
+            "target_epsilon": float(epsilon),
+            "delta": delta,
+            "adjacency": adjacency,
+            "step": "safe",
+        },
+        "local": {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES},
+        "participation": {"population": population},
+        "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
+    }
+    for text in set_ or ():
+        section = text.partition(".")[0]
+        require(
+            section in OPEN_SECTIONS,
+            f"--set is {text!r}; fit chooses the algorithm and the local steps itself, and leaves {', '.join(OPEN_SECTIONS)}. "
+            "`dpfedexp train` takes all settings.",
+        )
+        apply_override(tree, text)
+    tree["model"] |= _model(model, tree, classes)
+    settings = parse(tree)
+    settings.check()
+    built = problem.build(settings, data)
+    given = {"delta": delta, "rounds": tree["run"].get("rounds"), "local": None}
+    settings = _completed(settings, built, given)
+    name = data_set if arrays is None else arrays.stem
+    folder = RunFolder(out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}", resume=resume)
+    algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=STEPS), settings.run.rounds
+    try:
+        run = execute(
+            settings,
+            folder,
+            resume=resume,
+            progress=not quiet,
+            built=built,
+            chosen=lambda run: chosen(run, algorithm, local, count, given=given),
+        )
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"Go on with: the same command, --out {folder.path} and --resume.",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        raise
+    show_run(Console(), run, folder)
+
+
+def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
+    """The settings with δ and the rounds that public numbers say, where they were not given."""
+    from dpfedexp.advice.plan import default_delta
+    from dpfedexp.simulation.fit import rounds_for
+
+    participation = settings.build_participation()
+    clients = settings.build_population(settings.build_algorithm(), participation, len(built.federation))
+    if clients is None:
+        raise InputError("--population is missing; give the public number of clients.")
+    if given["delta"] is None:
+        algorithm = settings.algorithm.model_copy(update={"delta": default_delta(clients)})
+        settings = settings.model_copy(update={"algorithm": algorithm})
+    if given["rounds"] is None:
+        dimension = sum(p.numel() for p in built.model.parameters() if p.requires_grad)
+        count = rounds_for(settings.build_algorithm(), dimension, clients, participation)
+        settings = settings.model_copy(update={"run": settings.run.model_copy(update={"rounds": count})})
+    return settings
+
+
+def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[str, Any]:
+    """The section [model]: what was named, with the sizes that the arrays say; by default a linear model of few features."""
+    if name is not None and ":" in name:
+        return {"factory": name}
+    if tree["data"]["kind"] != "npz" or "factory" in tree["model"]:
+        return {} if name is None else {"name": name}
+    from dpfedexp.config.problem import read_arrays
+    from dpfedexp.models import MODELS
+
+    path = tree["data"]["path"]
+    arrays = read_arrays(path)
+    require(
+        "client" in arrays,
+        f"{path!r} has no array 'client'; it must say who holds each row, because a client is what is protected.",
+    )
+    shape, whole = arrays["inputs"].shape, arrays["targets"].dtype.kind in "iub"
+    features = 1
+    for size in shape[1:]:
+        features *= int(size)
+    if name is None:
+        require(
+            len(shape) == 2 and features <= MOST_FEATURES and arrays["inputs"].dtype.kind == "f",
+            f"the inputs have shape {shape} and type {arrays['inputs'].dtype}; name a network with --model: {', '.join(MODELS)}, "
+            "or module:factory of your own.",
+        )
+        name = "linear"
+    takes = inspect.signature(MODELS[name]).parameters if name in MODELS else {}
+    outputs = 1
+    if whole and not {"classes", "outputs"}.isdisjoint(takes):
+        require(
+            classes is not None or not tree["run"]["secure"],
+            "--classes is missing: in a secure run the number of classes is declared, not counted from the targets.",
+        )
+        outputs = max(2, int(arrays["targets"].max()) + 1) if classes is None else classes
+    sizes = {"inputs": features, "dimension": features, "hidden": HIDDEN, "classes": outputs, "outputs": outputs}
+    options = {option: size for option, size in sizes.items() if option in takes}
+    return {"name": name, "options": options | tree["model"].get("options", {})}
