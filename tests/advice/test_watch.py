@@ -13,6 +13,7 @@ from dpfedexp.advice.watch import FIRST_LOOK, WINDOW, Watch
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import AdviceWarning, InputError
 from dpfedexp.models import linear_regression
+from dpfedexp.votes import Ask
 
 D, M = 400, 1000
 FIXED = dp_fedavg(clip=1.0, noise_multiplier=5.0)
@@ -103,13 +104,13 @@ def test_an_update_that_is_not_finite_is_said_at_once_and_is_the_verdict():
 
 
 def test_votes_that_training_did_not_help_say_that_it_diverges():
-    ours = watch()
-    said = [ours.seen(record(number, helped=0.3)) for number in range(1, 15)]
+    ours, field = watch(), Ask("helped").field
+    said = [ours.seen(record(number, **{field: 0.3})) for number in range(1, 15)]
     assert [codes(new) for new in said].index(["diverging"]) == WINDOW - 1
     assert "30% of the clients" in ours.advice[0].sentence
     assert codes(ours.advice) == ["diverging"], "once"
     healthy = watch()
-    assert not any(healthy.seen(record(number, helped=0.8)) for number in range(1, 15))
+    assert not any(healthy.seen(record(number, **{field: 0.8})) for number in range(1, 15))
 
 
 def test_a_rising_clip_over_nothing_but_noise_says_that_training_diverges():

@@ -113,7 +113,7 @@ class Watch:
     def _diverging(self) -> Advice | None:
         """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
         recent = self._records[-WINDOW:]
-        votes = [record["helped"] for record in recent if record.get("helped") is not None]
+        votes = [record["vote_helped"] for record in recent if record.get("vote_helped") is not None]
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5:
             seen = f"In {WINDOW} rounds only {sum(votes) / WINDOW:.0%} of the clients had a lower loss after their local steps"
         elif self._clip_moves() > 0 and self._noise_alone(recent):
