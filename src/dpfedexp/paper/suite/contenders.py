@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 from torch import nn
 
 import dpfedexp
+from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
+from dpfedexp.algorithms.rules import Step
 from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser, Sgd
 from dpfedexp.paper.suite.problem import Loaded, Problem
@@ -61,11 +62,8 @@ class Contender:
         return ""
 
 
-def _fedexp(step: str, epsilon: float) -> Algorithm:
-    settings: dict[str, Any] = {"clip": "adaptive", "target_epsilon": epsilon, "delta": DELTA}
-    if step != "paper" or "step" in inspect.signature(cdp_fedexp).parameters:
-        settings["step"] = step
-    return cdp_fedexp(**settings)
+def _fedexp(step: Step, epsilon: float) -> Algorithm:
+    return cdp_fedexp(clip="adaptive", target_epsilon=epsilon, delta=DELTA, step=step)
 
 
 def _fedavg(epsilon: float, rate: float | None) -> Algorithm:
@@ -111,6 +109,7 @@ def trained(
             contender.algorithm(epsilon, server_rate),
             local=contender.local(problem, lr, start),
             rounds=problem.rounds,
+            on_advice=silence,
             **common,
         )
     return run.model, run.history, run.privacy
