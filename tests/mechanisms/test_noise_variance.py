@@ -8,6 +8,7 @@ import torch
 from dpfedexp.clipping import clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.noise.streams import Streams
+from dpfedexp.votes import within_clip
 from tests.mechanisms.local_laplace import LocalLaplace
 
 CLIP, M, D = 0.3, 50, 4000
@@ -25,7 +26,7 @@ def released(mechanism, rows, seed=0):
 GAUSSIANS = [
     CentralGaussian(CLIP, 5.0),
     CentralGaussian(CLIP, 5.0, numerator="free"),
-    CentralGaussian(CLIP, 2.0, numerator="paper", scalar_multiplier=3.0, count_noise=4.0),
+    CentralGaussian(CLIP, 2.0, numerator="paper", scalar_multiplier=3.0, votes=(within_clip(4.0),)),
     CentralGaussian(CLIP, 5.0).secure(),
     LocalGaussian(CLIP, 0.7),
     LocalGaussian(CLIP, 0.7, "free"),
@@ -35,9 +36,11 @@ GAUSSIANS = [
 
 @pytest.mark.parametrize("mechanism", GAUSSIANS, ids=lambda m: f"{type(m).__name__}-{m.numerator}")
 def test_a_mean_of_nothing_has_the_variance_that_the_mechanism_says(mechanism):
-    measured = float(released(mechanism, torch.zeros(M, D)).c_bar.double().square().mean())
+    release = released(mechanism, torch.zeros(M, D))
+    measured = float(release.c_bar.double().square().mean())
     # The relative deviation of a mean of D squares is sqrt(2/D) = 0.022; 5.5 of them happen once in 10⁷.
     assert measured == pytest.approx(mechanism.noise_variance(DENOMINATOR, M), rel=5.5 * math.sqrt(2 / D))
+    assert release.variance == mechanism.noise_variance(DENOMINATOR, M)
     assert mechanism.noise_norm(D, DENOMINATOR, M) == pytest.approx(
         math.sqrt(D * mechanism.noise_variance(DENOMINATOR, M))
     )
@@ -50,7 +53,7 @@ def test_a_central_mean_is_divided_by_the_public_number_and_a_local_one_by_the_r
 
 
 def test_the_noise_follows_the_clip_in_force():
-    adaptive = CentralGaussian(1.0, 5.0, count_noise=10.0)
+    adaptive = CentralGaussian(1.0, 5.0, votes=(within_clip(10.0),))
     assert adaptive.at_radius(0.1).noise_variance(100.0, 100) == pytest.approx(
         0.01 * adaptive.noise_variance(100.0, 100)
     )
@@ -59,6 +62,7 @@ def test_the_noise_follows_the_clip_in_force():
 def test_without_privacy_there_is_no_noise():
     assert NoPrivacy().noise_variance(10.0, 10) == 0.0
     assert NoPrivacy().noise_norm(7, 10.0, 10) == 0.0
+    assert released(NoPrivacy(), torch.ones(3, 7)).variance == 0.0
 
 
 @pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
@@ -76,8 +80,11 @@ def test_privunits_noise_at_the_clip_is_what_it_says(epsilon2):
     assert mechanism.noise_norm(d, 1.0, 100) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) / 10)
 
 
-def test_a_mechanism_whose_noise_follows_the_clients_lengths_says_no_variance():
-    assert PrivUnit(CLIP, 40).noise_variance(10.0, 10) is None
+def test_a_mechanism_whose_noise_follows_the_clients_lengths_says_no_variance_and_releases_its_bound():
+    mechanism = PrivUnit(CLIP, 40)
+    assert mechanism.noise_variance(10.0, 10) is None
+    bound = mechanism.noise_norm(40, DENOMINATOR, M) ** 2 / 40
+    assert released(mechanism, torch.randn(M, 40, generator=torch.Generator().manual_seed(0))).variance == bound
 
 
 def test_a_mechanism_that_says_nothing_about_its_noise_is_taken_at_its_word():

@@ -206,7 +206,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """From sums to what may be seen. `denominator` is public; the two noises are independent streams."""
+        """From sums to what may be seen, with the noise's variance. `denominator` is public; the noises are independent streams."""
 
     def noise_variance(self, denominator: float, count: float) -> float | None:
         """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.

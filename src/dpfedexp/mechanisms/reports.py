@@ -49,10 +49,11 @@ class Release:
     Args:
         c_bar: the mean update that moves the model.
         statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        votes: the noisy mean of every vote in its own range, by name; None where there is none.
+        votes: the noisy mean of every vote in its own range, by name; empty where there is none.
         clip: the radius C that was in force.
         sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, from public numbers; 0 where there is none.
+        variance: of the noise in each coordinate of `c_bar`, from public numbers; an upper bound where it depends on the updates, 0
+            where there is none. The safe step weighs means by it.
     """
 
     c_bar: Tensor
