@@ -143,16 +143,19 @@ def test_a_fixed_clip_is_never_remarked_on():
     assert codes(ours.end(lambda: (2.0, 2.0))) == []
 
 
-def test_a_step_size_of_one_throughout_is_noted_for_fedexp_only():
+def test_a_step_size_that_is_one_from_the_middle_on_is_noted_for_fedexp_only():
     for algorithm, expected in ((ADAPTIVE, ["no-extrapolation"]), (FIXED, []), (fedavg(), [])):
         ours = watch(algorithm)
         for number in range(1, 9):
             ours.seen(record(number, update_norm=0.5))
         assert codes(ours.end(lambda: (4.0, 4.0))) == expected
-    once = watch(ADAPTIVE)
-    for number in range(1, 9):
-        once.seen(record(number, update_norm=0.5, eta_g=1.5 if number == 4 else 1.0))
-    assert once.end(lambda: (4.0, 4.0)) == []
+    for longer, expected in ((4, ["no-extrapolation"]), (5, [])):
+        once = watch(ADAPTIVE)
+        for number in range(1, 9):
+            once.seen(record(number, update_norm=0.5, eta_g=1.5 if number == longer else 1.0))
+        said = once.end(lambda: (4.0, 4.0))
+        assert codes(said) == expected
+        assert all("1 after round 4" in advice.sentence for advice in said)
 
 
 def test_parameters_that_explode_are_said_and_are_the_verdict():

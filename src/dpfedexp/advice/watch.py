@@ -166,14 +166,18 @@ class Watch:
         )
 
     def _one(self) -> Advice | None:
-        rates = [record["eta_g"] for record in self._records]
-        if "fedexp" not in self.plan.algorithm.name or len(rates) < FEWEST or max(rates) > 1.0:
+        """η_g was 1 in the second half of the rounds: the safe step begins above it, and falls where nothing supports it."""
+        records = self._records
+        longer = [number for number, record in enumerate(records, 1) if record["eta_g"] > 1.0]
+        last = max(longer, default=0)
+        if "fedexp" not in self.plan.algorithm.name or len(records) < FEWEST or 2 * last > len(records):
             return None
+        when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
         return Advice(
             "note",
             "no-extrapolation",
-            f"The step size η_g was 1 in all {len(rates)} rounds: extrapolation did nothing here, and this run is DP-FedAvg. That "
-            "is as it should be where clients disagree or noise prevails.",
+            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is as it should be "
+            "where clients disagree or noise prevails.",
         )
 
     def _exploded(self, length: float) -> Advice | None:
