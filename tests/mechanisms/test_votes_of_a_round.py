@@ -62,9 +62,11 @@ BEFORE = {
 """Of three runs with an adaptive clip, computed before there were other votes: parameters, clips, step sizes, ε, the mechanism's
 text and event, and one release of given draws (the fraction within the clip, the statistic, a coordinate), plain and secure."""
 RUNS = {
-    "free": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
+    "free": (cdp_fedexp(clip="adaptive", target_epsilon=8.0, step="paper"), {}),
     "paper": (
-        cdp_fedexp(clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0),
+        cdp_fedexp(
+            clip=AdaptiveClip(initial=0.5, count_noise=3.0), numerator="paper", noise_multiplier=2.0, step="paper"
+        ),
         {},
     ),
     "add-remove": (

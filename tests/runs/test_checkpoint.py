@@ -279,7 +279,7 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
 def test_a_checkpoint_holds_no_pickle_and_is_its_owners_only(tmp_path, monkeypatch):
     interrupted(tmp_path, monkeypatch)
     path = tmp_path / CHECKPOINT
-    memory = {f"memory.step.{name}" for name in ("c_bar.1", "c_bar.2", "c_bar.3", "taken")}
+    memory = {f"memory.step.{name}" for name in ("c_bar.1", "c_bar.2", "c_bar.3", "numbers")}
     assert set(load_file(path)) == {"w", "recent.0", *memory}
     assert path.stat().st_mode & 0o077 == 0
 
