@@ -18,7 +18,7 @@ LAYERS = [
     {"layout", "sums", "step_size"},
     {"clipping", "noise", "accounting", "votes"},
     {"mechanisms"},
-    {"batches", "evaluation", "local", "losses", "models", "participation", "server"},
+    {"batches", "evaluation", "local", "local_rate", "losses", "models", "participation", "server"},
     {"algorithms", "data"},
     {"advice", "round"},
     {"trainers"},

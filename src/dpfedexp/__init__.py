@@ -31,6 +31,7 @@ _HOMES = {
     "dp_scaffold": "algorithms.dp_scaffold",
     "fedavg": "algorithms.fedavg",
     "fedexp": "algorithms.fedexp",
+    "fit": "simulation.fit",
     "ldp_fedexp": "algorithms.ldp_fedexp",
     "naive_ldp_fedexp": "algorithms.ldp_fedexp",
     "train": "simulation.train",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from dpfedexp.participation import Poisson as Poisson
     from dpfedexp.runs.run import Run as Run
     from dpfedexp.server import ServerOptimiser as ServerOptimiser
+    from dpfedexp.simulation.fit import fit as fit
     from dpfedexp.simulation.train import train as train
     from dpfedexp.trainers.execution import Execution as Execution
 else:

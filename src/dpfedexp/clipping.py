@@ -13,14 +13,15 @@ rounding is off by up to 2⁻¹⁵⁰ in each of d coordinates: √d·2⁻¹⁵�
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.votes import default_noise
 
 SHRINK = 1.0 - 2.0**-22
@@ -94,6 +95,20 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
     return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
 
 
+def quantile_for(noise_norm: float) -> float:
+    """1/(1 + 4n), between 0.2 and 0.9, for noise of norm n in the mean update, in units of the clip.
+
+    A clip at quantile q shortens the updates of 1 − q of the clients, which moves the point that the run ends at where clients
+    disagree; a larger one makes the noise larger in proportion. With n small against the mean update (many clients, few parameters)
+    noise costs nothing, and 0.9 leaves nearly everybody's update as it is; with n = 1/4 both matter, and it is the median; where
+    noise is longer than the clip itself, only the shortest updates count.
+
+    >>> round(quantile_for(0.25), 3)
+    0.5
+    """
+    return min(0.9, max(0.2, 1.0 / (1.0 + 4.0 * noise_norm)))
+
+
 @checked
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -105,18 +120,24 @@ class AdaptiveClip:
     cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε; with further
     votes, what `votes.default_noise` says.
 
+    quantile "auto", which `clip="adaptive"` stands for, weighs the bias of a small clip against the noise of a large one before
+    the first round, from public numbers (`quantile_for`).
+
     >>> AdaptiveClip(initial=1.0).update(1.0, noisy_fraction=0.5)
     1.0
     """
 
     initial: float = 1.0
-    quantile: float = 0.5
+    quantile: float | Literal["auto"] = 0.5
     rate: float = 0.5
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
         check_radius("adaptive clip: initial", self.initial)
-        require(0 < self.quantile < 1, f"adaptive clip: quantile is {self.quantile}; it must be between 0 and 1.")
+        require(
+            self.quantile == "auto" or (is_number(self.quantile) and 0 < float(self.quantile) < 1),
+            f"adaptive clip: quantile is {self.quantile!r}; it must be between 0 and 1, or 'auto'.",
+        )
         require(0 < self.rate < math.inf, f"adaptive clip: rate is {self.rate}; it must be a positive number.")
         require(
             self.count_noise is None or 0 < self.count_noise < math.inf,
@@ -125,12 +146,24 @@ class AdaptiveClip:
 
     def update(self, radius: float, noisy_fraction: float) -> float:
         """C ← C·exp(−rate·(b̃ − quantile)) inside the range, with b̃ the released fraction of clients within the clip."""
+        if isinstance(self.quantile, str):
+            raise InputError(
+                "the adaptive clip's quantile is 'auto' and not settled yet; a run settles it when it begins."
+            )
         move = -self.rate * (noisy_fraction - self.quantile)
         if math.isnan(move):
             return radius
         # e¹⁰⁰ is more than the whole range, and far from overflow.
         moved = radius * math.exp(min(max(move, -100.0), 100.0))
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
+
+    def settled(self, noise_norm: float | None) -> AdaptiveClip:
+        """The clip with its quantile as a number.
+
+        Args:
+            noise_norm: the norm of the noise in the mean update over the clip, z√d/M, a public number; None where it is not known.
+        """
+        return replace(self, quantile=quantile_for(noise_norm or 0.0)) if self.quantile == "auto" else self
 
     def noise_for(self, cohort: float, noise_multiplier: float, votes: int = 1) -> float:
         """The noise on the count, which is one of so many votes."""

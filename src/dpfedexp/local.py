@@ -8,8 +8,8 @@ all its steps stands still (`trainers/stepping.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeVar
 
 from torch import Tensor
 
@@ -65,7 +65,7 @@ class LocalOptimiser(Batching):
     0.9
 
     Attributes:
-        lr: η_l, the local rate.
+        lr: η_l, the local rate; "auto" lets the clients' votes choose it (central privacy and simulations without any).
         steps: local steps of a round; give this or `epochs`.
         epochs: passes over the client's rows; give this or `steps`.
         batch_size: rows of one step; None for all of them.
@@ -75,7 +75,7 @@ class LocalOptimiser(Batching):
             only under such a bound.
     """
 
-    lr: float
+    lr: float | Literal["auto"]
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -85,7 +85,8 @@ class LocalOptimiser(Batching):
     def __post_init__(self) -> None:
         """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
         require(
-            is_number(self.lr) and 0 < self.lr < float("inf"), f"local lr is {self.lr!r}; it must be a positive number."
+            self.lr == "auto" or (is_number(self.lr) and 0 < float(self.lr) < float("inf")),
+            f"local lr is {self.lr!r}; it must be a positive number or 'auto'.",
         )
         self.check_batching()
         require(
@@ -94,8 +95,20 @@ class LocalOptimiser(Batching):
         )
 
     @property
+    def automatic(self) -> bool:
+        """Whether the rate sets itself (`local_rate`)."""
+        return self.lr == "auto"
+
+    @property
     def rate(self) -> float:
+        """η_l as a number."""
+        if isinstance(self.lr, str):
+            raise InputError("local lr is 'auto', which only a run can choose; give a number here, such as lr=0.1.")
         return self.lr
+
+    def at(self, rate: float) -> Self:
+        """The same optimiser at a rate."""
+        return replace(self, lr=rate)
 
     @property
     def moment_names(self) -> tuple[str, ...]:
@@ -180,7 +193,7 @@ class Sgd(LocalOptimiser):
 
 @checked
 def FedProx(
-    lr: float,
+    lr: float | Literal["auto"],
     mu: float,
     steps: int | None = None,
     epochs: int | None = None,

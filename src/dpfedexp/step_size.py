@@ -22,7 +22,7 @@ SHRINKAGE = 0.5
 RETREAT = 0.25
 """After a step that failed, growth is fast again only up to this share of it."""
 SHARPEST_TURN = -0.5
-"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here the step is half an unstable one."""
+"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
 FORGETTING = 0.8
 """The weight of the evidence so far in the next round: what five rounds say counts."""
 LOUDEST = 3.0
@@ -30,7 +30,7 @@ LOUDEST = 3.0
 FAILED = -2.0
 """Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
 PRIOR = 10.0 / 3.0
-"""The evidence before the first product, as much as two standard deviations: until more is known, the paper's rule is believed."""
+"""The evidence before the first product, as much as two standard deviations: at first the paper's step is believed."""
 EVIDENT, DOUBTFUL = 2.0, 1.0
 """Standard deviations of evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 44 rounds."""
 
@@ -118,10 +118,9 @@ def safe_cap(
 ) -> tuple[float, float]:
     """κ_t and the ceiling, from the steps that were taken.
 
-    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is
-    at most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`,
-    η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the
-    ceiling.
+    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at
+    most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`, η_{t−1}
+    where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
 
     Args:
         taken: the steps of the last four rounds, newest last.

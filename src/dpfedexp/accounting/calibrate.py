@@ -7,7 +7,7 @@ of the target.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event
@@ -21,14 +21,29 @@ _TOLERANCE = 1e-9
 
 
 @checked
-def calibrate_noise(make_event: Callable[[float], Event], *, target_epsilon: float, delta: float, rounds: int) -> float:
-    """The smallest noise multiplier z for which `rounds` rounds of `make_event(z)` cost at most `target_epsilon` at
-    `delta`."""
+def calibrate_noise(
+    make_event: Callable[[float], Event],
+    *,
+    target_epsilon: float,
+    delta: float,
+    rounds: int,
+    beside: Callable[[float], Sequence[Event]] | None = None,
+) -> float:
+    """The smallest noise multiplier z for which the run costs at most `target_epsilon` at `delta`.
+
+    Args:
+        make_event: what one round costs with z.
+        target_epsilon: what all of it may cost.
+        delta: δ of the target.
+        rounds: how many rounds there are.
+        beside: what else the run releases once, with z; None for nothing.
+    """
     _check(target_epsilon, delta, rounds)
     require(delta > 0.0, f"delta is {delta}; Gaussian noise needs a delta above 0.")
 
     def epsilon(z: float) -> float:
-        return compose([(make_event(z), rounds)], delta).epsilon
+        once = [] if beside is None else [(event, 1) for event in beside(z)]
+        return compose([(make_event(z), rounds), *once], delta).epsilon
 
     low = high = 1.0
     while epsilon(high) > target_epsilon:

@@ -7,7 +7,7 @@ asked for by its ε is calibrated for the mechanism that runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
@@ -18,7 +18,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, check_radius
 from dpfedexp.errors import InputError, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
-from dpfedexp.mechanisms.base import Numerator
+from dpfedexp.mechanisms.base import Beside, Numerator
 from dpfedexp.server import Extrapolate, ServerOptimiser, check_server
 from dpfedexp.votes import Ask
 
@@ -136,6 +136,7 @@ class Algorithm:
         secure: Secure = False,
         *,
         votes: tuple[Ask, ...] = (),
+        beside: Beside | None = None,
     ) -> Mechanism:
         """The mechanism that runs in the first round, with every constant in place: on the lattice with `secure`.
 
@@ -151,6 +152,8 @@ class Algorithm:
             votes: what is asked of every client beside its update; only a trusted server can ask.
         """
         kind, terms = mechanism_class(self.mechanism), self._terms(dimension, cohort, sampling, rounds, secure, votes)
+        if beside is not None and self.target_per == "total":
+            terms = replace(terms, beside=beside)
         if votes:
             kind.check_terms(terms)
         mechanism = kind.bound(terms)
@@ -199,8 +202,23 @@ def clip_of(clip: Clip) -> float | AdaptiveClip:
     if isinstance(clip, str):
         if clip != "adaptive":
             raise InputError(f"clip is {clip!r}; it must be a positive number or 'adaptive'.")
-        return AdaptiveClip()
+        return AdaptiveClip(quantile="auto")
     require(
         is_number(clip) and not isinstance(clip, bool), f"clip is {clip!r}; it must be a positive number or 'adaptive'."
     )
     return float(clip)
+
+
+def settled(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:
+    """The algorithm of a run whose mechanism is bound: an adaptive clip's automatic quantile has become a number.
+
+    Args:
+        algorithm: what was asked for.
+        mechanism: bound to the run.
+        dimension: parameters of the model.
+        cohort: the public number of clients that sums are divided by.
+    """
+    if not isinstance(algorithm.clip, AdaptiveClip):
+        return algorithm
+    noise = mechanism.noise_norm(dimension, cohort, cohort)
+    return replace(algorithm, clip=algorithm.clip.settled(None if noise is None else noise / mechanism.clip))

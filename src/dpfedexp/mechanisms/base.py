@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,6 +32,10 @@ from dpfedexp.votes import Secure as Secure
 Numerator = Literal["free", "paper", "naive"]
 
 
+Beside = Callable[["Mechanism"], Sequence[Event]]
+"""From the mechanism of the rounds to what is released once beside them."""
+
+
 @checked
 @dataclass(frozen=True)
 class Terms:
@@ -51,6 +56,7 @@ class Terms:
         sampling: who takes part, as the accountant is told.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
         votes: what is asked of every client beside its update and, with an adaptive clip, beside its count.
+        beside: what the run releases once beside its rounds, which the target must cover too; None for nothing.
     """
 
     clip: float | AdaptiveClip
@@ -67,6 +73,7 @@ class Terms:
     sampling: Sampling = field(default_factory=Sampling)
     secure: Secure = False
     votes: tuple[Ask, ...] = ()
+    beside: Beside | None = None
 
     @property
     def radius(self) -> float:

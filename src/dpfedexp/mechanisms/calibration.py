@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dpfedexp.accounting import Event, calibrate_noise, compose
 from dpfedexp.clipping import AdaptiveClip
@@ -43,4 +43,9 @@ def _calibrated(terms: Terms, make: Callable[[float], Mechanism]) -> float:
             f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "
             f"target_epsilon of {target:g} over {terms.rounds} rounds; raise it, or leave it out.",
         )
-    return min(most, calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds))
+    beside = terms.beside
+
+    def once(z: float) -> Sequence[Event]:
+        return () if beside is None else beside(terms.drawn(make(min(z, most))))
+
+    return min(most, calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds, beside=once))

@@ -39,6 +39,8 @@ ROUND: Fields = {
     "eta_g": "released",
     "clip": "released",
     "vote_*": "released",
+    # A local rate that sets itself follows from votes.
+    "local_rate": "released",
     # ‖c̄‖ of the round's released mean.
     "update_norm": "released",
     "epsilon_total": "accounting",

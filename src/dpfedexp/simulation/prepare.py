@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_count, require
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
+from dpfedexp.local_rate import USUAL
 from dpfedexp.losses import Loss, resolve
 from dpfedexp.mechanisms import Secure
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, Participation, public_population
 from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.simulation.self_rate import answering, asked
 from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
 from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
@@ -71,11 +74,16 @@ def prepare(
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
-    trial = replace(task, clients=nobody, copies=[]) if isolated else None
+    # A rate that sets itself comes with every call; until there is one, any will do.
+    trained = replace(task, local=local.at(USUAL)) if local.automatic else task
+    trial = replace(trained, clients=nobody, copies=[]) if isolated else None
     trainer, chunk, unit, note = _trainer(
-        task, trial, streams, execution, cohort, rounds, fixed=sampling.kind != "poisson"
+        trained, trial, streams, execution, cohort, rounds, fixed=sampling.kind != "poisson"
     )
-    mechanism = algorithm.bind(task.layout.dimension, cohort, sampling, int(rounds), secure)
+    dimension = task.layout.dimension
+    asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
+    mechanism = algorithm.bind(dimension, cohort, sampling, int(rounds), secure, votes=asks, beside=beside)
+    algorithm = settled(algorithm, mechanism, dimension, cohort)
     simulation = Simulation(
         task,
         trainer,
@@ -88,6 +96,7 @@ def prepare(
         system=SystemStreams() if secure else None,
         unit=unit,
         declared=declared,
+        **answering(task, mechanism, int(rounds), sampling, secure),
     )
     return simulation, note
 

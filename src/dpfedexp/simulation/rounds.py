@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -21,19 +21,25 @@ from dpfedexp import step_size
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.rules import initial_memory
-from dpfedexp.batches import schedule
+from dpfedexp.batches import Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.local_rate import HELPED, watched
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Participation
 from dpfedexp.round import State, advance
+from dpfedexp.simulation.probe import Probe
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
+from dpfedexp.trainers.client_losses import AllRows, ClientLosses
 from dpfedexp.trainers.task import Task, Trainer
 from dpfedexp.votes import further
+
+RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
+"""What a `State` remembers of a local rate that sets itself."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class Simulation:
         run: the name that the ledger knows the run by, new for every run.
         declared: the public number of clients where it is not the number of those who are there (`public_population`).
         ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
+        probe: what chooses the local rate and the first clip before the first round; None where the rate is given.
     """
 
     task: Task
@@ -99,6 +106,7 @@ class Simulation:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     declared: int | None = None
     ballots: Ballots | None = None
+    probe: Probe | None = None
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -136,8 +144,14 @@ class Simulation:
             server=self.algorithm.server.init(w),
             control=torch.zeros_like(w) if scaffold else None,
             client_controls=zero_rows(self.present, len(w)) if scaffold else None,
-            memory=initial_memory(self.algorithm.rule, w),
+            memory={**initial_memory(self.algorithm.rule, w), **self._unknown_rate(w)},
         )
+
+    def _unknown_rate(self, w: Tensor) -> dict[str, Tensor]:
+        """What is remembered of a rate that sets itself, before the probe: none yet, and nobody was harmed."""
+        if not self.task.local.automatic:
+            return {}
+        return {RATE: w.new_zeros((), dtype=torch.float64), HELPED_SO_FAR: w.new_ones((), dtype=torch.float64)}
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
         """One round. It is charged to the ledger after the clients are done and before anything is released.
@@ -172,6 +186,8 @@ class Simulation:
             for clients, rows in controls:
                 new.client_controls[clients] = rows
         extra = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
+        if RATE in state.memory:
+            extra["local_rate"] = float(state.memory[RATE])
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, release.norm, time.perf_counter() - began, extra)
@@ -267,20 +283,44 @@ class Simulation:
             return torch.zeros(len(clients), len(w), device=w.device)
         else:
             trained, real = clients, None
-        shuffles = self.streams.at("batches", number)
-        public = self.unit is not None and self.task.local.shape_is_public
+        public = self._shapes_are_public
 
         def learn(who: Tensor) -> Tensor:
-            plan = schedule(self.task.local, sizes[who], lambda row: shuffles.generator(int(who[row])), public=public)
             correction = None
             if state.control is not None and state.client_controls is not None:
                 correction = state.control.float() - state.client_controls[who].to(w.device)
-            return self.trainer(w, who, plan, number, correction)
+            if RATE not in state.memory:
+                return self.trainer(w, who, self.plan(who, number), number, correction)
+            rates = state.memory[RATE].float().expand(len(who))
+            rows = self.trainer(w, who, self.plan(who, number), number, correction, rates)
+            helped = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
+            return torch.where(helped[:, None], rows, torch.zeros_like(rows))
 
         rows = learn(trained) if self.unit is None else learnt_apart(learn, trained, self.unit, like=w, public=public)
         if real is None or bool(real.all()):
             return rows
         return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))
+
+    @property
+    def _shapes_are_public(self) -> bool:
+        return self.unit is not None and self.task.local.shape_is_public
+
+    def plan(self, clients: Tensor, number: int) -> Schedule:
+        """What the clients train on in a round."""
+        shuffles, sizes = self.streams.at("batches", number), self.task.clients.sizes[clients]
+        return schedule(
+            self.task.local, sizes, lambda row: shuffles.generator(int(clients[row])), public=self._shapes_are_public
+        )
+
+    @cached_property
+    def _losses(self) -> ClientLosses:
+        return ClientLosses(self.task, self.trainer, self.streams, apart=self.unit is not None)
+
+    def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
+        """The clients' own losses after they went as far as their rows, [n]."""
+        draws, sizes = self.streams.at("losses", number), self.task.clients.sizes[clients]
+        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws.generator(int(clients[row])))
+        return self._losses(w, rows, clients, plan, number)
 
     def _control(
         self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
@@ -301,7 +341,14 @@ class Simulation:
         tau_eta_l = None
         if self.algorithm.scaffold:
             tau_eta_l = self.task.local.tau_eta_l(int(self.task.local.step_count(torch.ones(1, dtype=torch.int64))))
-        return advance(self.algorithm, release, state, share=share, tau_eta_l=tau_eta_l)
+        new, eta_g = advance(self.algorithm, release, state, share=share, tau_eta_l=tau_eta_l)
+        if RATE not in state.memory:
+            return new, eta_g
+        rate, helped = (float(state.memory[name]) for name in (RATE, HELPED_SO_FAR))
+        rate, helped = watched(rate, helped, release.votes[HELPED.name])
+        known = {RATE: rate, HELPED_SO_FAR: helped}
+        memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
+        return replace(new, memory=memory), eta_g
 
 
 def _filled(clients: Tensor, count: int) -> Tensor:

@@ -35,6 +35,7 @@ from dpfedexp.simulation.prepare import prepare
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.ranks import Team
 from dpfedexp.simulation.rounds import Simulation, describe
+from dpfedexp.simulation.self_rate import probed
 from dpfedexp.simulation.settings import description_of
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
@@ -243,6 +244,11 @@ def _rounds(
 ) -> str | None:
     """All the rounds that are left. Returns why the run stopped early, None if it did not."""
     rounds, delta = open_run.description.rounds, simulation.algorithm.delta
+    try:
+        open_run.state = probed(simulation, open_run.state, open_run.ledger, budget)
+    except BudgetExceeded as reason:
+        open_run.stop()
+        return str(reason)
     for number in range(open_run.state.round + 1, rounds + 1):
         try:
             state, result = simulation.step(open_run.state, open_run.ledger, budget)

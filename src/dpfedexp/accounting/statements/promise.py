@@ -40,6 +40,7 @@ class Promise:
         models_only: a local run against whoever sees only the released models, when `reporting` clients at least report
             in every round; None, with the reason beside it, where there is no such figure.
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
+        chosen: what `fit` chose, in words; empty where everything was given.
     """
 
     algorithm: str
@@ -71,3 +72,4 @@ class Promise:
     models_only: View | None = None
     no_models_only: str = ""
     votes: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()

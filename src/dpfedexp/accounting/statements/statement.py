@@ -127,7 +127,7 @@ class PrivacyStatement(Promise):
             if values.get(name) is not None:
                 fields: dict[str, Any] = {key: math.inf if v is None else v for key, v in values[name].items()}
                 values[name] = View(**fields)
-        lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes")}
+        lists = {name: tuple(values.get(name, ())) for name in ("not_covered", "votes", "chosen")}
         return PrivacyStatement(**{**values, **lists})
 
 

@@ -70,6 +70,7 @@ def statement_text(s: Promise) -> str:
         _table(s, n),
         _total(s, n),
         *_votes(s),
+        *_chosen(s),
         _changes(s),
         *_models_only(s, n),
         *_nominal(s, n),
@@ -192,6 +193,15 @@ def _votes(s: Promise) -> list[str]:
     return [
         "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
         f"{named}. Each has noise of its own, and the figures cover all of them together."
+    ]
+
+
+def _chosen(s: Promise) -> list[str]:
+    if not s.chosen:
+        return []
+    listed = "; ".join(s.chosen)
+    return [
+        f"Nobody tuned this run: it chose {listed}. All of that follows from public numbers and from what was released."
     ]
 
 

@@ -20,8 +20,6 @@ from dpfedexp.simulation.train import train
 DELTA = 1e-5
 SERVER_RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 ADAM_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-STARTS = (1e-4, 1e-2, 1.0, 1e2)
-"""Where the automatic local rate begins."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Contender:
         label: its heading.
         algorithm: from ε and the server's rate to the algorithm; None for `fit`, which chooses everything itself.
         server_rates: those of which the best counts; none where nothing is tuned on the server.
-        automatic: whether the local rate sets itself, from a start.
+        automatic: whether the local rate sets itself.
         colour: a name of the palette, or nothing.
     """
 
@@ -42,11 +40,10 @@ class Contender:
     automatic: bool = False
     colour: str = ""
 
-    def local(self, problem: Problem, lr: float | None, start: float | None) -> LocalOptimiser:
+    def local(self, problem: Problem, lr: float | None) -> LocalOptimiser:
         if not self.automatic:
             return problem.local(lr if lr is not None else problem.centre)
-        settings: dict[str, Any] = {"lr": "auto", "lr_start": start, "steps": problem.steps}
-        return Sgd(**settings)
+        return Sgd(lr="auto", steps=problem.steps)
 
     @property
     def why_missing(self) -> str:
@@ -56,7 +53,7 @@ class Contender:
                 return "" if hasattr(dpfedexp, "fit") else "this version has no dpfedexp.fit"
             self.algorithm(8.0, self.server_rates[0] if self.server_rates else None)
             if self.automatic:
-                Sgd(**{"lr": "auto", "lr_start": 1.0, "steps": 1})  # type: ignore[arg-type]
+                Sgd(lr="auto", steps=1)
         except (InputError, TypeError) as error:
             return str(error)
         return ""
@@ -93,7 +90,6 @@ def trained(
     epsilon: float,
     lr: float | None,
     server_rate: float | None,
-    start: float | None,
     seed: int,
     device: str | None,
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
@@ -107,7 +103,7 @@ def trained(
             loaded.model,
             loaded.clients,
             contender.algorithm(epsilon, server_rate),
-            local=contender.local(problem, lr, start),
+            local=contender.local(problem, lr),
             rounds=problem.rounds,
             on_advice=silence,
             **common,

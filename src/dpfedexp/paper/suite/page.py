@@ -89,11 +89,11 @@ def _never_worse(gains: dict[float, dict[str, Difference]]) -> list[Claim]:
 def _automatic(gaps: list[Gap]) -> list[Claim]:
     if not gaps:
         return []
-    wide = [f"{gap.problem.name} from {gap.start:g} at ε = {gap.epsilon:g}" for gap in gaps if gap.too_large]
+    wide = [f"{gap.problem.name} at ε = {gap.epsilon:g}" for gap in gaps if gap.too_large]
     runs, collapses = sum(len(gap.reached) for gap in gaps), sum(gap.collapses for gap in gaps)
     return [
         Claim(
-            "The automatic rate, from every start, is within 1 point (2% of the loss) of the best of nine rates",
+            "The automatic rate is within 1 point (2% of the loss) of the best of nine rates",
             f"{len(gaps) - len(wide)} of {len(gaps)}" + (f"; not: {', '.join(wide)}" if wide else ""),
             not wide,
         ),

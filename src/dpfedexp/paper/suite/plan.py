@@ -16,7 +16,7 @@ from dpfedexp.evaluation import on_test_set
 from dpfedexp.json_values import finite
 from dpfedexp.losses import resolve
 from dpfedexp.paper.results.planned import Result, columns
-from dpfedexp.paper.suite.contenders import CONTENDERS, DELTA, STARTS, Contender, trained
+from dpfedexp.paper.suite.contenders import CONTENDERS, DELTA, Contender, trained
 from dpfedexp.paper.suite.problem import Folders, Loaded, Problem
 from dpfedexp.paper.suite.problems import PROBLEMS
 from dpfedexp.runs.checkpoints.settings import flatten
@@ -36,7 +36,6 @@ class SuiteRun:
     Attributes:
         lr: the local rate; None where it sets itself.
         server_rate: where the server's rate is tuned.
-        start: where the automatic local rate begins.
     """
 
     problem_name: str
@@ -45,7 +44,6 @@ class SuiteRun:
     seed: int
     lr: float | None = None
     server_rate: float | None = None
-    start: float | None = None
 
     @property
     def problem(self) -> Problem:
@@ -60,7 +58,6 @@ class SuiteRun:
         parts = [f"{self.problem_name}: {self.contender.label}, ε = {self.epsilon:g}"]
         parts += [f"local rate {self.lr:g}"] if self.lr is not None else []
         parts += [f"server rate {self.server_rate:g}"] if self.server_rate is not None else []
-        parts += [f"from {self.start:g}"] if self.start is not None else []
         return ", ".join([*parts, f"seed {self.seed}"])
 
     @property
@@ -79,7 +76,7 @@ class SuiteRun:
         if self.contender.algorithm is None:
             return {**tree, "fit": True}
         algorithm = self.contender.algorithm(self.epsilon, self.server_rate)
-        local = self.contender.local(problem, self.lr, self.start)
+        local = self.contender.local(problem, self.lr)
         return {**tree, "rounds": problem.rounds, **flatten({"algorithm": algorithm, "local": local})}
 
     def run(self, folders: Folders, device: str | None) -> Result:
@@ -92,7 +89,6 @@ class SuiteRun:
             epsilon=self.epsilon,
             lr=self.lr,
             server_rate=self.server_rate,
-            start=self.start,
             seed=self.seed,
             device=device,
         )
@@ -130,19 +126,21 @@ class Size:
     Attributes:
         seeds: of every contender at ε = 8 and 2.
         headline_seeds: of FedAvg, safe FedEXP and fit.
-        grid_seeds: of the grid of local rates, and of the automatic rate.
+        grid_seeds: of the grid of local rates.
+        automatic_seeds: of the automatic rate.
         epsilons: where all contenders run, the leading one first.
         headline_epsilons: where FedAvg, safe FedEXP and fit run too.
     """
 
     seeds: int = 3
     headline_seeds: int = 5
-    grid_seeds: int = 2
+    grid_seeds: int = 1
+    automatic_seeds: int = 4
     epsilons: tuple[float, ...] = (LEADING, 2.0)
     headline_epsilons: tuple[float, ...] = (4.0, 1.0, 16.0)
 
 
-QUICK = Size(1, 1, 1, (LEADING,), ())
+QUICK = Size(1, 1, 1, 1, (LEADING,), ())
 QUICK_PROBLEMS = ("regression-0", "regression-2", "classes-2")
 HEADLINE = ("safe", "fedavg", "fit")
 RIVALS = ("plain", "fedavg-tuned", "fedadam-tuned")
@@ -182,8 +180,8 @@ def contest(problem: Problem, name: str, epsilon: float, lr: float, size: Size) 
     }
 
 
-def automatic(problem: Problem, epsilon: float, start: float, size: Size) -> list[SuiteRun]:
-    return [SuiteRun(problem.name, "auto", epsilon, seed, start=start) for seed in range(size.grid_seeds)]
+def automatic(problem: Problem, epsilon: float, size: Size) -> list[SuiteRun]:
+    return [SuiteRun(problem.name, "auto", epsilon, seed) for seed in range(size.automatic_seeds)]
 
 
 def stages(problem: Problem, lr: float, size: Size) -> Iterator[list[SuiteRun]]:
@@ -195,7 +193,7 @@ def stages(problem: Problem, lr: float, size: Size) -> Iterator[list[SuiteRun]]:
         for run in _all(problem, name, e, lr, size)
     ]
     if available(("auto",)):
-        yield [run for e in size.epsilons for start in STARTS for run in automatic(problem, e, start, size)]
+        yield [run for e in size.epsilons for run in automatic(problem, e, size)]
     if available(("safe",)):
         yield [run for e in size.epsilons for runs in grid(problem, "safe", e, size) for run in runs]
     yield [run for e in size.epsilons for name in available(RIVALS[1:]) for run in _all(problem, name, e, lr, size)]
@@ -205,7 +203,9 @@ def stages(problem: Problem, lr: float, size: Size) -> Iterator[list[SuiteRun]]:
 
 
 def _all(problem: Problem, name: str, epsilon: float, lr: float, size: Size) -> list[SuiteRun]:
-    return [run for runs in contest(problem, name, epsilon, lr, size).values() for run in runs]
+    """Seed by seed, so that a command that is cut short has one of everything first."""
+    runs = [run for runs in contest(problem, name, epsilon, lr, size).values() for run in runs]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 @lru_cache(maxsize=6)

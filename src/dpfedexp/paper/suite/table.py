@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from dpfedexp.paper.results.planned import Result
-from dpfedexp.paper.suite.contenders import CONTENDERS, STARTS
+from dpfedexp.paper.suite.contenders import CONTENDERS
 from dpfedexp.paper.suite.plan import Size, SuiteRun, automatic, contest, grid, value
 from dpfedexp.paper.suite.problem import Problem
 from dpfedexp.report.document import Table
@@ -133,11 +133,10 @@ def at_epsilon(
 
 @dataclass(frozen=True)
 class Gap:
-    """What the automatic rate loses from one start against the best rate of the grid."""
+    """What the automatic rate loses against the best rate of the grid."""
 
     problem: Problem
     epsilon: float
-    start: float
     best: float
     reached: tuple[float, ...]
 
@@ -168,7 +167,7 @@ class Gap:
 def automatic_rates(
     problems: Sequence[Problem], epsilons: Sequence[float], size: Size, lookup: Lookup
 ) -> tuple[Table, list[Gap]]:
-    """Start × problem: the gap of the automatic rate to the best of the nine, both with the safe step."""
+    """Problem by problem, the gap of the automatic rate to the best of the nine, both with the safe step."""
     rows, gaps = [], []
     for problem in problems:
         for epsilon in epsilons:
@@ -178,12 +177,10 @@ def automatic_rates(
             sign = 1.0 if problem.higher_is_better else -1.0
             lr = max(points, key=lambda rate: sign * fmean(points[rate]))
             best = fmean(points[lr])
-            row = [problem.name, f"{epsilon:g}", f"{number(best, problem)} [{lr:g}]"]
-            for start in STARTS:
-                reached = values(automatic(problem, epsilon, start, size), lookup)
-                if reached:
-                    gaps.append(Gap(problem, epsilon, start, best, reached))
-                row.append(gaps[-1].show() if reached else "–")
-            rows.append(row)
-    columns = ["problem", "ε", "best of 9 rates", *(f"from {start:g}" for start in STARTS)]
+            reached = values(automatic(problem, epsilon, size), lookup)
+            if reached:
+                gaps.append(Gap(problem, epsilon, best, reached))
+            shown = [Cell(reached).show(problem), gaps[-1].show()] if reached else ["–", "–"]
+            rows.append([problem.name, f"{epsilon:g}", f"{number(best, problem)} [{lr:g}]", *shown])
+    columns = ["problem", "ε", "best of 9 rates", "automatic", "lost"]
     return Table("Automatic local rate: what it loses to the best of the grid", columns, rows), gaps

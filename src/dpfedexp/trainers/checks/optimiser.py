@@ -38,7 +38,7 @@ def check_optimiser(local: LocalOptimiser) -> None:
                 f"the local optimiser {name} must give a direction of the parameters' shape {tuple(w.shape)}.",
             )
             require(torch.equal(gradient, before), f"the local optimiser {name} must not change the gradient in place.")
-            w = w - local.lr * direction
+            w = w - (1.0 if local.automatic else local.rate) * direction
         return w
 
     try:

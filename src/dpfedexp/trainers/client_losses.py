@@ -1,0 +1,79 @@
+"""A client's own loss, on the rows that it trains on: at the global model, and at its own after the local steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dpfedexp.batches import Batching, Schedule
+from dpfedexp.layout import Params
+from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.precision import arithmetic
+from dpfedexp.trainers.task import Task, Trainer
+
+MOST_ROWS = 512
+"""Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
+
+
+@dataclass(frozen=True)
+class AllRows(Batching):
+    """One batch of all the rows that a client trains on in a round, as far as `MOST_ROWS` goes."""
+
+    max_examples: int | None
+    steps: int | None = 1
+    epochs: int | None = None
+    batch_size: int | None = None
+
+    @staticmethod
+    def of(local: Batching) -> AllRows:
+        return AllRows(min(local.max_examples or MOST_ROWS, MOST_ROWS))
+
+
+class ClientLosses:
+    """Mean losses of clients at parameters of their own.
+
+    With `apart` every client's is computed alone, so that it is the same bit for bit whoever else takes part.
+    """
+
+    def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, apart: bool) -> None:
+        self.task, self.streams = task, streams
+        self.alone = apart or isinstance(trainer, Loop)
+        self.together = vmap(self._one)
+
+    def _one(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        return (self.task.losses(params, x, y) * weights).sum()
+
+    def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
+        """The losses at w + rows, [n], of which one that is not a number is infinite.
+
+        Args:
+            w: the global parameters [d].
+            rows: how far each client went, [n, d].
+            clients: their numbers, [n].
+            plan: which of their rows count.
+            round: for the draws of a module that draws, which are the same wherever the client stands.
+        """
+        task = self.task
+        positions, weights = plan.batch(0)
+        x, y = task.clients.gather(clients, positions, task.device)
+        params, weights = task.layout.unflatten(w + rows), weights.to(task.device)
+        with torch.no_grad(), arithmetic(task.precision, task.device):
+            if not self.alone:
+                losses = self.together(params, x, y, weights)
+            else:
+                losses = torch.stack([self._alone(params, x, y, weights, n, clients, round) for n in range(len(rows))])
+        return torch.nan_to_num(losses, nan=torch.inf)
+
+    def _alone(
+        self, params: Params, x: Tensor, y: Tensor, weights: Tensor, row: int, clients: Tensor, round: int
+    ) -> Tensor:
+        real = weights[row] > 0
+        own = {name: value[row] for name, value in params.items()}
+        devices = [self.task.device] if self.task.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(int(self.streams.at("module", round).generator(int(clients[row])).integers(2**63)))
+            return self._one(own, x[row][real], y[row][real], weights[row][real])
