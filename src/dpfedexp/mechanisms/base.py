@@ -31,7 +31,6 @@ from dpfedexp.votes import Secure as Secure
 
 Numerator = Literal["free", "paper", "naive"]
 
-
 Beside = Callable[["Mechanism"], Sequence[Event]]
 """From the mechanism of the rounds to what is released once beside them."""
 

@@ -52,7 +52,7 @@ class NoPrivacy(Mechanism):
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         count = max(sums.count, 1)
         votes = {v.name: estimate(share, count, v) for v, share in zip(self.votes, sums.votes.tolist(), strict=True)}
-        return Release(sums.vector / count, float(sums.squares) / count, votes, self.clip)
+        return Release(sums.vector / count, float(sums.squares) / count, votes, self.clip, variance=0.0)
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,8 +53,8 @@ class Release:
         votes: the noisy mean of every vote in its own range, by name; empty where there is none.
         clip: the radius C that was in force.
         sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, from public numbers; an upper bound where it depends on the updates, 0
-            where there is none. The safe step weighs means by it.
+        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
+            mechanism does not say.
     """
 
     c_bar: Tensor
@@ -61,7 +62,7 @@ class Release:
     votes: dict[str, float]
     clip: float
     sigma: float = 0.0
-    variance: float = 0.0
+    variance: float = math.inf
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "votes", dict(self.votes or {}))

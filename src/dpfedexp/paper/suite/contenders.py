@@ -94,7 +94,13 @@ def trained(
     device: str | None,
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
     """The trained model, the history of its rounds, and the privacy statement."""
-    common: dict[str, Any] = {"seed": seed, "device": device, "loss": loaded.loss, "progress": False}
+    common: dict[str, Any] = {
+        "seed": seed,
+        "device": device,
+        "loss": loaded.loss,
+        "progress": False,
+        "on_advice": silence,
+    }
     if contender.algorithm is None:
         package: Any = dpfedexp
         run = package.fit(loaded.model, loaded.clients, epsilon=epsilon, delta=DELTA, **common)
@@ -105,7 +111,6 @@ def trained(
             contender.algorithm(epsilon, server_rate),
             local=contender.local(problem, lr),
             rounds=problem.rounds,
-            on_advice=silence,
             **common,
         )
     return run.model, run.history, run.privacy
