@@ -12,8 +12,8 @@ from dpfedexp.advice.plan import Plan
 from dpfedexp.advice.watch import FIRST_LOOK, WINDOW, Watch
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import AdviceWarning, InputError
+from dpfedexp.local_rate import HELPED
 from dpfedexp.models import linear_regression
-from dpfedexp.votes import Ask
 
 D, M = 400, 1000
 FIXED = dp_fedavg(clip=1.0, noise_multiplier=5.0)
@@ -104,7 +104,7 @@ def test_an_update_that_is_not_finite_is_said_at_once_and_is_the_verdict():
 
 
 def test_votes_that_training_did_not_help_say_that_it_diverges():
-    ours, field = watch(), Ask("helped").field
+    ours, field = watch(), HELPED.field
     said = [ours.seen(record(number, **{field: 0.3})) for number in range(1, 15)]
     assert [codes(new) for new in said].index(["diverging"]) == WINDOW - 1
     assert "30% of the clients" in ours.advice[0].sentence

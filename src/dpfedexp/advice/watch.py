@@ -14,6 +14,7 @@ from typing import Any
 from dpfedexp.advice.evidence import DEVIATIONS, LEVEL, alignment, is_heard, is_longer_than_noise
 from dpfedexp.advice.message import Advice, number
 from dpfedexp.advice.plan import Plan
+from dpfedexp.local_rate import HELPED
 from dpfedexp.server import Extrapolate
 
 Record = dict[str, Any]
@@ -113,7 +114,7 @@ class Watch:
     def _diverging(self) -> Advice | None:
         """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
         recent = self._records[-WINDOW:]
-        votes = [record["vote_helped"] for record in recent if record.get("vote_helped") is not None]
+        votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5:
             seen = f"In {WINDOW} rounds only {sum(votes) / WINDOW:.0%} of the clients had a lower loss after their local steps"
         elif self._clip_moves() > 0 and self._noise_alone(recent):

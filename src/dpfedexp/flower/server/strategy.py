@@ -22,8 +22,10 @@ from dpfedexp.advice.commentary import Commentary
 from dpfedexp.advice.message import Advice
 from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import REQUEST, Request
@@ -144,6 +146,8 @@ class DpFedExp(Strategy):
         )
         self.sampling = self.participation.sampling(self.clients)
         self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds, self.votes)
+        cohort = self.participation.expected(self.clients)
+        self.algorithm = settled(self.algorithm, self.mechanism, len(w), cohort)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         memory = initial_memory(self.algorithm.rule, w)
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control, memory=memory)
@@ -156,8 +160,9 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
-            # Only where it is not the paper's, which every run of before had.
+            # Only where they are not what every run of before had: the paper's step, and the median.
             **({} if self.algorithm.step == "paper" else {"step": self.algorithm.step}),
+            **_quantile(self.algorithm),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":
@@ -370,6 +375,11 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
     return local.tau_eta_l(local.steps)
+
+
+def _quantile(algorithm: Algorithm) -> dict[str, Any]:
+    clip = algorithm.clip
+    return {"quantile": clip.quantile} if isinstance(clip, AdaptiveClip) and clip.quantile != 0.5 else {}
 
 
 def _log_advice(advice: Advice) -> None:
