@@ -16,6 +16,7 @@ from inspect import signature
 from pathlib import Path
 
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.mechanisms import LocalGaussian
 from tests.flower import test_resume
 from tests.flower.test_resume import Crash, CrashingGrid, run
@@ -23,7 +24,7 @@ from tests.flower.test_resume import Crash, CrashingGrid, run
 PAPER = {"step": "paper"} if "step" in signature(ldp_fedexp).parameters else {}
 """The step size of all runs of before, whose versions do not have the argument."""
 ALGORITHMS = {
-    "central": cdp_fedexp(clip="adaptive", noise_multiplier=1.0, **PAPER),
+    "central": cdp_fedexp(clip=AdaptiveClip(), noise_multiplier=1.0, **PAPER),
     "local": ldp_fedexp(clip=0.5, noise_multiplier=1.0, **PAPER),
 }
 MECHANISM, ANSWERS = LocalGaussian(0.3, 2.2), 2

@@ -25,14 +25,13 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import bind, deployment_noise
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
-from dpfedexp.flower.server.folder import open_folder, write_results
+from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.replies import Counts, add_replies
@@ -160,9 +159,7 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
-            # Only where they are not what every run of before had: the paper's step, and the median.
-            **({} if self.algorithm.step == "paper" else {"step": self.algorithm.step}),
-            **_quantile(self.algorithm),
+            **newer_settings(self.algorithm),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":
@@ -375,11 +372,6 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
     if local is None or local.steps is None:
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
     return local.tau_eta_l(local.steps)
-
-
-def _quantile(algorithm: Algorithm) -> dict[str, Any]:
-    clip = algorithm.clip
-    return {"quantile": clip.quantile} if isinstance(clip, AdaptiveClip) and clip.quantile != 0.5 else {}
 
 
 def _log_advice(advice: Advice) -> None:
