@@ -25,8 +25,9 @@ MOST_PROGRESS = 0.5
 """A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
 USUAL, SPREAD = 0.1, 1.0
 """What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
-PROBE_SHARE = 0.002
-"""The share of the run's whole μ² that each of the two probes may cost: a tenth of a per cent more noise."""
+RATE_SHARE, CLIP_SHARE = 0.008, 0.002
+"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end a
+run, a first clip that is off by half a decade costs a round or two."""
 HELPED = Ask("helped")
 """Whether a client's own loss was lower after its local steps than before."""
 MOST_HARMED = 0.1
@@ -48,9 +49,9 @@ def wants_more(before: Tensor, after: Tensor, smaller: Tensor) -> Tensor:
     return (after < before) & (after <= smaller) & (before - after <= MOST_PROGRESS * before.abs())
 
 
-def probe_noise(noise_multiplier: float, rounds: int) -> float:
-    """The noise on each bin's sum of shares with which a probe costs `PROBE_SHARE` of what the rounds cost together."""
-    return noise_multiplier / (2.0 * math.sqrt(PROBE_SHARE * rounds))
+def probe_noise(mu: float, rounds: int, share: float) -> float:
+    """The noise on each bin's sum of shares with which a probe costs a share of what so many rounds of μ cost together."""
+    return 1.0 / (mu * math.sqrt(share * rounds))
 
 
 def chosen(means: Tensor, deviations: Tensor) -> float:

@@ -160,6 +160,8 @@ class CentralGaussian(Mechanism):
 def _votes_of(terms: Terms, z: float) -> tuple[float, tuple[Vote, ...]]:
     """The clip of the first round, and every vote with its noise: the adaptive clip's count first, then what the run asks."""
     count = len(terms.votes) + isinstance(terms.clip, AdaptiveClip)
+    # What is released beside the rounds has its part of the one per cent that all votes together may cost.
+    count *= 2 if terms.beside is not None else 1
     asked = tuple(Vote(ask.name, ask.low, ask.high, noise=default_noise(terms.cohort, z, count)) for ask in terms.votes)
     if isinstance(terms.clip, AdaptiveClip):
         return terms.clip.initial, (within_clip(terms.clip.noise_for(terms.cohort, z, count)), *asked)

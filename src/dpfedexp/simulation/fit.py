@@ -26,8 +26,8 @@ from dpfedexp.simulation.train import train
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.task import Clients
 
-FEW, USUAL, MANY = 25, 50, 100
-"""Rounds: where noise is longer than all clients together could push, usually, and where it hardly matters."""
+USUAL, MANY = 50, 100
+"""Rounds: usually, and where noise hardly matters."""
 STEPS = 10
 """Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
 MOST_EXAMPLES = 512
@@ -141,7 +141,7 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
 
     What clients can say against the noise in all rounds together hardly depends on their number (`advice.plan`); what does is how
     much of it is in one round, and how long it takes. Where n < 0.1 a round costs next to nothing, and 100 of them let the model
-    settle; where n > 2 a single round is all noise, and 25 waste less on it; else it is 50.
+    settle; else it is 50.
 
     Args:
         algorithm: what is run.
@@ -153,7 +153,7 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
     mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), USUAL)
     noise = mechanism.noise_norm(dimension, cohort, cohort)
     ratio = 0.0 if noise is None else noise / mechanism.clip
-    return MANY if ratio < 0.1 else FEW if ratio > 2.0 else USUAL
+    return MANY if ratio < 0.1 else USUAL
 
 
 def chosen(

@@ -28,18 +28,20 @@ class Probe:
     Formal guarantee: that of `BinnedVote`, for each of the two; without noise nothing is promised.
 
     Attributes:
-        noise: the standard deviation on each bin's sum of shares; 0 where nothing is private.
+        rate_noise: the standard deviation on each bin's sum of shares in the vote on the rate; 0 where nothing is private.
+        clip_noise: the same in the vote on the first clip.
         adjacency: between which data sets the answers must not tell.
         secure: what kind of noise.
     """
 
-    noise: float
+    rate_noise: float
+    clip_noise: float
     adjacency: Adjacency
     secure: Secure = False
 
     def vote(self, name: str) -> BinnedVote:
-        bins = len(RATES) if name == RATE else len(RADII)
-        return BinnedVote(Vote(name, noise=self.noise or 1e-9), bins, self.adjacency, self.secure)
+        bins, noise = (len(RATES), self.rate_noise) if name == RATE else (len(RADII), self.clip_noise)
+        return BinnedVote(Vote(name, noise=noise or 1e-9), bins, self.adjacency, self.secure)
 
     def events(self, sampling: Sampling) -> list[Event]:
         """What the two cost."""

@@ -15,7 +15,18 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.clipping import AdaptiveClip, row_norms
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.local import LocalOptimiser
-from dpfedexp.local_rate import HELPED, NEXT_BELOW, RADII, RATES, chosen, located, probe_noise, wants_more
+from dpfedexp.local_rate import (
+    CLIP_SHARE,
+    HELPED,
+    NEXT_BELOW,
+    RADII,
+    RATE_SHARE,
+    RATES,
+    chosen,
+    located,
+    probe_noise,
+    wants_more,
+)
 from dpfedexp.mechanisms import Mechanism, Secure, mechanism_class
 from dpfedexp.mechanisms.base import Beside
 from dpfedexp.round import State
@@ -68,13 +79,14 @@ def answering(task: Task, mechanism: Mechanism, rounds: int, sampling: Sampling,
 
 def _probe(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> Probe:
     if not mechanism.is_private:
-        return Probe(0.0, "replace-one")
+        return Probe(0.0, 0.0, "replace-one")
     event: Any = mechanism.event(sampling)
     if not hasattr(event, "mu"):
         raise InputError(
             f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
         )
-    return Probe(probe_noise(2.0 / event.mu, rounds), event.adjacency, secure)
+    noises = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
+    return Probe(*noises, event.adjacency, secure)
 
 
 def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget | None) -> State:

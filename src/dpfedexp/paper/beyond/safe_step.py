@@ -13,8 +13,6 @@ SETTINGS = (
     ("synthetic-ldp-gaussian", "Synthetic, LDP (Gaussian)"),
     ("synthetic-ldp-privunit", "Synthetic, LDP (PrivUnit)"),
     ("mnist-cdp", "MNIST, CDP"),
-    ("mnist-ldp-gaussian", "MNIST, LDP (Gaussian)"),
-    ("mnist-ldp-privunit", "MNIST, LDP (PrivUnit)"),
 )
 
 
