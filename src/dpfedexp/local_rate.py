@@ -26,8 +26,8 @@ MOST_PROGRESS = 0.5
 USUAL, SPREAD = 0.1, 1.0
 """What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
 RATE_SHARE, CLIP_SHARE = 0.008, 0.002
-"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end a
-run, a first clip that is off by half a decade costs a round or two."""
+"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end
+a run, a first clip that is off by half a decade costs a round or two."""
 HELPED = Ask("helped")
 """Whether a client's own loss was lower after its local steps than before."""
 MOST_HARMED = 0.1

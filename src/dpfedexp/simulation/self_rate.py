@@ -85,8 +85,8 @@ def _probe(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure
         raise InputError(
             f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
         )
-    noises = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
-    return Probe(*noises, event.adjacency, secure)
+    rate_noise, clip_noise = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
+    return Probe(rate_noise, clip_noise, event.adjacency, secure)
 
 
 def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget | None) -> State:
