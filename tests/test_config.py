@@ -45,8 +45,8 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
         ({"run": {"rounds": 0}}, "run.rounds is 0"),
         ({"run": {"rounds": "many"}}, "run.rounds is 'many'"),
         (
-            {"data": {"kind": "cifar"}},
-            "data.kind is 'cifar', which does not exist. Known: factory, mnist, npz, synthetic.",
+            {"data": {"kind": "imagenet"}},
+            "data.kind is 'imagenet', which does not exist. Known: cifar10, factory, mnist, npz, synthetic.",
         ),
         ({"run": {"secure": "Strict"}}, "run.secure is 'Strict'; it must be a valid boolean or 'strict'."),
         ({"algorithm": {"clip": "adaptiv"}}, "algorithm.clip is 'adaptiv'; it must be a valid number or 'adaptive'."),

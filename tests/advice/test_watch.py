@@ -12,6 +12,7 @@ from dpfedexp.advice.plan import Plan
 from dpfedexp.advice.watch import FIRST_LOOK, WINDOW, Watch
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import AdviceWarning, InputError
+from dpfedexp.local_rate import HELPED
 from dpfedexp.models import linear_regression
 
 D, M = 400, 1000
@@ -103,13 +104,13 @@ def test_an_update_that_is_not_finite_is_said_at_once_and_is_the_verdict():
 
 
 def test_votes_that_training_did_not_help_say_that_it_diverges():
-    ours = watch()
-    said = [ours.seen(record(number, helped=0.3)) for number in range(1, 15)]
+    ours, field = watch(), HELPED.field
+    said = [ours.seen(record(number, **{field: 0.3})) for number in range(1, 15)]
     assert [codes(new) for new in said].index(["diverging"]) == WINDOW - 1
     assert "30% of the clients" in ours.advice[0].sentence
     assert codes(ours.advice) == ["diverging"], "once"
     healthy = watch()
-    assert not any(healthy.seen(record(number, helped=0.8)) for number in range(1, 15))
+    assert not any(healthy.seen(record(number, **{field: 0.8})) for number in range(1, 15))
 
 
 def test_a_rising_clip_over_nothing_but_noise_says_that_training_diverges():
@@ -142,18 +143,19 @@ def test_a_fixed_clip_is_never_remarked_on():
     assert codes(ours.end(lambda: (2.0, 2.0))) == []
 
 
-def test_a_step_size_of_one_in_most_rounds_is_noted_for_fedexp_only():
+def test_a_step_size_that_is_one_from_the_middle_on_is_noted_for_fedexp_only():
     for algorithm, expected in ((ADAPTIVE, ["no-extrapolation"]), (FIXED, []), (fedavg(), [])):
         ours = watch(algorithm)
         for number in range(1, 9):
             ours.seen(record(number, update_norm=0.5))
         assert codes(ours.end(lambda: (4.0, 4.0))) == expected
-    # The safe step begins above 1, and takes some rounds to come down.
-    for above, expected in ((2, ["no-extrapolation"]), (3, [])):
-        ours = watch(ADAPTIVE)
+    for longer, expected in ((4, ["no-extrapolation"]), (5, [])):
+        once = watch(ADAPTIVE)
         for number in range(1, 9):
-            ours.seen(record(number, update_norm=0.5, eta_g=1.5 if number <= above else 1.0))
-        assert codes(ours.end(lambda: (4.0, 4.0))) == expected
+            once.seen(record(number, update_norm=0.5, eta_g=1.5 if number == longer else 1.0))
+        said = once.end(lambda: (4.0, 4.0))
+        assert codes(said) == expected
+        assert all("1 after round 4" in advice.sentence for advice in said)
 
 
 def test_parameters_that_explode_are_said_and_are_the_verdict():

@@ -48,5 +48,5 @@ def test_a_run_of_the_median_is_not_resumed_with_another_quantile(tmp_path):
     assert "quantile" not in server.config, "runs of before did not name it"
     server.ledger.close()
     again = strategy(tmp_path, resume=True)
-    with pytest.raises((InputError, Exception), match="settings|quantile|configuration"):
+    with pytest.raises((InputError, Exception), match=r"settings|quantile|configuration"):
         again.begin(ArrayRecord(model.state_dict()))

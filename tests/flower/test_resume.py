@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from dpfedexp import files, step_size
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedadam, dp_fedavg, ldp_fedexp
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
@@ -102,6 +103,15 @@ def test_a_run_does_not_go_on_with_another_step(began, goes_on, tmp_path):
         run(tmp_path, steps[began], grid=CrashingGrid(at=3))
     with pytest.raises(InputError, match=rf"has step '{began}', but this one has '{goes_on}'; resume with the same"):
         run(tmp_path, steps[goes_on], resume=True)
+
+
+def test_a_run_does_not_go_on_with_another_quantile(tmp_path):
+    median, chosen = (cdp_fedexp(clip=clip, noise_multiplier=1.0) for clip in (AdaptiveClip(), "adaptive"))
+    with pytest.raises(Crash):
+        run(tmp_path, median, grid=CrashingGrid(at=3))
+    # Noise as long as the clip, or longer, takes the least quantile.
+    with pytest.raises(InputError, match=r"has quantile 0\.5, but this one has 0\.2; resume with the same"):
+        run(tmp_path, chosen, resume=True)
 
 
 def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):

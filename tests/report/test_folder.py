@@ -10,6 +10,9 @@ import pytest
 
 from dpfedexp.errors import InputError
 from dpfedexp.report.folder import report
+from dpfedexp.report.runs import RunRecord
+from dpfedexp.simulation.progress import show
+from dpfedexp.votes import WITHIN, Ask
 from tests.report.pages import EVIL, write_paper, write_run
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -139,3 +142,10 @@ def test_evil_text_is_in_the_page_as_text(tmp_path, undrawn):
     text, _ = check(report(write_run(tmp_path / "run")))
     assert text.count("&lt;script&gt;") == 2
     assert EVIL not in text
+
+
+def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_are():
+    votes = {Ask(WITHIN).field: 0.5, Ask("loss").field: 0.25}
+    record = {"round": 1, "eta_g": 1.0, "clip": 1.0, "update_norm": 0.1, "epsilon_total": 2.0, "seconds": 0.1, **votes}
+    assert RunRecord("run", [record], "", "", None).metrics == ["vote_loss"]
+    assert show(record) == "vote_loss 0.25  η_g 1.00  ε 2.000"

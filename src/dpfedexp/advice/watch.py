@@ -14,6 +14,7 @@ from typing import Any
 from dpfedexp.advice.evidence import DEVIATIONS, LEVEL, alignment, is_heard, is_longer_than_noise
 from dpfedexp.advice.message import Advice, number
 from dpfedexp.advice.plan import Plan
+from dpfedexp.local_rate import HELPED
 from dpfedexp.server import Extrapolate
 
 Record = dict[str, Any]
@@ -36,8 +37,6 @@ MOVING_CLIP = 2.0
 count alone does that less than once in 500 runs."""
 MOVED = 0.01
 """A loss that moved by less than this share has not moved."""
-MOSTLY = 0.75
-"""The share of rounds with η_g = 1 from which a run is called DP-FedAvg. The safe step needs some rounds to come down to 1."""
 EXPLODED = 1e4
 """How many times as long as at the start, or as 1, parameters may be."""
 
@@ -115,7 +114,7 @@ class Watch:
     def _diverging(self) -> Advice | None:
         """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
         recent = self._records[-WINDOW:]
-        votes = [record["helped"] for record in recent if record.get("helped") is not None]
+        votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5:
             seen = f"In {WINDOW} rounds only {sum(votes) / WINDOW:.0%} of the clients had a lower loss after their local steps"
         elif self._clip_moves() > 0 and self._noise_alone(recent):
@@ -168,15 +167,18 @@ class Watch:
         )
 
     def _one(self) -> Advice | None:
-        rates = [record["eta_g"] for record in self._records]
-        ones = sum(rate == 1.0 for rate in rates)
-        if "fedexp" not in self.plan.algorithm.name or len(rates) < FEWEST or ones < MOSTLY * len(rates):
+        """η_g was 1 in the second half of the rounds: the safe step begins above it, and falls where nothing supports it."""
+        records = self._records
+        longer = [number for number, record in enumerate(records, 1) if record["eta_g"] > 1.0]
+        last = max(longer, default=0)
+        if "fedexp" not in self.plan.algorithm.name or len(records) < FEWEST or 2 * last > len(records):
             return None
+        when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
         return Advice(
             "note",
             "no-extrapolation",
-            f"The step size η_g was 1 in {ones} of {len(rates)} rounds: extrapolation did little here, and there this run is "
-            "DP-FedAvg. That is as it should be where clients disagree, the optimum is reached or noise prevails.",
+            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is as it should be "
+            "where clients disagree or noise prevails.",
         )
 
     def _exploded(self, length: float) -> Advice | None:

@@ -11,8 +11,8 @@ _HOMES = {
     "Mechanism": "base",
     "NoPrivacy": "none",
     "PrivUnit": "privunit",
-    "Release": "base",
-    "Report": "base",
+    "Release": "reports",
+    "Report": "reports",
     "Secure": "base",
     "Terms": "base",
     "mechanism_class": "registry",
@@ -20,8 +20,6 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from dpfedexp.mechanisms.base import Mechanism as Mechanism
-    from dpfedexp.mechanisms.base import Release as Release
-    from dpfedexp.mechanisms.base import Report as Report
     from dpfedexp.mechanisms.base import Secure as Secure
     from dpfedexp.mechanisms.base import Terms as Terms
     from dpfedexp.mechanisms.central_gaussian import CentralGaussian as CentralGaussian
@@ -30,5 +28,7 @@ if TYPE_CHECKING:
     from dpfedexp.mechanisms.privunit import PrivUnit as PrivUnit
     from dpfedexp.mechanisms.registry import MECHANISMS as MECHANISMS
     from dpfedexp.mechanisms.registry import mechanism_class as mechanism_class
+    from dpfedexp.mechanisms.reports import Release as Release
+    from dpfedexp.mechanisms.reports import Report as Report
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -13,89 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, Event, Sampling
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import BLOCK, AdaptiveClip, Clipped
+from dpfedexp.clipping import AdaptiveClip, Clipped
 from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.reports import Part, Release, Report
+from dpfedexp.mechanisms.reports import make_sums as make_sums
+from dpfedexp.mechanisms.reports import total as total
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 from dpfedexp.votes import WITHIN, Ask, Vote
 from dpfedexp.votes import Secure as Secure
 
 Numerator = Literal["free", "paper", "naive"]
-Part = Literal["level", "votes"]
-"""What a report may carry beside its vector."""
-
-
-@checked
-@dataclass(frozen=True)
-class Report:
-    """What a chunk of clients sends, one row per client.
-
-    Args:
-        vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
-        level: PrivUnit's randomised level Ĵ, else None.
-        votes: the shares of the mechanism's votes, each within ±½, [n, k]; None where it asks for none.
-    """
-
-    vector: Tensor
-    level: Tensor | None = None
-    votes: Tensor | None = None
-
-    def first(self, count: int) -> Report:
-        """The reports of the first clients; rows behind them only filled up a shape."""
-        if count == len(self.vector):
-            return self
-        level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
-        return Report(self.vector[:count], level, votes)
-
-
-@checked
-@dataclass(frozen=True)
-class Release:
-    """What leaves the mechanism, and may be seen by anyone.
-
-    Args:
-        c_bar: the mean update that moves the model.
-        statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        votes: the noisy mean of every vote in its own range, by name; None where there is none.
-        clip: the radius C that was in force.
-        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar` at most, from public numbers; infinite where it is not known.
-    """
-
-    c_bar: Tensor
-    statistic: float | None
-    votes: dict[str, float]
-    clip: float
-    sigma: float = 0.0
-    variance: float = math.inf
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "votes", dict(self.votes or {}))
-
-    @property
-    def within(self) -> float | None:
-        """The noisy fraction of clients within the clip, None without adaptive clipping."""
-        return self.votes.get(WITHIN)
-
-    @property
-    def norm(self) -> float:
-        """‖c̄‖."""
-        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
-
-    @property
-    def numerator(self) -> float:
-        """The statistic, for a rule that can't do without."""
-        if self.statistic is None:
-            raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
-        return self.statistic
-
 
 Beside = Callable[["Mechanism"], Sequence[Event]]
 """From the mechanism of the rounds to what is released once beside them."""
@@ -278,7 +212,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
-        """From sums to what may be seen. `denominator` is public; the two noises are independent streams."""
+        """From sums to what may be seen, with the noise's variance. `denominator` is public; the noises are independent streams."""
 
     def noise_variance(self, denominator: float, count: float) -> float | None:
         """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.
@@ -378,26 +312,3 @@ class Mechanism(ABC):
     def settings(self) -> dict[str, Any]:
         """Its own fields, which a secure variant is made from."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-
-def total(rows: Tensor) -> Tensor:
-    """Σ of the rows in double precision."""
-    if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
-        return rows.sum(0, dtype=torch.float64)
-    out = torch.empty(rows.shape[1], dtype=torch.float64)
-    for part, block in zip(out.split(BLOCK), rows.split(BLOCK, dim=1), strict=True):
-        part.copy_(block[0])
-        for row in block[1:]:
-            part.add_(row)
-    return out
-
-
-def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, count: int) -> Sums:
-    """Sums of a chunk, with zeros for what the mechanism does not ask for."""
-    nothing = torch.zeros((), dtype=torch.float64, device=vector.device)
-    return Sums(
-        vector,
-        nothing if squares is None else squares,
-        nothing.new_zeros(0) if votes is None else votes.to(vector.device),
-        count,
-    )

@@ -11,7 +11,8 @@ from dpfedexp.accounting.events import NonPrivateEvent, Sampling
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import AdaptiveClip, Clipped, row_norms
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, Terms
+from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums
 from dpfedexp.votes import Vote, check_votes, collected, estimate, shares

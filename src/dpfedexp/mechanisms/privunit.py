@@ -23,7 +23,8 @@ from dpfedexp.accounting.events.charges import privunit
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import Clipped, row_norms
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Secure, Terms, make_sums, total
+from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
+from dpfedexp.mechanisms.reports import Part, Release, Report, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
 from dpfedexp.noise import Noise
 from dpfedexp.sums import Sums

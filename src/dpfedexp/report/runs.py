@@ -14,7 +14,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
 from dpfedexp.runs.file_names import ADVICE, CONFIG, METRICS, STATEMENT, STATEMENT_TEXT
 
-BOOKKEEPING = ("round", "eta_g", "clip", "update_norm", "epsilon_total", "seconds")
+BOOKKEEPING = ("round", "eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total", "seconds")
 NAMES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",

@@ -43,7 +43,7 @@ def show(record: dict[str, Any]) -> str:
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in record.items()
         if isinstance(value, float)
-        and key not in ("eta_g", "clip", "update_norm", "epsilon_total", "seconds")
+        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total", "seconds")
         and "nonprivate" not in key
     ]
     epsilon = record["epsilon_total"]

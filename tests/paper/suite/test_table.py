@@ -55,7 +55,7 @@ def test_worse_by_more_than_a_standard_error_is_marked_for_accuracy_and_for_loss
 
 
 @pytest.mark.parametrize(
-    ("diverged", "worse"), [({"safe"}, True), ({"fedavg"}, False), ({"safe", "fedavg"}, False)], ids=str
+    ("diverged", "worse"), [(["safe"], True), (["fedavg"], False), (["safe", "fedavg"], False)], ids=str
 )
 def test_a_run_that_diverged_is_worse_than_one_that_did_not(diverged, worse):
     def lookup(run):

@@ -22,6 +22,8 @@ from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.advice.message import Advice
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
@@ -35,6 +37,18 @@ _ANCHORED = "anchored"
 
 UNWRITTEN = {"step": "paper", "quantile": 0.5}
 """What a setting is where the checkpoint does not name it."""
+
+
+def newer_settings(algorithm: Algorithm) -> dict[str, Any]:
+    """The settings that are younger than the oldest folders, where they are not what every run of before had.
+
+    Args:
+        algorithm: with an adaptive clip's quantile settled.
+    """
+    held: dict[str, Any] = {"step": algorithm.step}
+    if isinstance(algorithm.clip, AdaptiveClip):
+        held["quantile"] = algorithm.clip.quantile
+    return {name: value for name, value in held.items() if value != UNWRITTEN[name]}
 
 
 def open_folder(

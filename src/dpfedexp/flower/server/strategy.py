@@ -25,7 +25,6 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import REQUEST, Request
@@ -33,7 +32,7 @@ from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import bind, deployment_noise
 from dpfedexp.flower.rate import check_rate
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
-from dpfedexp.flower.server.folder import open_folder, write_results
+from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.replies import Counts, add_replies
@@ -149,7 +148,8 @@ class DpFedExp(Strategy):
         )
         self.sampling = self.participation.sampling(self.clients)
         self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds, self.votes)
-        self.algorithm = settled(self.algorithm, self.mechanism, len(w), self.participation.expected(self.clients))
+        cohort = self.participation.expected(self.clients)
+        self.algorithm = settled(self.algorithm, self.mechanism, len(w), cohort)
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         memory = initial_memory(self.algorithm.rule, w)
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control, memory=memory)
@@ -162,9 +162,7 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
-            # Only where they are not what every run of before had.
-            **({} if self.algorithm.step == "paper" else {"step": self.algorithm.step}),
-            **_quantile(self.algorithm),
+            **newer_settings(self.algorithm),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":
@@ -378,12 +376,6 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
         raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
     return local.tau_eta_l(local.steps)
 
-
-def _quantile(algorithm: Algorithm) -> dict[str, float]:
-    clip = algorithm.clip
-    if not isinstance(clip, AdaptiveClip) or isinstance(clip.quantile, str) or clip.quantile == AdaptiveClip().quantile:
-        return {}
-    return {"quantile": clip.quantile}
 
 
 def _log_advice(advice: Advice) -> None:

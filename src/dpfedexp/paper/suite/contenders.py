@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 import dpfedexp
 from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
+from dpfedexp.algorithms.rules import Step
 from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser, Sgd
 from dpfedexp.paper.suite.problem import Loaded, Problem
@@ -59,11 +59,8 @@ class Contender:
         return ""
 
 
-def _fedexp(step: str, epsilon: float) -> Algorithm:
-    settings: dict[str, Any] = {"clip": "adaptive", "target_epsilon": epsilon, "delta": DELTA}
-    if step != "paper" or "step" in inspect.signature(cdp_fedexp).parameters:
-        settings["step"] = step
-    return cdp_fedexp(**settings)
+def _fedexp(step: Step, epsilon: float) -> Algorithm:
+    return cdp_fedexp(clip="adaptive", target_epsilon=epsilon, delta=DELTA, step=step)
 
 
 def _fedavg(epsilon: float, rate: float | None) -> Algorithm:

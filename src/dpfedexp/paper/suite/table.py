@@ -133,17 +133,24 @@ def at_epsilon(
 
 @dataclass(frozen=True)
 class Gap:
-    """What the automatic rate loses against the best rate of the grid."""
+    """What the automatic rate loses against the best rate of the grid, on the grid's own seeds.
+
+    Attributes:
+        best: the mean of the grid's best rate.
+        reached: what the automatic rate reached, seed by seed.
+        seeds: how many of these, the first, the grid has too.
+    """
 
     problem: Problem
     epsilon: float
     best: float
     reached: tuple[float, ...]
+    seeds: int
 
     @property
     def loss(self) -> float:
         """In points of accuracy, or as a share of the best loss; negative where it is better than the grid."""
-        mean = fmean(self.reached)
+        mean = fmean(self.reached[: self.seeds])
         return self.best - mean if self.problem.higher_is_better else mean / self.best - 1.0
 
     @property
@@ -179,7 +186,7 @@ def automatic_rates(
             best = fmean(points[lr])
             reached = values(automatic(problem, epsilon, size), lookup)
             if reached:
-                gaps.append(Gap(problem, epsilon, best, reached))
+                gaps.append(Gap(problem, epsilon, best, reached, size.grid_seeds))
             shown = [Cell(reached).show(problem), gaps[-1].show()] if reached else ["–", "–"]
             rows.append([problem.name, f"{epsilon:g}", f"{number(best, problem)} [{lr:g}]", *shown])
     columns = ["problem", "ε", "best of 9 rates", "automatic", "lost"]
