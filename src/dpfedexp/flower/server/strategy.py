@@ -377,7 +377,6 @@ def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_n
     return local.tau_eta_l(local.steps)
 
 
-
 def _log_advice(advice: Advice) -> None:
     _log.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
