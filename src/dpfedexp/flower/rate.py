@@ -11,5 +11,5 @@ def check_rate(local: LocalOptimiser) -> None:
     if local.automatic:
         raise InputError(
             "local.lr is 'auto', which is for simulations; a deployment needs a number: take the one that `dpfedexp fit` or "
-            "lr = \"auto\" chose in a simulation of the federation, such as lr = 0.1."
+            'lr = "auto" chose in a simulation of the federation, such as lr = 0.1.'
         )
