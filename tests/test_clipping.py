@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp import AdaptiveClip, InputError
-from dpfedexp.clipping import BLOCK, clip, row_norms
+from dpfedexp.clipping import BLOCK, clip, quantile_for, row_norms
 from dpfedexp.mechanisms.base import total
 
 
@@ -76,6 +76,25 @@ def test_adaptive_clip_moves_towards_the_quantile():
 def test_adaptive_clip_refuses_wrong_settings_by_name(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         AdaptiveClip(**wrong)
+
+
+@pytest.mark.parametrize("wrong", ["aut", True, 0.0, math.nan])
+def test_a_wrong_quantile_is_one_sentence(wrong):
+    with pytest.raises(InputError, match="quantile"):
+        AdaptiveClip(quantile=wrong)
+
+
+def test_the_quantile_falls_with_the_noise_and_is_a_number_once_it_is_settled():
+    norms = [0.0, 0.01, 0.05, 0.25, 0.5, 1.0, 10.0, math.inf]
+    quantiles = [quantile_for(norm) for norm in norms]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert (quantiles[0], quantiles[3], quantiles[-1]) == (0.9, 0.5, 0.2)
+    auto = AdaptiveClip(quantile="auto")
+    with pytest.raises(InputError, match="not settled yet"):
+        auto.update(1.0, 0.5)
+    assert auto.settled(0.25).quantile == 0.5
+    assert auto.settled(None).quantile == 0.9
+    assert AdaptiveClip(quantile=0.7).settled(0.25).quantile == 0.7
 
 
 LONG = 3 * BLOCK + 17

@@ -55,6 +55,11 @@ def test_overrides_are_read_as_toml_values_and_win(tmp_path):
         ({"local": {"optimiser": "sdg"}}, "local.optimiser is 'sdg', which does not exist. Did you mean 'sgd'?"),
         ({"local": {"optimizer": "sgd"}}, "local.optimizer is not a setting of 'sgd'. Did you mean 'optimiser'?"),
         ({"local": {"stepz": 3}}, "local.stepz is not a setting of 'sgd'. Did you mean 'steps'?"),
+        ({"local": {"lr": "aut"}}, "local.lr is 'aut'; it must be a valid number or 'auto'."),
+        (
+            {"algorithm": {"adaptive": {"quantile": "median"}}},
+            "algorithm.adaptive.quantile is 'median'; it must be a valid number or 'auto'.",
+        ),
         ({"data": {"alpha": -1}}, "data.alpha is -1"),
         ({"data": 3}, "data is 3"),
     ],
@@ -120,6 +125,12 @@ def test_participation_and_adaptive_clip_are_built():
     settings = parse(base | {"participation": {"kind": "poisson", "rate": 0.2}})
     assert settings.build_participation() == Poisson(0.2)
     assert settings.build_algorithm().clip == AdaptiveClip(initial=3.0)
+    alone = parse({"algorithm": {"clip": "adaptive", "noise_multiplier": 1.0}, "local": {"lr": "auto"}})
+    assert alone.build_algorithm().clip == AdaptiveClip(quantile="auto")
+    assert alone.build_local().automatic
+    assert parse(
+        {"algorithm": {**base["algorithm"], "adaptive": {"quantile": "auto"}}}
+    ).build_algorithm().clip == AdaptiveClip(quantile="auto")
     assert parse({"participation": {"kind": "fixed", "count": 5}}).build_participation() == FixedSize(5)
     for kind in ("poisson", "fixed"):
         with pytest.raises(InputError, match="missing"):

@@ -142,7 +142,7 @@ def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
     ):
         with pytest.raises(InputError, match=sentence):
             run(clients, algorithm)
-    monkeypatch.setattr("dpfedexp.simulation.train.Team.current", lambda: object())
+    monkeypatch.setattr("dpfedexp.simulation.train.world", lambda: 2)
     with pytest.raises(InputError, match="'auto' in a run on several ranks"):
         run(clients)
 

@@ -7,7 +7,7 @@ from dpfedexp.local import LocalOptimiser
 
 
 def check_rate(local: LocalOptimiser) -> None:
-    """One sentence for a rate that would have to set itself: that takes votes before the first round."""
+    """One sentence for a rate that would have to set itself, which takes votes before the first round."""
     if local.automatic:
         raise InputError(
             "local.lr is 'auto', which is for simulations; a deployment needs a number: take the one that `dpfedexp fit` or "

@@ -66,6 +66,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def world() -> int:
+    """How many ranks there are: 1 where this process runs alone."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def share(sizes: Tensor, number: int, of: int) -> Tensor:
     """Which of these clients are a rank's: dealt out from the largest to the smallest, back and forth, so that work is even."""
     order = torch.argsort(sizes, stable=True, descending=True)
@@ -89,7 +94,7 @@ class Team:
     @staticmethod
     def current() -> Team | None:
         """The ranks that this process is one of, None where it runs alone."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if world() == 1:
             return None
         try:
             return Team(dist.get_rank(), dist.get_world_size(), Heartbeat.start())

@@ -33,7 +33,7 @@ from dpfedexp.runs.run import Run
 from dpfedexp.simulation.evaluate import evaluation_of, metrics_of
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.simulation.progress import RoundProgress
-from dpfedexp.simulation.ranks import Team
+from dpfedexp.simulation.ranks import Team, world
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.self_rate import probed
 from dpfedexp.simulation.settings import description_of
@@ -142,11 +142,11 @@ def train(
         f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
     )
     _check_numbers(evaluate_every, budget)
-    team = Team.current()
     require(
-        team is None or not local.automatic,
+        world() == 1 or not local.automatic,
         "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
     )
+    team = Team.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
         folder = None if checkpoint is None or follows else Path(checkpoint)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config import Settings
+from dpfedexp.config.settings import AdaptiveSettings
 from dpfedexp.data.registry import DATA_SETS
 
 Tree = dict[str, Any]
@@ -58,6 +59,9 @@ def in_full(settings: Settings) -> Tree:
         algorithm[name] = getattr(built, name, None) if default in (None, inspect.Parameter.empty) else default
     if built.mechanism == "privunit" and built.target_epsilon is None:
         algorithm |= dict(zip(PRIVUNIT, built.epsilons, strict=True))
+    if algorithm["clip"] == "adaptive" and algorithm["adaptive"] is None:
+        # Records of before had the median here, and named nothing: they are another run.
+        algorithm["adaptive"] = AdaptiveSettings(quantile="auto").model_dump(mode="json")
     local = settings.build_local()
     tree["local"] |= {name: getattr(local, name) for name in ("steps", "epochs")}
     if tree["model"]["name"] is None and tree["model"]["factory"] is None:
