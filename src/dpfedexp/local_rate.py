@@ -20,7 +20,9 @@ RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 """The public grid: half decades from 10⁻⁴ to 10²."""
 RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
-NEXT_BELOW = 10.0**-0.5
+BELOW = (10.0**-0.5, 0.1)
+"""The rates that a client compares its own with, as shares of it. Two of them: where one destroys the model, a larger one may end
+in a model that says nothing, which is better than that and no reason to want more."""
 MOST_PROGRESS = 0.5
 """A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
 USUAL, SPREAD = 0.1, 1.0
@@ -44,9 +46,9 @@ def wants_more(before: Tensor, after: Tensor, smaller: Tensor) -> Tensor:
     Args:
         before: their losses on the first model.
         after: their losses after the local steps at the rate.
-        smaller: their losses after the local steps at the next rate below, which must not have been better.
+        smaller: their least losses after the local steps at the rates of `BELOW`, which must have been worse.
     """
-    return (after < before) & (after <= smaller) & (before - after <= MOST_PROGRESS * before.abs())
+    return (after < before) & (after < smaller) & (before - after <= MOST_PROGRESS * before.abs())
 
 
 def probe_noise(mu: float, rounds: int, share: float) -> float:
@@ -57,11 +59,14 @@ def probe_noise(mu: float, rounds: int, share: float) -> float:
 def chosen(means: Tensor, deviations: Tensor) -> float:
     """The rate from the bins' noisy means: with clean votes, the largest rate of the grid that clients still want.
 
+    A quarter of the clients is no vote for a rate, and three quarters are as good as all: far above the right rate some clients,
+    who hold little of everything, are content with a model that says nothing.
+
     Args:
         means: which share of the clients of each bin wants more, noisy, [K].
         deviations: the standard deviations of that noise, [K].
     """
-    return _weighed(RATES, float(means.sum()) - 1.0, deviations, USUAL)
+    return _weighed(RATES, float((2.0 * means - 0.5).clamp(0.0, 1.0).sum()) - 1.0, deviations, USUAL)
 
 
 def located(means: Tensor, deviations: Tensor) -> float:

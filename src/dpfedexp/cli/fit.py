@@ -35,14 +35,14 @@ def fit(
     data_set: Annotated[str | None, typer.Option("--data-set", help="mnist or cifar10, dealt out to clients.")] = None,
     data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A network by name, or module:factory of your own [default: fits the data].")
+        str | None, typer.Option(help="A network by name, or module:factory of your own; by default fits the data.")
     ] = None,
     classes: Annotated[
         int | None, typer.Option(min=2, help="How many classes there are; a secure run must not count them.")
     ] = None,
     epsilon: Annotated[float, typer.Option(help="What the whole run may cost each client.")] = 8.0,
-    delta: Annotated[float | None, typer.Option(help="δ [default: the smaller of 1e-5 and 0.1/M].")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How many [default: by the noise of a round].")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; by default the smaller of 1e-5 and 0.1/M.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many; by default by the noise of a round.")] = None,
     adjacency: Annotated[
         str, typer.Option(help="replace-one, or add-remove, which needs --population.")
     ] = "replace-one",
@@ -54,7 +54,7 @@ def fit(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of data, model, participation, run."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results [default: runs/<name>-<time>].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
     ] = False,

@@ -35,13 +35,13 @@ def plan(
     clients: Annotated[int | None, typer.Option("--clients", "-M", help="The public number of clients.")] = None,
     parameters: Annotated[int | None, typer.Option("--parameters", "-d", help="Parameters of the model.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="A model by name, instead of --parameters.")] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="δ [default: the smaller of 1e-5 and 0.1/M].")] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="δ; by default the smaller of 1e-5 and 0.1/M.")] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", "-e", help="ε of a row; may be repeated [default: 1 2 4 8 16].")
+        list[float] | None, typer.Option("--epsilon", "-e", help="ε of a row; may be repeated; by default 1 2 4 8 16.")
     ] = None,
     rounds: Annotated[
         list[int] | None,
-        typer.Option("--rounds", "-T", help="Rounds of a row; may be repeated [default: 20 50 100 200]."),
+        typer.Option("--rounds", "-T", help="Rounds of a row; may be repeated; by default 20 50 100 200."),
     ] = None,
     rate: Annotated[
         list[float] | None,

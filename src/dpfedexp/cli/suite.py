@@ -12,19 +12,21 @@ def suite(
     quick: Annotated[bool, typer.Option("--quick", help="Three made-up problems, one seed, in minutes.")] = False,
     problems: Annotated[
         list[str] | None,
-        typer.Option("--problems", help="Only these, separated by commas. [default: all]", show_default=False),
+        typer.Option("--problems", help="Only these, separated by commas.; by default all.", show_default=False),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of every contender at ε = 8 and 2.")] = 3,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs side by side [default: one to a core, 4 on a GPU]", show_default=False),
+        typer.Option(min=1, help="Runs side by side; by default one to a core, 4 on a GPU.", show_default=False),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 … [default: cuda if there is one]", show_default=False)
+        str | None, typer.Option(help="cpu, cuda, cuda:1 …; by default cuda if there is one.", show_default=False)
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with MNIST and CIFAR-10. [default: $DPFEDEXP_DATA]")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder with MNIST and CIFAR-10.; by default $DPFEDEXP_DATA.")
+    ] = None,
     prepared: Annotated[
-        str | None, typer.Option(help="Folder of the prepared natural problems. [default: $DPFEDEXP_SUITE]")
+        str | None, typer.Option(help="Folder of the prepared natural problems.; by default $DPFEDEXP_SUITE.")
     ] = None,
     limit_seconds: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no run after so many seconds.", show_default=False)

@@ -73,7 +73,7 @@ seed = 0
 def train(
     file: Annotated[Path, typer.Argument(help="The run's TOML file; `dpfedexp init` writes one.", show_default=False)],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results [default: runs/<name>-<time>].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")] = None,
     data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")

@@ -15,7 +15,7 @@ from dpfedexp.algorithms import probe
 from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.clipping import AdaptiveClip, row_norms
 from dpfedexp.errors import LedgerError
-from dpfedexp.local_rate import NEXT_BELOW, RADII, RATES, chosen, located, wants_more
+from dpfedexp.local_rate import BELOW, RADII, RATES, chosen, located, wants_more
 from dpfedexp.mechanisms import Mechanism, Secure
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import RATE, Simulation
@@ -53,10 +53,12 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
 
     def wants(clients: Tensor, bins: Tensor) -> Tensor:
         rates = torch.tensor(RATES, device=w.device)[bins.to(w.device)]
-        rows, smaller = (_rows(simulation, w, clients, rates * factor) for factor in (1.0, NEXT_BELOW))
-        still = simulation.loss_after(w, torch.zeros_like(rows), clients, BEFORE)
-        after, below = (simulation.loss_after(w, found, clients, BEFORE) for found in (rows, smaller))
-        return wants_more(still, after, below).double()
+
+        def loss(factor: float) -> Tensor:
+            return simulation.loss_after(w, _rows(simulation, w, clients, rates * factor), clients, BEFORE)
+
+        still = simulation.loss_after(w, w.new_zeros(len(clients), len(w)), clients, BEFORE)
+        return wants_more(still, loss(1.0), torch.minimum(*(loss(factor) for factor in BELOW))).double()
 
     rate = chosen(*_asked(simulation, vote, probe.RATE, wants, ledger, budget))
     memory = {**state.memory, RATE: torch.full_like(state.memory[RATE], rate)}
