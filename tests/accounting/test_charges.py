@@ -33,12 +33,12 @@ VOTES = (("within clip", 4.0), ("loss", 5.0), ("loss fell", 7.0))
 @pytest.mark.parametrize("rounds", [1, 50])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds):
-    """No vote is tied to the update, so the joint shift is that of the queries composed separately: exactly, and under both."""
+    """The joint shift is that of the queries composed separately, under both adjacencies: an upper bound, for votes may be tied."""
     joint = central_gaussian_event(5.0, adjacency, votes=VOTES)
     single = [central_gaussian_event(5.0, adjacency), *(votes_only((vote,), adjacency) for vote in VOTES)]
     together = votes_only(VOTES, adjacency)
-    assert joint.exact
-    assert together.exact
+    assert not joint.exact
+    assert not together.exact
     assert [query.name for query in together.queries] == [name for name, _ in VOTES]
     for view in ("replace-one", "add-remove"):
         one_by_one = compose([(event.under(view), rounds) for event in single], 1e-5).epsilon

@@ -214,6 +214,8 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         )
         state = simulation.begin()
         monkeypatch.setattr("dpfedexp.simulation.self_rate.chosen", lambda means, doubt: 0.1)
+        # The same bins both times: secure runs draw them anew.
+        monkeypatch.setattr(BinnedVote, "assigned", lambda self, clients, noise: clients % self.bins)
         seen.clear()
         state = probed(simulation, state, Ledger.in_memory(), None)
         answers = torch.cat(seen).reshape(2, 24)

@@ -255,7 +255,8 @@ class Watch:
     def _improved(self) -> bool:
         """Whether a loss of the server's own fell by a share of `MOVED` since it was first measured, or an accuracy rose by it."""
         for name in {key for record in self._records for key in record}:
-            values = self._values(name) if _is_loss(name) or name.endswith("accuracy") else []
+            measured = _is_loss(name) or (name.endswith("accuracy") and not name.startswith("nonprivate_"))
+            values = self._values(name) if measured else []
             if len(values) < 2:
                 continue
             first, last = values[0], values[-1]

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms.algorithm import Algorithm
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
@@ -47,11 +48,11 @@ class Probe:
 
     def vote(self, name: str) -> BinnedVote:
         bins, noise = (len(RATES), self.rate_noise) if name == RATE else (len(RADII), self.clip_noise)
-        return BinnedVote(Vote(name, noise=noise or 1e-9), bins, self.adjacency, self.secure)
+        return BinnedVote(Vote(name, noise=noise or 1e-9), bins, self.adjacency, self.secure, drawn=True)
 
-    def events(self, sampling: Sampling) -> list[Event]:
-        """What the two cost."""
-        return [self.vote(name).event(sampling) for name in (RATE, CLIP)]
+    def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
+        """What they cost: the clip is asked for only where it adapts."""
+        return [self.vote(name).event(sampling) for name in ((RATE, CLIP) if adaptive else (RATE,))]
 
     def answers(
         self,
@@ -62,6 +63,7 @@ class Probe:
         share: float,
         noise: Noise,
         own: Noise,
+        pay: Callable[[], None],
     ) -> tuple[Tensor, Tensor]:
         """The noisy means of the bins and the deviations of their noise, both [K].
 
@@ -72,7 +74,8 @@ class Probe:
             population: the public number of clients.
             share: the expected share of them that takes part.
             noise: where the noise comes from.
-            own: where clients draw their bins from, under add-remove adjacency.
+            own: where clients draw their bins from.
+            pay: called when all have answered and before anything of it exists outside.
         """
         vote = self.vote(name)
         sums = torch.zeros(vote.bins, dtype=torch.float64)
@@ -80,6 +83,7 @@ class Probe:
             bins = vote.assigned(clients, own)
             sums += vote.collect(values(clients, bins), bins).cpu()
         counts = vote.counts(population, share).clamp_min(1.0)
+        pay()
         return vote.release(sums, counts, noise), vote.vote.noise / counts
 
 
@@ -98,8 +102,10 @@ def asked(
     if not kind.is_private:
         return (HELPED,), None
 
+    adaptive = isinstance(algorithm.clip, AdaptiveClip)
+
     def beside(mechanism: Mechanism) -> list[Event]:
-        return probe_of(mechanism, rounds, sampling, secure).events(sampling)
+        return probe_of(mechanism, rounds, sampling, secure).events(sampling, adaptive=adaptive)
 
     return (HELPED,), beside
 
@@ -113,5 +119,6 @@ def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secu
         raise InputError(
             f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
         )
-    rate, clip = (probe_noise(event.mu, rounds, share) for share in (RATE_SHARE, CLIP_SHARE))
+    # Never more than a round costs: a target may be for each of them.
+    rate, clip = (max(probe_noise(event.mu, rounds, share), 1.0 / event.mu) for share in (RATE_SHARE, CLIP_SHARE))
     return Probe(rate, clip, event.adjacency, secure)

@@ -166,8 +166,8 @@ def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[
     if name is None:
         require(
             len(shape) == 2 and features <= MOST_FEATURES and arrays["inputs"].dtype.kind == "f",
-            f"the inputs have shape {shape} and type {arrays['inputs'].dtype}; name a network with --model: {', '.join(MODELS)}, "
-            "or module:factory of your own.",
+            f"a row of the inputs has shape {shape[1:]} and type {arrays['inputs'].dtype}; name a network with --model: "
+            f"{', '.join(MODELS)}, or module:factory of your own.",
         )
         name = "linear"
     takes = inspect.signature(MODELS[name]).parameters if name in MODELS else {}

@@ -29,33 +29,41 @@ class BinnedVote:
     deviation `vote.noise` that is fixed before. Event: `votes_only`, one Gaussian query. In strict mode the noise is discrete
     Gaussian, charged at (1 + 2⁻²⁰)·μ.
 
-    Under add-remove adjacency bins are drawn: by their numbers, all clients behind one that leaves would change their bins too.
+    Bins are drawn where it may be asked what a client that leaves would change: by their numbers, all clients behind it would
+    change their bins too. That is under add-remove adjacency, and with `drawn`, so that the other adjacency's figure holds as well.
 
     Args:
         vote: name, range, and the noise on the sum of shares in each bin.
         bins: how many there are.
         adjacency: between which data sets the release must not tell.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
+        drawn: whether clients draw their bins under replace-one adjacency too.
     """
 
     vote: Vote
     bins: int
     adjacency: Adjacency = "replace-one"
     secure: Secure = False
+    drawn: bool = False
+
+    @property
+    def by_number(self) -> bool:
+        """Whether a client's number says its bin."""
+        return self.adjacency == "replace-one" and not self.drawn
 
     def __post_init__(self) -> None:
         require(is_count(self.bins), f"bins is {self.bins!r}; it must be a positive whole number.")
         require(self.vote.noise > 0, f"the vote {self.vote.name!r} has noise 0; it must be a positive number.")
 
     def assigned(self, clients: Tensor, noise: Noise) -> Tensor:
-        """Each client's bin: its number modulo K, or under add-remove adjacency one that is drawn from `noise`."""
-        if self.adjacency == "replace-one":
+        """Each client's bin: its number modulo K, or one that is drawn from `noise`."""
+        if self.by_number:
             return clients % self.bins
         return (noise.uniform(clients, 1)[:, 0] * self.bins).long().clamp_max(self.bins - 1).to(clients.device)
 
     def counts(self, population: int, share: float = 1.0) -> Tensor:
         """How many clients each bin is expected to have, which is public: of the population, a `share` takes part."""
-        if self.adjacency != "replace-one":
+        if not self.by_number:
             return torch.full((self.bins,), share * population / self.bins, dtype=torch.float64)
         return share * torch.bincount(torch.arange(population) % self.bins, minlength=self.bins).double()
 

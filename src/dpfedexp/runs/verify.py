@@ -239,6 +239,10 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
                 f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
+    unpaid = [one for one in before if not any(_alike(event, one) for event, _ in ledger.charges())]
+    if unpaid and any(entry.round > 0 for entry in ledger.entries):
+        names = ", ".join(query.name for one in unpaid if isinstance(one, GaussianEvent) for query in one.queries)
+        return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
     votes = f", and {len(before)} votes before the first" if before else ""
     return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
 

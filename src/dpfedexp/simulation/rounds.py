@@ -319,7 +319,10 @@ class Simulation:
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """The clients' own losses after they went as far as their rows, [n]."""
         draws, sizes = self.streams.at("losses", number), self.task.clients.sizes[clients]
-        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws.generator(int(clients[row])))
+        apart = self.unit is not None
+        plan = schedule(
+            AllRows.of(self.task.local), sizes, lambda row: draws.generator(int(clients[row])), public=apart
+        )
         return self._losses(w, rows, clients, plan, number)
 
     def _control(

@@ -19,7 +19,7 @@ from dpfedexp.local_rate import BELOW, RADII, RATES, chosen, located, wants_more
 from dpfedexp.mechanisms import Mechanism, Secure
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import RATE, Simulation
-from dpfedexp.trainers.checks.isolation import padded
+from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task
 
 BEFORE = 0
@@ -84,16 +84,20 @@ def _asked(
     """Charges one of the two votes and releases it."""
     share = simulation.participation.expected(simulation.population) / simulation.population
     noise = None if simulation.system is not None else f"seed {simulation.streams.seed}, {name}"
-    event = vote.vote(name).event(simulation.sampling)
-    if simulation.mechanism.is_private:
-        if budget is not None:
-            ledger.check(budget, event, round=BEFORE, run=simulation.run, noise=noise)
+    event, private = vote.vote(name).event(simulation.sampling), simulation.mechanism.is_private
+    if private and budget is not None:
+        ledger.check(budget, event, round=BEFORE, run=simulation.run, noise=noise)
+
+    def pay() -> None:
+        simulation.task.check_state()
         try:
-            ledger.charge(BEFORE, event, run=simulation.run, noise=noise)
+            if private:
+                ledger.charge(BEFORE, event, run=simulation.run, noise=noise)
         except OSError as error:
             raise LedgerError(
                 f"the vote {name!r} can't be charged: {error.strerror}. Nothing of it was released."
             ) from None
+
     # Each vote has a cohort of its own: sampling hides a client in both only if it is drawn for them independently.
     draws = simulation.noise.at(f"participation, {name}", BEFORE)
     cohort = simulation.participation.cohort(simulation.present, draws)
@@ -105,6 +109,7 @@ def _asked(
         share,
         simulation.noise.at(f"probe noise, {name}", BEFORE),
         simulation.noise.at(f"probe bins, {name}", BEFORE),
+        pay,
     )
 
 
@@ -115,7 +120,7 @@ def _chunks(simulation: Simulation, cohort: Tensor) -> Iterator[Tensor]:
 
 def _of_holders(simulation: Simulation, values: probe.Values) -> probe.Values:
     """The answers of clients that hold data; the others have nothing to say. In an isolated run every shape is full."""
-    sizes = simulation.task.clients.sizes
+    sizes, public = simulation.task.clients.sizes, simulation.task.local.shape_is_public
 
     def answer(clients: Tensor, bins: Tensor) -> Tensor:
         out = torch.full((len(clients),), math.nan, dtype=torch.float64)
@@ -127,7 +132,18 @@ def _of_holders(simulation: Simulation, values: probe.Values) -> probe.Values:
             return out
         filled, real = padded(clients, sizes, unit)
         more = torch.cat([bins, bins[-1:].expand(len(filled) - len(bins))])
-        found = torch.cat([values(part, own) for part, own in zip(filled.split(unit), more.split(unit), strict=True)])
+        parts = zip(filled.split(unit), more.split(unit), strict=True)
+        found = torch.cat([_apart(values, part, own, public=public) for part, own in parts])
         return torch.where(real[: len(clients)], found[: len(clients)].cpu(), out)
 
     return answer
+
+
+def _apart(values: probe.Values, part: Tensor, bins: Tensor, *, public: bool) -> Tensor:
+    """The answers of one full shape, where a client on whose data the model or the loss fails says no and stops nobody."""
+
+    def learn(who: Tensor) -> Tensor:
+        own = bins if torch.equal(who, part) else bins[(part == who[0]).nonzero()[0]].expand(len(who))
+        return values(who, own)[:, None]
+
+    return learnt_apart(learn, part, len(part), like=torch.zeros(1), public=public)[:, 0].double()

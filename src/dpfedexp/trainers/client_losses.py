@@ -57,23 +57,25 @@ class ClientLosses:
             plan: which of their rows count.
             round: for the draws of a module that draws, which are the same wherever the client stands.
         """
-        task = self.task
-        positions, weights = plan.batch(0)
-        x, y = task.clients.gather(clients, positions, task.device)
-        params, weights = task.layout.unflatten(w + rows), weights.to(task.device)
+        task, (positions, weights) = self.task, plan.batch(0)
+        params = task.layout.unflatten(w + rows)
         with torch.no_grad(), arithmetic(task.precision, task.device):
-            if not self.alone:
-                losses = self.together(params, x, y, weights)
+            if self.alone:
+                each = [self._alone(params, positions, weights, n, clients, round) for n in range(len(rows))]
+                losses = torch.stack(each)
             else:
-                losses = torch.stack([self._alone(params, x, y, weights, n, clients, round) for n in range(len(rows))])
+                x, y = task.clients.gather(clients, positions, task.device)
+                losses = self.together(params, x, y, weights.to(task.device))
         return torch.nan_to_num(losses, nan=torch.inf)
 
     def _alone(
-        self, params: Params, x: Tensor, y: Tensor, weights: Tensor, row: int, clients: Tensor, round: int
+        self, params: Params, positions: Tensor, weights: Tensor, row: int, clients: Tensor, round: int
     ) -> Tensor:
-        real = weights[row] > 0
-        own = {name: value[row] for name, value in params.items()}
-        devices = [self.task.device] if self.task.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        """One client's. Whatever draws, the federation's transform or the module, draws from the client's own stream."""
+        own, at, device = {name: value[row] for name, value in params.items()}, slice(row, row + 1), self.task.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(int(self.streams.at("module", round).generator(int(clients[row])).integers(2**63)))
-            return self._one(own, x[row][real], y[row][real], weights[row][real])
+            x, y = self.task.clients.gather(clients[at], positions[at], device)
+            weight = weights[row].to(device)
+            real = weight > 0
+            return self._one(own, x[0][real], y[0][real], weight[real])

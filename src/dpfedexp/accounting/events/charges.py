@@ -79,7 +79,9 @@ def central_gaussian(
     # an update of norm C may have been longer before it was clipped, and the mechanism takes whatever else a client answers, as no
     # vote is tied to the update or to another vote.
     full = sampling.kind == "full"
-    event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full)
+    # Further votes may be tied to the update, as whether training helped is: then no pair of neighbours moves both to the full.
+    tied = any(name != "within clip" for name, _ in votes)
+    event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full and not tied)
     if not full or len(queries) == 1:
         return event
     joint, other = (replaced, left_out) if adjacency == "replace-one" else (left_out, replaced)
