@@ -180,6 +180,28 @@ def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart)
     assert is_isolated(kind(task), task, 15) is apart
 
 
+class BorderedAtRates(Vectorised):
+    """A trainer whose rows depend on their place only where clients bring rates of their own."""
+
+    def __call__(self, w, clients, schedule, round, correction=None, rates=None):
+        rows = super().__call__(w, clients, schedule, round, correction, rates)
+        if rates is not None:
+            rows[len(rows) // 3] *= 1 + 2**-20
+        return rows
+
+
+@pytest.mark.parametrize(("kind", "apart"), [(Vectorised, True), (BorderedAtRates, False)])
+def test_a_run_whose_clients_bring_rates_is_tried_with_rates(kind, apart):
+    local = Sgd(lr="auto", steps=2, max_examples=4)
+    simulation, _ = prepare(
+        net(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), local=local, rounds=1, secure=True
+    )
+    rated = replace(simulation.task, local=local.at(0.1), rated=True)
+    task = replace(rated, clients=made_up(rated, 30))
+    assert is_isolated(kind(task), task, 15) is apart
+    assert is_isolated(kind(task), replace(task, rated=False), 15)
+
+
 def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
     monkeypatch.setattr("dpfedexp.trainers.registry.Vectorised", Coupled)
     algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]

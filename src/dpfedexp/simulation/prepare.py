@@ -76,7 +76,7 @@ def prepare(
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
     # A rate that sets itself comes with every call; until there is one, any will do.
-    trained = replace(task, local=local.at(USUAL)) if local.automatic else task
+    trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
     trial = replace(trained, clients=nobody, copies=[]) if isolated else None
     trainer, chunk, unit, note = _trainer(
         trained, trial, streams, execution, cohort, rounds, fixed=sampling.kind != "poisson"

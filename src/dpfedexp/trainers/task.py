@@ -39,7 +39,8 @@ class Clients(Protocol):
 class Task:
     """What every client of a run does: a model, a loss, local steps, on a device.
 
-    `watch` is what the module's state may be, and `copies` are the modules that train beside `model`.
+    `watch` is what the module's state may be, and `copies` are the modules that train beside `model`. `rated` says that every call
+    of a trainer brings the clients' rates, so that checks bring them too.
     """
 
     model: nn.Module
@@ -51,6 +52,7 @@ class Task:
     precision: Precision = "fp32"
     watch: Watch | None = None
     copies: list[nn.Module] = field(default_factory=list)
+    rated: bool = False
 
     def apart(self) -> Task:
         """The same task with a module of its own, for a thread of its own."""

@@ -221,7 +221,9 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     for order in orders:
         clients = torch.from_numpy(order.copy())
-        rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1)
+        # A step at a rate of the client's own is another operation than one at the optimiser's, and rounds in its own way.
+        own = (None, 0.1 + clients.float().to(w.device) / (20 * width)) if task.rated else ()
+        rows = trainer(w, clients, _short(task.local, sizes[clients], clients), 1, *own)
         if radius is None:
             radius = max(1e-6, float(row_norms(rows).median()))
         lifted = lift(clip(rows, radius).vectors, radius)
