@@ -77,7 +77,7 @@ def test_a_zero_or_infinite_mean_has_no_direction():
     assert step_size.turn(zero, one) == step_size.turn(one, zero) == 0.0
     assert step_size.drift(zero, (one,), 0.0) == step_size.drift(one, (zero,), 1.0) == 0.0
     assert step_size.drift(lost, (one,), 1.0) == 0.0
-    assert steps([zero] * 8, constant(20.0)) == [4.0, 4.0, 4.0, 4.0, 2.0, 1.0, 1.0, 1.0], "trust fades with the prior"
+    assert steps([zero] * 8, constant(20.0)) == [4.0] * 8, "what says nothing changes nothing"
     assert steps([one, lost, one], constant(20.0))[1:] == [2.0, 1.0]
 
 
@@ -117,7 +117,8 @@ def test_under_noise_alone_drift_has_variance_one_and_evidence_seven_fifths():
         (0.5, 1.0, 2.0, 4.0, (4.4, 4.0)),  # and slow from there
         (-0.1, 1.0, 2.0, math.inf, (4.4, math.inf)),  # too far for its own direction
         (0.5, 1.0, 1.9, math.inf, (4.0, math.inf)),  # neither nor
-        (0.5, 1.0, 0.9, math.inf, (2.0, math.inf)),  # in doubt
+        (0.5, 1.0, 0.0, math.inf, (4.0, math.inf)),
+        (0.5, 1.0, -0.1, math.inf, (2.0, math.inf)),  # against progress
         (-0.5, 1.0, 2.0, math.inf, (4.4, math.inf)),
         (-0.51, 3.0, 9.0, math.inf, (2.0, 2.0)),  # failed: a quarter of the longest of four
         (0.5, -2.1, 9.0, math.inf, (2.0, 2.0)),
@@ -240,14 +241,14 @@ def test_from_far_away_the_step_is_the_rules_and_falls_to_one_when_the_optimum_i
 
 @pytest.mark.parametrize(("d", "variance"), [(1, 1.0), (5, 1.0), (100, 1.0), (100, math.inf)])
 def test_means_that_are_noise_alone_leave_the_step_at_one_in_most_rounds(d, variance):
-    """Nothing answers to the step here, so noise alone makes the evidence. Known or not, the step is 1 in 84 to 91% of the rounds.
+    """Nothing answers to the step here, so noise alone makes the evidence. Known or not, the step is 1 in 76 to 91% of the rounds.
 
-    The share differs between runs by 0.17, so over 120 runs it deviates by 0.016: six of them below 0.845 is 0.75.
+    The share differs between runs by 0.17, so over 120 runs it deviates by 0.016: six of them below 0.764 is 0.67.
     """
     taken = torch.tensor([steps(noises(50, d, seed), constant(300.0), variance)[10:] for seed in range(120)])
-    assert float((taken == 1.0).double().mean()) > 0.75
+    assert float((taken == 1.0).double().mean()) > 0.67
     assert float(taken.median()) == 1.0
-    assert float((taken > 2.0).double().mean()) < 0.15
+    assert float((taken > 2.0).double().mean()) < 0.22
 
 
 def test_a_step_that_failed_is_a_ceiling_for_fast_growth():

@@ -18,7 +18,7 @@ GROWTH = 1.5
 CREEP = 1.1
 """What it grows by instead where the last step went too far for its own direction, or near a step that failed before."""
 SHRINKAGE = 0.5
-"""What it shrinks by where progress is in doubt, so that it is back at 1 after log₂ η_g rounds."""
+"""What it shrinks by where progress has ended, so that it is back at 1 after log₂ η_g rounds."""
 RETREAT = 0.25
 """After a step that failed, growth is fast again only up to this share of it."""
 SHARPEST_TURN = -0.5
@@ -30,10 +30,10 @@ LOUDEST = 3.0
 FAILED = -2.0
 """Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
 PRIOR = 10.0 / 3.0
-"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it, or four say nothing."""
-EVIDENT, DOUBTFUL = 2.0, 1.0
-"""The evidence from which the cap grows, and below which it shrinks. Noise alone reaches 2 once in 22 rounds, and is below 1 in
-four of five."""
+"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it."""
+EVIDENT = 2.0
+"""The evidence from which the cap grows: noise alone reaches it once in 22 rounds. It shrinks below 0, where the evidence is
+against progress (noise alone: every other round), and stays as it is between the two."""
 
 
 def fedexp(mean_square: float, delta_bar: Tensor) -> float:
@@ -122,7 +122,7 @@ def safe_cap(
     """κ_t and the ceiling, from the steps that were taken.
 
     A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at
-    most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is below `DOUBTFUL`, η_{t−1}
+    most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1}
     where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
 
     Args:
@@ -135,7 +135,7 @@ def safe_cap(
     cap = taken[-1]
     if not (drift >= FAILED and turn >= SHARPEST_TURN):
         return cap * SHRINKAGE, max(1.0, min(ceiling, RETREAT * max(taken)))
-    if evidence < DOUBTFUL:
+    if evidence < 0:
         return cap * SHRINKAGE, ceiling
     if evidence < EVIDENT:
         return cap, ceiling

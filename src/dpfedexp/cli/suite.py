@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ def suite(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 …; by default cuda if there is one.", show_default=False)
     ] = None,
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16"], typer.Option(help="Of local training: fp32, or on a GPU tf32 or bf16.")
+    ] = "fp32",
     data: Annotated[
         str | None, typer.Option(help="Folder with MNIST and CIFAR-10.; by default $DPFEDEXP_DATA.")
     ] = None,
@@ -57,7 +60,7 @@ def suite(
         for path in command.prepare(names, prepared, shakespeare):
             console.print(f"Prepared: [bold]{path}[/]", highlight=False)
         return
-    place = Place(Folders(prepared, data), device, workers, limit_seconds)
+    place = Place(Folders(prepared, data), device, precision, workers, limit_seconds)
     made = command.suite(
         names, command.size(quick, seeds), place, out, recorded, lambda text: typer.echo(text, err=True)
     )

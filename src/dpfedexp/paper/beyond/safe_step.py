@@ -1,4 +1,4 @@
-"""What does the safe step cost where the paper's is at its best? Both on the paper's synthetic problems; MNIST is in the suite."""
+"""What does the safe step cost where the paper's is at its best? Both on the paper's problems."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ SETTINGS = (
     ("synthetic-cdp", "Synthetic, CDP"),
     ("synthetic-ldp-gaussian", "Synthetic, LDP (Gaussian)"),
     ("synthetic-ldp-privunit", "Synthetic, LDP (PrivUnit)"),
+    ("mnist-cdp", "MNIST, CDP"),
 )
 
 

@@ -16,6 +16,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser, Sgd
 from dpfedexp.paper.suite.problem import Loaded, Problem
 from dpfedexp.simulation.train import train
+from dpfedexp.trainers.execution import Execution
 
 DELTA = 1e-5
 SERVER_RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -91,12 +92,12 @@ def trained(
     lr: float | None,
     server_rate: float | None,
     seed: int,
-    device: str | None,
+    execution: Execution,
 ) -> tuple[nn.Module, list[dict[str, Any]], Any]:
     """The trained model, the history of its rounds, and the privacy statement."""
     common: dict[str, Any] = {
         "seed": seed,
-        "device": device,
+        "execution": execution,
         "loss": loaded.loss,
         "progress": False,
         "on_advice": silence,

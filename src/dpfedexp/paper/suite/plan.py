@@ -20,6 +20,7 @@ from dpfedexp.paper.suite.contenders import CONTENDERS, DELTA, Contender, traine
 from dpfedexp.paper.suite.problem import Folders, Loaded, Problem
 from dpfedexp.paper.suite.problems import PROBLEMS
 from dpfedexp.runs.checkpoints.settings import flatten
+from dpfedexp.trainers.execution import Execution
 
 SUITE_VERSION = 1
 """Raised when a problem changes, so that earlier lines do not answer for it."""
@@ -79,7 +80,7 @@ class SuiteRun:
         local = self.contender.local(problem, self.lr)
         return {**tree, "rounds": problem.rounds, **flatten({"algorithm": algorithm, "local": local})}
 
-    def run(self, folders: Folders, device: str | None) -> Result:
+    def run(self, folders: Folders, execution: Execution) -> Result:
         """`finals` has the test metrics of the model that the run releases at its end."""
         loaded = _loaded(self.problem_name, self.seed, folders)
         model, history, privacy = trained(
@@ -90,7 +91,7 @@ class SuiteRun:
             lr=self.lr,
             server_rate=self.server_rate,
             seed=self.seed,
-            device=device,
+            execution=execution,
         )
         where = next(model.parameters()).device
         inputs, targets = loaded.clients.prepare(*loaded.test, where)

@@ -24,6 +24,8 @@ from dpfedexp.paper.suite.plan import LEADING, Size, SuiteRun, best_rate, finger
 from dpfedexp.paper.suite.problem import Folders, Problem
 from dpfedexp.paper.suite.problems import PROBLEMS
 from dpfedexp.processes import JobProgress, cores, prepare_worker
+from dpfedexp.trainers.execution import Execution
+from dpfedexp.trainers.precision import Precision
 
 SECTION = "suite"
 
@@ -35,6 +37,7 @@ class Place:
     Attributes:
         folders: where the data lie.
         device: a torch device; None for the usual one.
+        precision: of local training. A record says it beside the device.
         jobs: runs side by side, a process each; with 1, everything in this process. None for one to a core, or 4 on an
             accelerator, which small runs do not fill.
         limit_seconds: after so many seconds no further run begins, and those that run are waited for.
@@ -42,6 +45,7 @@ class Place:
 
     folders: Folders = field(default_factory=Folders)
     device: str | None = None
+    precision: Precision = "fp32"
     jobs: int | None = 1
     limit_seconds: float | None = None
 
@@ -49,6 +53,14 @@ class Place:
     def workers(self) -> int:
         cpu = (self.device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cpu")
         return self.jobs or (cores() if cpu else 4)
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(device=self.device, precision=self.precision)
+
+    def provenance(self) -> dict[str, Any]:
+        made_by = provenance.here(self.device)
+        return made_by if self.precision == "fp32" else {**made_by, "device": f"{made_by['device']}, {self.precision}"}
 
 
 class Lines:
@@ -121,7 +133,7 @@ def run_suite(problems: Sequence[str], size: Size, folder: Path, place: Place) -
     chosen = [PROBLEMS[name] for name in problems]
     for problem in chosen:
         lines.data(problem, fingerprint(problem, place.folders))
-    made_by = provenance.here(place.device)
+    made_by = place.provenance()
 
     def left() -> float:
         return float("inf") if place.limit_seconds is None else place.limit_seconds - (time.monotonic() - began)
@@ -172,14 +184,14 @@ def _finished(
             if left() <= 0:
                 return
             show(run.name)
-            yield run, _one(run, place.folders, place.device)
+            yield run, _one(run, place)
         return
     waiting = list(reversed(runs))
     at_work: dict[Future[Done], SuiteRun] = {}
     while True:
         while waiting and len(at_work) < place.workers and left() > 0:
             run = waiting.pop()
-            at_work[pool.submit(_one, run, place.folders, place.device)] = run
+            at_work[pool.submit(_one, run, place)] = run
         if not at_work:
             return
         first = next(iter(at_work.values())).name
@@ -194,10 +206,10 @@ def _finished(
                 ) from None
 
 
-def _one(run: SuiteRun, folders: Folders, device: str | None) -> Done:
+def _one(run: SuiteRun, place: Place) -> Done:
     began = time.perf_counter()
     try:
-        return run.run(folders, device), time.perf_counter() - began
+        return run.run(place.folders, place.execution), time.perf_counter() - began
     except Exception as error:  # one run that fails must not take hundreds of others with it
         return RuntimeError(f"{type(error).__name__}: {error}")
 
