@@ -18,24 +18,40 @@ def test_a_client_wants_more_only_if_it_was_helped_more_than_by_the_next_rate_an
     assert MOST_PROGRESS == 0.5
 
 
-@pytest.mark.parametrize("at", [0, 3, 6, len(RATES) - 1])
+@pytest.mark.parametrize("at", range(len(RATES)))
 def test_clean_votes_choose_the_largest_rate_that_clients_want(at):
+    """Up to a third of a half decade, by which the prior draws the ends of the grid inwards."""
     votes = (torch.arange(len(RATES)) <= at).double()
-    assert chosen(votes, CLEAN) == pytest.approx(RATES[at], rel=1e-6)
+    assert chosen(votes, CLEAN) == pytest.approx(RATES[at], rel=0.4)
+    assert at not in range(4, 9) or chosen(votes, CLEAN) == pytest.approx(RATES[at], rel=0.06)
 
 
-@pytest.mark.parametrize("at", [0, 7, len(RADII) - 1])
+@pytest.mark.parametrize("at", range(1, len(RADII)))
 def test_clean_votes_find_the_middle_of_the_update_norms(at):
     """All updates lie between two radii of the grid, so that the middle is between them."""
     votes = (torch.arange(len(RADII)) < at).double()
     found = located(votes, torch.full((len(RADII),), 1e-6, dtype=torch.float64))
-    assert found == pytest.approx(RADII[max(at - 1, 0)] * 10 ** (0.25 if at else 0), rel=1e-6)
+    assert found == pytest.approx(RADII[at - 1] * 10**0.25, rel=0.4)
+
+
+def test_a_minority_far_above_the_right_rate_is_no_vote_for_it():
+    votes = torch.where(torch.arange(len(RATES)) <= 5, 0.95, 0.33).double()
+    assert RATES[5] < chosen(votes, torch.full_like(votes, 0.1)) < RATES[6]
+
+
+def test_noise_of_a_third_of_the_clients_on_every_bin_leaves_the_rate_known_to_half_a_decade():
+    """Each bin beside the step tells 1 from 0 by three deviations. The sum of the means would deviate by √13/3 half decades."""
+    votes, generator = (torch.arange(len(RATES)) <= 6).double(), torch.Generator().manual_seed(0)
+    noisy = votes + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 3
+    found = torch.tensor([2 * math.log10(chosen(row, torch.full_like(row, 1 / 3)) / RATES[6]) for row in noisy])
+    assert float(found.mean().abs()) < 0.2
+    assert float(found.std()) < 0.7
+    assert float(found.abs().max()) < 3.0
 
 
 @pytest.mark.parametrize("votes", [-50.0, 0.0, 0.5, 1.0, 50.0])
 def test_votes_that_are_all_noise_leave_the_usual_rate(votes):
-    """A doubt of 13 × 100² against a prior of 2² weighs the votes by 3e-5, and 13 of them of at most 50 move it by 0.02 steps."""
-    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 100.0 * torch.ones_like(CLEAN))
+    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0 * torch.ones_like(CLEAN))
     assert found == pytest.approx(USUAL, rel=0.03)
 
 
@@ -46,15 +62,26 @@ def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
 
 
 def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():
-    assert watched(0.3, 1.0, 1.0) == (0.3, 1.0)
-    assert watched(0.3, 0.95, 0.95)[0] == 0.3
-    assert watched(0.3, 1.0, 2.5) == (0.3, 1.0), "noise above 1 must not be credit for later"
-    rate, mean = watched(0.3, 1.0, 0.0)
+    assert watched(0.3, 1.0, 1.0, 0.0) == (0.3, 1.0)
+    assert watched(0.3, 0.95, 0.95, 0.0)[0] == 0.3
+    rate, mean = watched(0.3, 1.0, 0.0, 0.0)
     assert mean == pytest.approx(0.7)
     assert rate == pytest.approx(0.3 * math.exp(-2 * 0.2))
     rates, mean, rate = [], 1.0, 1.0
     for _ in range(20):
-        rate, mean = watched(rate, mean, 0.5)
+        rate, mean = watched(rate, mean, 0.5, 0.05)
         rates.append(rate)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 1e-4
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.15, 1.0])
+def test_noise_does_not_lower_a_rate_that_helps_everybody(deviation):
+    """Over 100 rounds, in nearly all of 200 runs."""
+    generator, ends = torch.Generator().manual_seed(1), []
+    for _ in range(200):
+        rate, mean = 1.0, 1.0
+        for noise in torch.randn(100, generator=generator).tolist():
+            rate, mean = watched(rate, mean, 1.0 + deviation * noise, deviation)
+        ends.append(rate)
+    assert sorted(ends)[20] > 0.7

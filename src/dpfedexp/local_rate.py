@@ -1,8 +1,8 @@
 """The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
 
 Before the first round every client tries one rate of a public grid, the one of its bin, on the first model, and says whether it
-wants more. Rates below the right one are wanted by nearly all clients and rates above it by nearly none, so the sum of the bins'
-means says where the right one is. In every later round clients say whether local training helped, and the rate falls where it did
+wants more. Rates below the right one are wanted by nearly all clients and rates above it by nearly none: the right one is where the
+bins' means step down. In every later round clients say whether local training helped, and the rate falls where it did
 not.
 
 A client whose own loss rose in its local steps sends nothing. That is its own business, and costs no privacy.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from dpfedexp.votes import Ask
@@ -27,6 +28,8 @@ MOST_PROGRESS = 0.5
 """A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
 USUAL, SPREAD = 0.1, 1.0
 """What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
+WIDTH, MISFIT = 0.5, 0.15
+"""How votes fall from all to none: from nine tenths to one within a decade of the grid, and within 0.15 of that."""
 RATE_SHARE, CLIP_SHARE = 0.008, 0.002
 """The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end
 a run, a first clip that is off by half a decade costs a round or two."""
@@ -34,8 +37,9 @@ HELPED = Ask("helped")
 """Whether a client's own loss was lower after its local steps than before."""
 MOST_HARMED = 0.1
 """Where more clients than this say that local training did not help, the rate falls."""
-SMOOTHING = 0.7
-"""The weight of the votes so far in the mean that is compared with it: noise of one round must not move the rate."""
+SMOOTHING, EVIDENT = 0.7, 3.0
+"""The weight of the votes so far in the mean that is compared with it, and the deviations of its noise by which it must be below.
+The rate never rises again, so noise must not lower it."""
 FALL = 2.0
 """How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
 
@@ -59,31 +63,37 @@ def probe_noise(mu: float, rounds: int, share: float) -> float:
 def chosen(means: Tensor, deviations: Tensor) -> float:
     """The rate from the bins' noisy means: with clean votes, the largest rate of the grid that clients still want.
 
-    A quarter of the clients is no vote for a rate, and three quarters are as good as all: far above the right rate some clients,
-    who hold little of everything, are content with a model that says nothing.
-
     Args:
         means: which share of the clients of each bin wants more, noisy, [K].
         deviations: the standard deviations of that noise, [K].
     """
-    return _weighed(RATES, float((2.0 * means - 0.5).clamp(0.0, 1.0).sum()) - 1.0, deviations, USUAL)
+    return on_grid(RATES, _edge(RATES, means, deviations, USUAL) - 0.5)
 
 
 def located(means: Tensor, deviations: Tensor) -> float:
-    """The first clip. The sum of the means is the expected number of radii that an update exceeds: the middle on the grid's scale.
+    """The first clip: the radius that half of the updates exceed.
 
     Args:
         means: which share of each bin's clients had updates longer than its radius, noisy, [K].
         deviations: the standard deviations of that noise, [K].
     """
-    return _weighed(RADII, float(means.sum()) - 0.5, deviations, 1.0)
+    return on_grid(RADII, _edge(RADII, means, deviations, 1.0))
 
 
-def _weighed(grid: tuple[float, ...], index: float, deviations: Tensor, usual: float) -> float:
-    """The point of a half-decade grid at an index that votes say, drawn towards the usual one as much as their noise weighs."""
-    doubt, spread = float(deviations.square().sum()), 2.0 * SPREAD
-    weight = spread**2 / (spread**2 + doubt)
-    return on_grid(grid, weight * index + (1.0 - weight) * 2.0 * math.log10(usual / grid[0]))
+def _edge(grid: tuple[float, ...], means: Tensor, deviations: Tensor, usual: float) -> float:
+    """Where on the grid shares fall from 1 to 0: the mean of its posterior, from a prior around the usual point.
+
+    A step at θ has the shares 1/(1 + e^((k − θ)/`WIDTH`)). Each bin adds its squared distance from them in units of its own noise,
+    and of `MISFIT`, so that a share which no step explains, such as a third of the clients who are content with a model that says
+    nothing, decides nothing.
+    """
+    edges = torch.arange(-0.5, len(grid), 0.05, dtype=torch.float64)
+    shares = torch.sigmoid((edges[:, None] - torch.arange(len(grid))) / WIDTH)
+    seen = torch.nan_to_num(means.double().cpu(), 0.5, 1.0, 0.0)
+    distance = ((seen - shares).square() / (deviations.double().cpu().square() + MISFIT**2)).sum(1)
+    prior = ((edges - 0.5 - 2.0 * math.log10(usual / grid[0])) / (2.0 * SPREAD)).square()
+    weights = torch.softmax(-(distance + prior) / 2, 0)
+    return float(weights @ edges)
 
 
 def on_grid(grid: tuple[float, ...], index: float) -> float:
@@ -92,13 +102,15 @@ def on_grid(grid: tuple[float, ...], index: float) -> float:
     return grid[0] * math.pow(10.0, at / 2)
 
 
-def watched(rate: float, mean_helped: float, helped: float) -> tuple[float, float]:
+def watched(rate: float, mean_helped: float, helped: float, deviation: float) -> tuple[float, float]:
     """The rate after a round, and the mean of the votes so far.
 
     Args:
         rate: in force.
         mean_helped: the smoothed share of clients that were helped so far; 1 at the beginning.
         helped: the round's released share.
+        deviation: the standard deviation of its noise. The mean's is √((1 − λ)/(1 + λ)) of it, λ = `SMOOTHING`.
     """
-    mean = SMOOTHING * mean_helped + (1.0 - SMOOTHING) * min(max(helped, 0.0), 1.0)
-    return rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean)), mean
+    mean = SMOOTHING * mean_helped + (1.0 - SMOOTHING) * helped
+    noise = deviation * math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING))
+    return rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean - EVIDENT * noise)), mean

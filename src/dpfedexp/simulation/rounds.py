@@ -348,7 +348,9 @@ class Simulation:
         if RATE not in state.memory:
             return new, eta_g
         rate, helped = (float(state.memory[name]) for name in (RATE, HELPED_SO_FAR))
-        rate, helped = watched(rate, helped, release.votes[HELPED.name])
+        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == HELPED.name)
+        cohort = self.participation.expected(self.population)
+        rate, helped = watched(rate, helped, release.votes[HELPED.name], noise / cohort)
         known = {RATE: rate, HELPED_SO_FAR: helped}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
