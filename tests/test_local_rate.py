@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from dpfedexp.local_rate import MOST_PROGRESS, RADII, RATES, USUAL, chosen, located, on_grid, wants_more, watched
+from dpfedexp.local_rate import (
+    MOST_PROGRESS,
+    RADII,
+    RATES,
+    USUAL,
+    chosen,
+    located,
+    on_grid,
+    slowed,
+    wants_more,
+    watched,
+)
 
 CLEAN = torch.full((len(RATES),), 1e-6, dtype=torch.float64)
 
@@ -59,6 +70,10 @@ def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
     for votes in (-1e9, 1e9, math.nan, math.inf, -math.inf):
         assert RATES[0] <= chosen(torch.full((len(RATES),), votes, dtype=torch.float64), CLEAN) <= RATES[-1]
     assert on_grid(RATES, 0.5) == pytest.approx(10**-3.75)
+
+
+def test_the_rate_is_lower_only_where_noise_is_longer_than_any_update():
+    assert [slowed(0.2, n) for n in (0.0, 0.5, 1.0, 2.0, 8.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
 
 
 def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():

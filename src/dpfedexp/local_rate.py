@@ -70,6 +70,19 @@ def chosen(means: Tensor, deviations: Tensor) -> float:
     return on_grid(RATES, _edge(RATES, means, deviations, USUAL) - 0.5)
 
 
+def slowed(rate: float, noise_share: float) -> float:
+    """The rate over max{1, n}, where n is the norm of the noise in a round's mean update over the clip, a public number.
+
+    Of gradient descent with noise of norm n, the best fixed step falls like 1/n. The clip follows the rate, and the noise the clip:
+    where a round's noise is longer than any update, a shorter step leaves less of it in the model.
+
+    Args:
+        rate: what votes say, which were cast without that noise.
+        noise_share: n.
+    """
+    return rate / max(1.0, noise_share)
+
+
 def located(means: Tensor, deviations: Tensor) -> float:
     """The first clip: the radius that half of the updates exceed.
 

@@ -20,7 +20,8 @@ CREEP = 1.1
 SHRINKAGE = 0.5
 """What it shrinks by where progress has ended, so that it is back at 1 after log₂ η_g rounds."""
 RETREAT = 0.25
-"""After a step that failed, growth is fast again only up to this share of it."""
+"""After a step that failed, growth is fast again only up to this share of it, the ceiling, and slow up to twice as much: half of a
+step that failed did not fail, and a run must not try again and again, the last time in its last round."""
 SHARPEST_TURN = -0.5
 """120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
 FORGETTING = 0.8
@@ -122,8 +123,9 @@ def safe_cap(
     """κ_t and the ceiling, from the steps that were taken.
 
     A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at
-    most a quarter of the longest step of the last four rounds. Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1}
-    where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the ceiling is reached, and else η_{t−1}·1.5, up to the ceiling.
+    most a quarter of the longest step of the last four rounds, if there are three of them: two means can't tell a swing from it.
+    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the
+    ceiling is reached, up to twice the ceiling, and else η_{t−1}·1.5, up to the ceiling.
 
     Args:
         taken: the steps of the last four rounds, newest last.
@@ -134,13 +136,13 @@ def safe_cap(
     """
     cap = taken[-1]
     if not (drift >= FAILED and turn >= SHARPEST_TURN):
-        return cap * SHRINKAGE, max(1.0, min(ceiling, RETREAT * max(taken)))
+        return cap * SHRINKAGE, max(1.0, min(ceiling, RETREAT * max(taken))) if len(taken) >= 3 else ceiling
     if evidence < 0:
         return cap * SHRINKAGE, ceiling
     if evidence < EVIDENT:
         return cap, ceiling
     if turn < 0 or cap >= ceiling:
-        return cap * CREEP, ceiling
+        return min(cap * CREEP, max(cap, 2.0 * ceiling)), ceiling
     return min(cap * GROWTH, ceiling), ceiling
 
 

@@ -104,8 +104,7 @@ class Plan:
     @cached_property
     def noise_share(self) -> float | None:
         """The norm of the noise in the mean of a round over the clip; None where the mechanism does not say."""
-        norm = self.mechanism.noise_norm(self.dimension, self.cohort, self.cohort)
-        return None if norm is None else norm / self.mechanism.clip
+        return self.mechanism.noise_share(self.dimension, self.cohort)
 
     @property
     def best_signal(self) -> float | None:

@@ -220,5 +220,4 @@ def settled(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: 
     """
     if not isinstance(algorithm.clip, AdaptiveClip):
         return algorithm
-    noise = mechanism.noise_norm(dimension, cohort, cohort)
-    return replace(algorithm, clip=algorithm.clip.settled(None if noise is None else noise / mechanism.clip))
+    return replace(algorithm, clip=algorithm.clip.settled(mechanism.noise_share(dimension, cohort)))

@@ -237,6 +237,18 @@ class Mechanism(ABC):
         variance = self.noise_variance(denominator, count)
         return None if variance is None else math.sqrt(dimension * variance)
 
+    def noise_share(self, dimension: int, cohort: float) -> float | None:
+        """n = z√d/M in central privacy: that norm over the clip, which no adaptive clip changes. None where no formula is at hand.
+
+        Formal guarantee: as for `noise_variance`.
+
+        Args:
+            dimension: parameters of the model.
+            cohort: the public number of clients that sums are divided by.
+        """
+        norm = self.noise_norm(dimension, cohort, cohort)
+        return None if norm is None else norm / self.clip
+
     @property
     def votes(self) -> tuple[Vote, ...]:
         """What it asks of every client beside the update, the adaptive clip's count first."""

@@ -151,9 +151,7 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
     """
     cohort = participation.expected(population)
     mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), USUAL)
-    noise = mechanism.noise_norm(dimension, cohort, cohort)
-    ratio = 0.0 if noise is None else noise / mechanism.clip
-    return MANY if ratio < 0.1 else USUAL
+    return MANY if (mechanism.noise_share(dimension, cohort) or 0.0) < 0.1 else USUAL
 
 
 def chosen(

@@ -15,7 +15,7 @@ from dpfedexp.algorithms import probe
 from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.clipping import AdaptiveClip, row_norms
 from dpfedexp.errors import LedgerError
-from dpfedexp.local_rate import BELOW, RADII, RATES, chosen, located, wants_more
+from dpfedexp.local_rate import BELOW, RADII, RATES, chosen, located, slowed, wants_more
 from dpfedexp.mechanisms import Mechanism, Secure
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import RATE, Simulation
@@ -60,7 +60,9 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
         still = simulation.loss_after(w, w.new_zeros(len(clients), len(w)), clients, BEFORE)
         return wants_more(still, loss(1.0), torch.minimum(*(loss(factor) for factor in BELOW))).double()
 
-    rate = chosen(*_asked(simulation, vote, probe.RATE, wants, ledger, budget))
+    cohort = simulation.participation.expected(simulation.population)
+    noise = simulation.mechanism.noise_share(len(w), cohort) or 0.0
+    rate = slowed(chosen(*_asked(simulation, vote, probe.RATE, wants, ledger, budget)), noise)
     memory = {**state.memory, RATE: torch.full_like(state.memory[RATE], rate)}
     if not isinstance(simulation.algorithm.clip, AdaptiveClip):
         return replace(state, memory=memory)
