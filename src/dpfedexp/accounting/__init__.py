@@ -3,6 +3,7 @@
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit
 from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon_curve, guarantee
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
+from dpfedexp.accounting.figures import epsilon, noise, rounds
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.accounting.ledger import Budget, Entry, Ledger
 from dpfedexp.accounting.statements.statement import PrivacyStatement
@@ -25,7 +26,10 @@ __all__ = [
     "calibrate_noise",
     "calibrate_privunit",
     "compose",
+    "epsilon",
     "epsilon_curve",
     "guarantee",
     "joint_mu",
+    "noise",
+    "rounds",
 ]

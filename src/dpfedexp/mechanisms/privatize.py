@@ -1,0 +1,120 @@
+"""One vector of one person through a local mechanism, outside any run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfedexp import clipping
+from dpfedexp.accounting.compose import guarantee
+from dpfedexp.accounting.events import Event, Sampling
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.mechanisms.base import Terms
+from dpfedexp.mechanisms.registry import mechanism_class
+from dpfedexp.noise.chacha import SystemStreams
+from dpfedexp.noise.streams import Streams
+
+SHORT = {"gaussian": "local-gaussian"}
+
+
+@checked
+@dataclass(frozen=True)
+class Private:
+    """What may leave the person's machine, and what it cost.
+
+    Attributes:
+        vector: the unbiased estimate of the clipped vector, in the shape and kind that came in.
+        epsilon: what this one report costs, at `delta`.
+        delta: δ of that figure.
+        event: what to charge to a `Ledger`.
+    """
+
+    vector: Any
+    epsilon: float
+    delta: float
+    event: Event
+
+    def __repr__(self) -> str:
+        return f"Private(a vector of shape {tuple(self.vector.shape)}, ε = {self.epsilon:.4g} at δ = {self.delta:g})"
+
+
+@checked
+def privatize(
+    vector: Tensor | np.ndarray | list[float],
+    *,
+    clip: float,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    mechanism: str = "gaussian",
+    noise_multiplier: float | None = None,
+    times: int = 1,
+    seed: int | None = None,
+) -> Private:
+    """The vector as it may be shown to anybody: clipped to a ball, randomised, unbiased for the clipped vector.
+
+    Formal guarantee: whatever the vector is, the report is (ε, δ)-indistinguishable from the report of any other; without a seed
+    its noise lies on a lattice and comes from the operating system, so no bit of the vector is left in the last digits.
+
+    Args:
+        vector: one person's, of any shape: a tensor, a numpy array or a list of numbers.
+        clip: C, the norm that it is shortened to where it is longer; a public number.
+        epsilon: what `times` reports of this person may cost together; or give `noise_multiplier`.
+        delta: δ of that promise. PrivUnit's is 0 whatever is given.
+        mechanism: "gaussian" or "privunit", or any local mechanism by its name.
+        noise_multiplier: the standard deviation of Gaussian noise over C, in place of `epsilon`.
+        times: how many reports the promise is for.
+        seed: for simulations only: noise from a seed protects nobody.
+
+    Returns:
+        The report, with the ε that this one cost.
+
+    Example:
+        >>> import torch
+        >>> from dpfedexp.mechanisms import privatize
+        >>> privatize(torch.randn(1000), clip=1.0, epsilon=8.0, mechanism="privunit")
+        Private(a vector of shape (1000,), ε = 8 at δ = 0)
+    """
+    if isinstance(vector, np.ndarray) and vector.dtype.kind not in "fiub":
+        raise InputError(f"vector is an array of {vector.dtype}; it must hold numbers.")
+    try:
+        values = torch.as_tensor(vector)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"vector is a {type(vector).__name__}; it must be a tensor, an array or a list of numbers."
+        ) from None
+    kind = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
+    row = values.to(kind).reshape(1, -1)
+    require(row.numel() > 0, "vector is empty; it must hold at least one number.")
+    require(is_number(clip), f"clip is {clip!r}; it must be a positive number.")
+    clipping.check_radius("clip", clip)
+    require(is_count(times), f"times is {times!r}; it must be a positive whole number.")
+    require((epsilon is None) != (noise_multiplier is None), "epsilon and noise_multiplier: give exactly one of them.")
+    family = mechanism_class(SHORT.get(mechanism, mechanism))
+    require(
+        family.is_local and family.kind != "none",
+        f"mechanism is {mechanism!r}, which protects a sum and not one vector; take 'gaussian' or 'privunit'.",
+    )
+    terms = Terms(
+        clip,
+        noise_multiplier=noise_multiplier,
+        target_epsilon=epsilon,
+        delta=delta,
+        dimension=row.numel(),
+        rounds=times,
+        secure=seed is None,
+    )
+    family.check_terms(terms)
+    bound = family.bound(terms)
+    noise = SystemStreams().at("report", 0) if seed is None else Streams(seed).at("report", 0)
+    report = bound.randomize(clipping.clip(row, clip), torch.zeros(1, dtype=torch.int64), noise)
+    shown = bound.estimate(report).reshape(values.shape).to(kind)
+    event = bound.event(Sampling())
+    cost = guarantee(event, 1, delta)
+    return Private(
+        shown.numpy() if isinstance(vector, np.ndarray) else shown, cost.epsilon_round, cost.delta_round, event
+    )
