@@ -27,7 +27,7 @@ LAYERS = [
     {"simulation"},
     {"report"},
     {"flower"},
-    {"audit", "bench", "paper"},
+    {"audit", "bench", "paper", "sweep"},
     {"cli"},
 ]
 """Rooms and single files, the lowest first. What stands in one layer knows the layers below, and its own."""

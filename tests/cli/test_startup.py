@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from dpfedexp.accounting.events import ADJACENCIES, Sampling
-from dpfedexp.cli.privacy_options import AdjacencyName, GammaName, Mechanism, SamplingKind
+from dpfedexp.cli.options import AdjacencyName, GammaName, Mechanism, SamplingKind
 from dpfedexp.mechanisms import MECHANISMS
 from dpfedexp.mechanisms.privunit import GammaRule
 from dpfedexp.paper import SECTIONS, sections

@@ -38,7 +38,7 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, fit, flower, paper, plan, privacy, suite, train
+    from dpfedexp.cli import audit, bench, demo, fit, flower, paper, plan, privacy, suite, sweep, train
 
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
@@ -47,6 +47,7 @@ def _register() -> None:
     app.command("plan")(plan.plan)
     app.command("paper")(paper.paper)
     app.command("suite")(suite.suite)
+    app.command("sweep")(sweep.sweep)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.add_typer(privacy.app, name="privacy")

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dpfedexp.cli.json_output import JsonOption, print_json
-from dpfedexp.cli.privacy_options import CENTRAL, MechanismOption
+from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:

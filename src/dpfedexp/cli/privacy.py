@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfedexp.cli import privacy_runs
-from dpfedexp.cli.json_output import JsonOption
-from dpfedexp.cli.privacy_options import (
+from dpfedexp.cli.options import (
     CENTRAL,
     AdjacencyName,
     AdjacencyOption,
@@ -22,6 +21,7 @@ from dpfedexp.cli.privacy_options import (
     Epsilon2Option,
     GammaName,
     GammaOption,
+    JsonOption,
     MechanismOption,
     NoiseOption,
     Per,

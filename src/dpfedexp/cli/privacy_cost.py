@@ -12,8 +12,7 @@ from dpfedexp.accounting import Event, Sampling, guarantee
 from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.accounting.statements.views import models_only, other_adjacency
 from dpfedexp.accounting.statements.wording import figure
-from dpfedexp.cli.json_output import print_json
-from dpfedexp.cli.privacy_options import AdjacencyName, GammaName, Mechanism, SamplingKind
+from dpfedexp.cli.options import AdjacencyName, GammaName, Mechanism, SamplingKind, print_json
 from dpfedexp.errors import require
 from dpfedexp.mechanisms.registry import round_event
 

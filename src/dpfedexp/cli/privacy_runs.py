@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dpfedexp.cli.json_output import JsonOption, print_json
+from dpfedexp.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
     from dpfedexp.accounting import Event

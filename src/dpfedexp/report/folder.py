@@ -15,7 +15,7 @@ from dpfedexp.runs.file_names import METRICS, REPORT
 
 ORDER = ("demo", "table1", "synthetic", "mnist", "step-size", "step-history", "grid", "beyond", "suite")
 REPRODUCED = "DP-FedEXP, reproduced"
-TITLES = {"demo": "DP-FedEXP at a glance", "suite": "DP-FedEXP on real federations"}
+TITLES = {"demo": "DP-FedEXP at a glance", "suite": "DP-FedEXP on real federations", "sweep": "A sweep"}
 """Of pages that have this one section."""
 
 

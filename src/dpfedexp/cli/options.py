@@ -1,15 +1,17 @@
-"""The flags of `dpfedexp privacy`. They import nothing that is slow, so that help and completion are immediate.
+"""Flags that commands share. They import nothing that is slow, so that help and completion are immediate.
 
 The values of a flag repeat what the accounting room accepts; a test compares the two.
 """
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from dpfedexp.json_values import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
 # Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.
@@ -70,3 +72,10 @@ ClientsOption = Annotated[
 ]
 TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
 PerOption = Annotated[Per, typer.Option("--per", help="Whether the target is for all the rounds or for one.")]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on standard output."""
+    typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))

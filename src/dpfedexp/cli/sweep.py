@@ -1,0 +1,70 @@
+"""`dpfedexp sweep`: many settings of one file, and what trying them costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The runs' TOML file; `dpfedexp init` writes one.", show_default=False)],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=A,B,C", help="A setting and its values; several of them make all combinations."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every combination.")] = 1,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("sweep-results"),
+    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs side by side; by default one to a core.", show_default=False)
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="Rank by this metric of the server's own test set.", show_default=False),
+    ] = None,
+    repeats: Annotated[
+        float | None,
+        typer.Option(
+            help="Private selection: a secret number of runs, so many on average, of which only the best is kept.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train one file with many settings: stop and go on at any time; one page, and the ε of everything that was tried.
+
+    Every run is a folder of OUT, as `dpfedexp train` leaves it.
+    """
+    from dpfedexp.errors import InputError
+    from dpfedexp.report import console as terminal
+    from dpfedexp.report.folder import report
+    from dpfedexp.report.write import save
+    from dpfedexp.sweep.grid import trials
+    from dpfedexp.sweep.page import section
+    from dpfedexp.sweep.run import Plan, run_trials
+
+    plan = Plan(file, out, tuple(set_ or ()), data, jobs)
+    planned = trials(grid or (), seeds)
+    first = planned[0].settings(file, plan.overrides)
+    delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
+    console = terminal.wide()
+    if repeats is not None:
+        from dpfedexp.sweep.selection import select as selected
+
+        if len(planned) < 2:
+            raise InputError("--repeats is given without --grid; there is nothing to select from.")
+        console.print(selected(plan, planned, repeats, select, delta), highlight=False, soft_wrap=True)
+        return
+    outcome = run_trials(plan, planned)
+    options = "".join(f" --grid {text}" for text in grid or ()) + f" --seeds {seeds}"
+    made = section(plan, outcome, select, delta, f"dpfedexp sweep {file}{options} --out {out}")
+    save(made, out)
+    page = report(out)
+    terminal.show(console, made)
+    console.print(f"Written: [bold]{page}[/]", highlight=False)
+    if outcome.failed:
+        raise typer.Exit(3)

@@ -1,0 +1,88 @@
+"""The runs of a sweep, side by side: each is a `dpfedexp train` in a folder of its own, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpfedexp.errors import InputError
+from dpfedexp.files import replace_text
+from dpfedexp.processes import JobProgress, cores
+from dpfedexp.runs.file_names import STATEMENT
+from dpfedexp.sweep.grid import Trial
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run, and where.
+
+    Attributes:
+        file: the TOML file.
+        overrides: `section.key=value` for all runs.
+        data: the folder with the data set's files.
+        out: the folder of the sweep.
+        jobs: runs side by side; None for one to a core.
+    """
+
+    file: Path
+    out: Path
+    overrides: tuple[str, ...] = ()
+    data: str | None = None
+    jobs: int | None = None
+
+    def folder(self, trial: Trial) -> Path:
+        return self.out / trial.folder
+
+
+@dataclass
+class Outcome:
+    """The trials that ended, and those that failed, with why."""
+
+    done: list[Trial] = field(default_factory=list)
+    failed: list[tuple[Trial, str]] = field(default_factory=list)
+
+
+def run_trials(plan: Plan, trials: Sequence[Trial]) -> Outcome:
+    """Makes the runs that are not finished. All settings are checked before the first begins."""
+    for trial in trials:
+        trial.settings(plan.file, plan.overrides)
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {str(plan.out)!r} can't be written: {error.strerror}.") from None
+    jobs = min(plan.jobs or cores(), max(len(trials), 1))
+    missing = [trial for trial in trials if not (plan.folder(trial) / STATEMENT).is_file()]
+    failures: dict[Trial, str] = {}
+    with JobProgress("sweep", [1.0] * len(missing)) as progress, ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in missing}
+        try:
+            for future in as_completed(futures):
+                if problem := future.result():
+                    failures[futures[future]] = problem
+                progress.advance(1.0)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return Outcome([trial for trial in trials if trial not in failures], list(failures.items()))
+
+
+def _train(plan: Plan, trial: Trial, threads: int) -> str:
+    """Nothing, or the last line of what went wrong."""
+    folder = plan.folder(trial)
+    overrides = [
+        part for text in (*plan.overrides, *trial.changes, f"run.seed={trial.seed}") for part in ("--set", text)
+    ]
+    data = [] if plan.data is None else ["--data", plan.data]
+    command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--resume", "--quiet"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "1000"}
+    done = subprocess.run([*command, *overrides, *data], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    if folder.is_dir():
+        replace_text(folder / "error.txt", done.stderr)
+    return next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}")

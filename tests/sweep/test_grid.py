@@ -1,0 +1,50 @@
+"""The grid of a sweep: all combinations, values as a file has them, and wrong ones in a sentence."""
+
+import pytest
+
+from dpfedexp.errors import InputError
+from dpfedexp.sweep.grid import Trial, trials
+
+
+def test_a_grid_is_all_combinations_with_every_seed():
+    found = trials(["algorithm.clip=0.1,1", "local.lr=0.3"], 2)
+    assert [(trial.label, trial.seed) for trial in found] == [
+        ("clip=0.1, lr=0.3", 0),
+        ("clip=0.1, lr=0.3", 1),
+        ("clip=1, lr=0.3", 0),
+        ("clip=1, lr=0.3", 1),
+    ]
+    assert len({trial.folder for trial in found}) == 4
+    assert trials([], 1) == [Trial((), 0)]
+    assert trials([], 1)[0].label == "as in the file"
+
+
+def test_commas_in_brackets_and_quotes_are_part_of_a_value():
+    (first, second) = trials(["model.options={ inputs = 2, hidden = 3 },{ inputs = 2, hidden = 4 }"], 1)
+    assert first.changes == ("model.options={ inputs = 2, hidden = 3 }",)
+    assert second.changes == ("model.options={ inputs = 2, hidden = 4 }",)
+    assert [trial.changes[0] for trial in trials(['data.path="a,b",c'], 1)] == ['data.path="a,b"', "data.path=c"]
+
+
+def test_a_value_that_is_there_twice_is_run_once():
+    assert len(trials(["algorithm.clip=1, 1,2"], 1)) == 2
+
+
+def test_a_folder_name_has_no_characters_that_a_path_minds():
+    name = Trial(("data.path=../a b/c:d",), 3).folder
+    assert name == "data.path=..-a-b-c-d_seed=3"
+
+
+@pytest.mark.parametrize(
+    ("grid", "sentence"),
+    [
+        (["clip"], "it must look like algorithm.clip=0.1,0.3,1"),
+        (["algorithm.clip="], "it must look like"),
+        (["algorithm.clip=1,,2"], "it must look like"),
+        (["run.seed=1,2"], "--seeds says how many"),
+        (["a.b=1", "a.b=2"], "--grid has a.b twice"),
+    ],
+)
+def test_a_wrong_grid_is_refused(grid, sentence):
+    with pytest.raises(InputError, match=sentence):
+        trials(grid, 1)
