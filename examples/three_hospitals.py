@@ -14,18 +14,18 @@ from dpfedexp.advice.preflight import preflight
 
 
 def records(hospitals: int, patients: int, seed: int = 0):
-    """Rows of three visits each: who, where, eight measurements, and whether the patient came back."""
+    """Three visits of every patient: who, eight measurements, and whether the patient came back."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=8)
     patient = np.repeat(np.arange(hospitals * patients), 3)
     measurements = rng.normal(size=(len(patient), 8)).astype(np.float32)
     returned = (measurements @ weights + rng.logistic(size=len(patient)) > 0).astype(np.int64)
-    return patient, patient // patients, measurements, returned
+    return patient, measurements, returned
 
 
 def main(small: bool = False) -> float:
     patients = 300 if small else 1000
-    patient, hospital, measurements, returned = records(3, patients)
+    patient, measurements, returned = records(3, patients)
     model = torch.nn.Linear(8, 2)
     dimension = sum(p.numel() for p in model.parameters())
 

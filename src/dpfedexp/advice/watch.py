@@ -115,16 +115,20 @@ class Watch:
         """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
         recent = self._records[-WINDOW:]
         votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
-        if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5:
-            seen = f"In {WINDOW} rounds only {sum(votes) / WINDOW:.0%} of the clients had a lower loss after their local steps"
+        noise = (
+            next((vote.noise for vote in self.plan.mechanism.votes if vote.name == HELPED.name), 0.0) / self.plan.cohort
+        )
+        if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
+            share = max(0.0, sum(votes) / WINDOW)
+            seen = f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Local training"
         elif self._clip_moves() > 0 and self._noise_alone(recent):
             seen = (
                 f"In {WINDOW} rounds the clip rose from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g}, and the released "
-                "updates are no longer than noise alone: clients go far, each its own way"
+                "updates are no longer than noise alone: clients go far, each its own way. They agree on nothing, or local training"
             )
         else:
             return None
-        return Advice("warning", "diverging", f"{seen}. Local training diverges: {_RATE}.")
+        return Advice("warning", "diverging", f"{seen} diverges: {_RATE}.")
 
     def _far_clip(self) -> Advice | None:
         first, last = self._records[0]["clip"], self._records[-1]["clip"]
