@@ -32,6 +32,7 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
         raise InputError(
             f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: {first}"
         ) from error
+    _check_tensor(losses)
     mixed = (
         both and outputs.shape != targets.shape and same_but_ones(outputs, targets) and _mixes(loss, outputs, targets)
     )
@@ -44,10 +45,7 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
 
 
 def check_per_example(losses: Tensor, batch: int) -> None:
-    if not isinstance(losses, Tensor):
-        raise InputError(
-            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
-        )
+    _check_tensor(losses)
     if tuple(losses.shape) != (batch,):
         several = losses.dim() > 1 and len(losses) == batch
         remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
@@ -57,6 +55,13 @@ def check_per_example(losses: Tensor, batch: int) -> None:
         )
     if not losses.is_floating_point() or losses.dtype == torch.float16:
         raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
+
+
+def _check_tensor(losses: Any) -> None:
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
+        )
 
 
 def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
