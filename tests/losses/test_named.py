@@ -51,6 +51,12 @@ def test_one_number_per_example_may_have_a_dimension_of_its_own(name, output, ta
     np.testing.assert_allclose(LOSSES[name](o.reshape(output), t.reshape(target)), expected, **CLOSE)
 
 
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_single_row_that_squeeze_left_without_dimensions_is_one_example(name):
+    o, t = torch.tensor(0.3), torch.tensor([0.8])
+    np.testing.assert_allclose(LOSSES[name](o, t), FORMULAS[name](np.array([[0.3]]), np.array([[0.8]])), **CLOSE)
+
+
 def log_softmax(o):
     return o - np.log(np.exp(o).sum(-1, keepdims=True))
 

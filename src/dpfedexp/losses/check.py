@@ -14,6 +14,8 @@ from dpfedexp.losses.shapes import class_dimension, same_but_ones, shape
 
 _CLOSE = 1e-4
 """Losses that differ by less are the same, computed in another order."""
+_ROWS = 65536
+"""Rows of targets looked at together, so that the look needs no memory in proportion to the data."""
 
 
 def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
@@ -29,8 +31,10 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         kind = f" ({targets.dtype})" if isinstance(targets, Tensor) else ""
+        remedy = f"; {_remedy(outputs, targets)}" if both and outputs.shape != targets.shape else ""
         raise InputError(
-            f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: {first}"
+            f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: "
+            f"{first.removesuffix('.')}{remedy}."
         ) from error
     _check_tensor(losses)
     mixed = (
@@ -77,7 +81,7 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
         return
     reading = reading_of(loss)
     if reading.kind == "binary":
-        least, most = (float(value) for value in targets.aminmax())
+        least, most = (float(value) for value in _range(targets))
         if least < 0 or most > 1:
             raise InputError(
                 f"{field} are from {least:g} to {most:g}, and the loss needs 0 and 1; for labels −1 and 1 give "
@@ -85,16 +89,25 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
             )
     if reading.kind == "classes" and not targets.is_floating_point():
         at = class_dimension(outputs, targets[: len(outputs)], second=reading.second)
-        labels = targets[targets != reading.ignored]
-        if at is None or labels.numel() == 0:
+        if at is None:
             return
-        low, high = (int(value) for value in labels.aminmax())
+        low, high = (int(value) for value in _range(targets, reading.ignored))
         classes = outputs.shape[at]
         if low < 0 or high >= classes:
             raise InputError(
                 f"{field} hold labels from {low} to {high}, and the model has {classes} outputs; labels must be from 0 to "
                 f"{classes - 1}: number them from 0, or give the last layer {high - min(low, 0) + 1} outputs."
             )
+
+
+def _range(targets: Tensor, ignored: int | None = None) -> tuple[float, float]:
+    """The least and the most, without a copy of the targets; 0 and 0 where all are ignored."""
+    found = []
+    for part in targets.flatten(1).split(_ROWS) if targets.dim() > 1 else targets.split(_ROWS):
+        kept = part if ignored is None else part[part != ignored]
+        if kept.numel():
+            found += [kept.min().item(), kept.max().item()]
+    return min(found, default=0), max(found, default=0)
 
 
 def _check_classes(reading: Reading, outputs: Tensor, targets: Tensor) -> None:
@@ -142,6 +155,8 @@ def _mixes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _remedy(outputs: Tensor, targets: Tensor) -> str:
+    if not same_but_ones(outputs, targets):
+        return "give the last layer the outputs that this loss compares with these targets"
     if targets.dim() == 1:
         return "end the model with nn.Flatten(0), or give targets of shape (n, 1)"
     return f"give the targets the outputs' shape, {shape(outputs)}, for example with targets.reshape"

@@ -29,10 +29,9 @@ def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def same_but_ones(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether the shapes are the same but for dimensions of size 1 after the first."""
-    if outputs.dim() == 0 or targets.dim() == 0 or len(outputs) != len(targets):
-        return False
-    return [n for n in outputs.shape[1:] if n != 1] == [n for n in targets.shape[1:] if n != 1]
+    """Whether the shapes are the same but for dimensions of size 1 after the first; `squeeze` leaves a single row none at all."""
+    one, other = outputs.shape or (1,), targets.shape or (1,)
+    return one[0] == other[0] and [n for n in one[1:] if n != 1] == [n for n in other[1:] if n != 1]
 
 
 def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -> int | None:

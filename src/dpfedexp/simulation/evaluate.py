@@ -28,7 +28,7 @@ def evaluation_of(
     require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
     require(
         test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
-        f"test is a {type(test).__name__}; it must be a pair (inputs, targets).",
+        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
     )
     check_metrics(metrics)
     require(
@@ -58,6 +58,11 @@ def evaluation_of(
                 f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
     return measure
+
+
+def _kind(test: Any) -> str:
+    counted = isinstance(test, (tuple, list))
+    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
 
 
 def metrics_of(model: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
