@@ -178,3 +178,38 @@ def test_own_metrics_are_in_the_history():
     with torch.no_grad():
         off = result.model(torch.from_numpy(X)).numpy() - REAL
     assert result.history[-1]["test_bias"] == pytest.approx(off.mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["whole targets", "real targets"])
+@pytest.mark.parametrize("loss", ["bce", nn.BCEWithLogitsLoss()])
+def test_one_logit_and_several_have_right_numbers_in_the_history(real, loss):
+    """They were an accuracy of 0.0 and of 1.5."""
+    for outputs, bits in ((1, X[:, 0] > 0), (4, X[:, :4] > 0)):
+        targets = bits.astype(np.float32 if real else np.int64)
+        result = run(nn.Linear(6, outputs), targets, loss, (X, targets))
+        with torch.no_grad():
+            right = (result.model(torch.from_numpy(X)).numpy().reshape(bits.shape) > 0) == bits
+        last = result.history[-1]
+        if outputs == 1:
+            assert last["test_accuracy"] == pytest.approx(right.mean())
+            assert 0 <= last["test_auc"] <= 1
+        else:
+            assert last["test_label_accuracy"] == pytest.approx(right.mean())
+            assert last["test_exact_match"] == pytest.approx(right.all(1).mean())
+            assert "test_accuracy" not in last
+
+
+def test_a_run_goes_on_with_the_same_loss_of_torch_and_not_with_other_options(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
+    clients = Federation.from_arrays(X, LABELS, OWNERS)
+    settings = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "progress": False, "checkpoint": tmp_path / "run"}
+
+    def weighted(last):
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, last]))
+
+    model = nn.Linear(6, 3)
+    first = train(model, clients, fedavg(), loss=weighted(3.0), **settings)
+    again = train(model, clients, fedavg(), loss=weighted(3.0), resume=True, **settings)
+    assert torch.equal(first.model.weight, again.model.weight)
+    with pytest.raises(InputError, match=r"loss is 'CrossEntropyLoss\(weight=\[1.0, 2.0, 4.0\]\)' here"):
+        train(model, clients, fedavg(), loss=weighted(4.0), resume=True, **settings)
