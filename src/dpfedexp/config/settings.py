@@ -21,6 +21,7 @@ from dpfedexp.config.sentences import clause, sentence
 from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import OPTIMISERS, LocalOptimiser
+from dpfedexp.losses import by_name
 from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.registry import check_trainer
@@ -155,6 +156,13 @@ class RunSettings(Section):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     memory: str | int | None = None
     secure: bool | Literal["strict"] = False
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_exists(cls, loss: str | None) -> str | None:
+        if loss is not None:
+            by_name(loss)
+        return loss
 
     @field_validator("trainer")
     @classmethod

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.evaluation import Evaluate, on_test_set
-from dpfedexp.losses import check_per_example
+from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
+from dpfedexp.losses import check_labels, check_loss
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.trainers.task import Clients, first_line
 
 
 def evaluation_of(
-    test: tuple[Any, Any] | None, evaluate: Evaluate | None, clients: Clients, simulation: Simulation
+    test: tuple[Any, Any] | None,
+    evaluate: Evaluate | None,
+    clients: Clients,
+    simulation: Simulation,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Evaluate | None:
     """What measures a model: `evaluate` where it is given, or the test set, which is tried on the model before the first round."""
     require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
     require(
         test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
-        f"test is a {type(test).__name__}; it must be a pair (inputs, targets).",
+        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
+    )
+    check_metrics(metrics)
+    require(
+        metrics is None or (test is not None and evaluate is None),
+        "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
     )
     if evaluate is not None or test is None:
         return evaluate
@@ -35,17 +45,24 @@ def evaluation_of(
         )
     task = simulation.task
     inputs, targets = cast(test[0], test[1], task.device)
-    measure = on_test_set(inputs, targets, task.loss)
+    measure = on_test_set(inputs, targets, task.loss, metrics=metrics)
     shapes = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
     with torch.no_grad():
         try:
-            outputs = copy.deepcopy(task.model).eval()(inputs[:2])
-            check_per_example(task.loss(outputs, targets[:2]), len(inputs[:2]))
+            rows = torch.tensor([0, min(1, len(inputs) - 1)], device=inputs.device)
+            outputs = copy.deepcopy(task.model).eval()(inputs[rows])
+            check_loss(task.loss, outputs, targets[rows])
+            check_labels("its targets", task.loss, outputs, targets)
         except Exception as error:
             raise InputError(
                 f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
     return measure
+
+
+def _kind(test: Any) -> str:
+    counted = isinstance(test, (tuple, list))
+    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
 
 
 def metrics_of(model: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from dpfedexp.advice.plan import default_delta
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_count, is_number, require
-from dpfedexp.evaluation import Evaluate
+from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.local import LocalOptimiser, Sgd
 from dpfedexp.losses import Loss
 from dpfedexp.mechanisms import Secure
@@ -48,6 +48,7 @@ def fit(
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
     evaluate: Evaluate | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     execution: Execution | None = None,
@@ -75,6 +76,7 @@ def fit(
         loss: a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default.
         test: (inputs, targets) of the server's own.
         evaluate: instead of `test`, a function (model) → dict of numbers.
+        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set.
         seed: what every draw of a simulation follows from.
         device: a torch device such as "cuda".
         execution: how the run is computed (`Execution`).
@@ -119,6 +121,7 @@ def fit(
         loss=loss,
         test=test,
         evaluate=evaluate,
+        metrics=metrics,
         secure=secure,
         checkpoint=checkpoint,
         resume=resume,

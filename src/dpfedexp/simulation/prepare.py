@@ -126,7 +126,7 @@ def _task(
     if isolated:
         check_on(nobody, task)
     else:
-        check_task(task)
+        check_task(task, labels=True)
     return replace(task, watch=watched(task, nobody, isolated=isolated)), nobody
 
 

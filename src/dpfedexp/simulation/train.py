@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.arguments import checked
 from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate
+from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
 from dpfedexp.mechanisms import Secure
@@ -73,6 +73,7 @@ def train(
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
     evaluate: Evaluate | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     evaluate_every: int = 1,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
@@ -101,9 +102,11 @@ def train(
         participation: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`.
         population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
             sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
-        loss: a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default.
+        loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
+            targets by default (docs/losses.md).
         test: (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds.
         evaluate: instead of `test`, a function (model) → dict of numbers.
+        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set (docs/losses.md).
         evaluate_every: after how many rounds the model is measured; it always is after the last.
         budget: stop before the round that would take ε (at the algorithm's δ) above this.
         ledger: a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs that
@@ -169,7 +172,7 @@ def train(
             return _followed(team, simulation, model)
         if note:
             warnings.warn(note, stacklevel=3)
-        measure = evaluation_of(test, evaluate, clients, simulation)
+        measure = evaluation_of(test, evaluate, clients, simulation, metrics)
         description = description_of(
             simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
         )

@@ -17,7 +17,7 @@ from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
-from dpfedexp.losses import Loss, check_per_example
+from dpfedexp.losses import Loss, check_labels, check_loss
 from dpfedexp.trainers.checks.module_state import Watch
 from dpfedexp.trainers.precision import Precision, low
 
@@ -122,8 +122,11 @@ def pair_of_clients(task: Task) -> tuple[Tensor, Tensor]:
     return task.clients.gather(pair, torch.zeros((2, 2), dtype=torch.int64), task.device)
 
 
-def check_task(task: Task) -> None:
-    """Model, data and loss fit each other, so that a failure shows before the first round."""
+def check_task(task: Task, *, labels: bool = False) -> None:
+    """Model, data and loss fit each other, so that a failure shows before the first round.
+
+    With `labels` the clients' labels are looked at too, which only a simulation may do: a refusal tells what they are.
+    """
     x, y = pair_of_clients(task)
     with torch.no_grad():
         try:
@@ -132,14 +135,9 @@ def check_task(task: Task) -> None:
             raise InputError(
                 f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {first_line(error)}"
             ) from error
-        try:
-            losses = task.loss(outputs, y[0])
-        except Exception as error:
-            raise InputError(
-                f"the loss can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(y[0].shape)} ({y.dtype}): {first_line(error)}"
-            ) from error
-        check_per_example(losses, len(x[0]))
+        check_loss(task.loss, outputs, y[0])
+    if labels:
+        check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
 
 
 def first_line(error: Exception) -> str:

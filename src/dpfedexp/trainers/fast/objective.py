@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpfedexp.losses import Loss, binary_cross_entropy, cross_entropy, half_squared_error
+from dpfedexp.losses import Loss, binary_cross_entropy, cross_entropy, half_squared_error, mean_squared_error, plain
+from dpfedexp.losses.shapes import IGNORED
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -18,9 +19,10 @@ def objective(loss: Loss) -> Objective:
     by_hand: dict[Loss, Objective] = {
         cross_entropy: _cross_entropy,
         half_squared_error: _half_squared_error,
+        mean_squared_error: _mean_squared_error,
         binary_cross_entropy: _binary_cross_entropy,
     }
-    known = by_hand.get(loss)
+    known = by_hand.get(plain(loss))
     anything = _differentiated(loss)
 
     def start(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -34,21 +36,38 @@ def objective(loss: Loss) -> Objective:
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     p = torch.softmax(outputs, dim=1)
-    p.scatter_add_(1, targets.unsqueeze(1), torch.full_like(weights, -1.0).unsqueeze(1))
-    return p.mul_(weights.unsqueeze(1))
+    if targets.is_floating_point():
+        total = targets.sum(-1).unsqueeze(1)
+        return p.mul_(total).sub_(targets.transpose(1, 2)).mul_(weights.unsqueeze(1))
+    counts = targets != IGNORED
+    labels = torch.where(counts, targets, 0)
+    p.scatter_add_(1, labels.unsqueeze(1), torch.full_like(weights, -1.0).unsqueeze(1))
+    return p.mul_((weights * counts).unsqueeze(1))
 
 
 def _half_squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    if outputs.dim() == 2:
-        return (outputs - targets).mul_(weights)
-    return (outputs - targets.transpose(1, 2)).mul_(weights.unsqueeze(1))
+    return (outputs - _placed(targets, outputs)).mul_(_per_output(weights, outputs))
+
+
+def _mean_squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    share = 2.0 if outputs.dim() == 2 else 2.0 / outputs.shape[1]
+    return (outputs - _placed(targets, outputs)).mul_(_per_output(weights, outputs) * share)
 
 
 def _binary_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    p = torch.sigmoid(outputs)
+    p = torch.sigmoid(outputs) - _placed(targets, outputs)
+    return p.mul_(weights) if outputs.dim() == 2 else p.mul_(weights.unsqueeze(1) / outputs.shape[1])
+
+
+def _placed(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets [n, s, …] as the outputs lie, [n, …, s]; one number per example may have a dimension of its own or none."""
     if outputs.dim() == 2:
-        return (p - targets).mul_(weights)
-    return (p - targets.transpose(1, 2)).mul_(weights.unsqueeze(1) / outputs.shape[1])
+        return targets.reshape(outputs.shape)
+    return targets.reshape(len(targets), targets.shape[1], outputs.shape[1]).transpose(1, 2)
+
+
+def _per_output(weights: Tensor, outputs: Tensor) -> Tensor:
+    return weights if outputs.dim() == 2 else weights.unsqueeze(1)
 
 
 def _differentiated(loss: Loss) -> Objective:

@@ -1,0 +1,76 @@
+"""The server's own test metrics, on data that are not the clients'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError
+from dpfedexp.evaluation.measures import Measure, Metric, OwnMetrics, check_metrics, measures
+from dpfedexp.losses import Loss, reading_of, resolve
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+@checked
+def on_test_set(
+    inputs: Tensor,
+    targets: Tensor,
+    loss: str | Loss | None = None,
+    batch: int = 2048,
+    *,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Evaluate:
+    """Mean loss, and whatever else is defined for this loss and these targets, over a test set that stays on its device.
+
+    Class labels: `test_accuracy`, over all positions of sequences, and `test_auc` of two classes. One logit with 0/1 targets:
+    `test_accuracy` and `test_auc`. Several labels per example: `test_label_accuracy` and `test_exact_match`. Numbers: `test_mae`,
+    `test_rmse` and `test_r2`. What is not defined is not reported (docs/losses.md).
+
+    Args:
+        inputs: of the test set.
+        targets: one per input.
+        loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
+        batch: rows that go through the model at a time.
+        metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with
+            test_ before the name.
+
+    Returns:
+        A function from a model to its metrics, for `train(..., evaluate=…)`.
+
+    Example:
+        >>> inputs, targets = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0.0, 1.0, 3.0])
+        >>> bias = lambda outputs, targets: float((outputs - targets).mean())
+        >>> evaluate = on_test_set(inputs, targets, "mse", metrics={"bias": bias})
+        >>> {name: round(value, 3) for name, value in evaluate(nn.Flatten(0)).items()}
+        {'test_loss': 0.333, 'test_mae': 0.333, 'test_rmse': 0.577, 'test_r2': 0.786, 'test_bias': -0.333}
+    """
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        raise InputError(
+            f"the test set has {len(inputs)} inputs and {len(targets)} targets; it needs equally many, at least 1."
+        )
+    check_metrics(metrics)
+    per_example = resolve(loss, targets)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        total = 0.0
+        taken: list[Measure] = []
+        with torch.no_grad():
+            for start in range(0, len(targets), batch):
+                x, y = inputs[start : start + batch], targets[start : start + batch]
+                outputs = model(x)
+                total += float(per_example(outputs, y).sum())
+                if start == 0:
+                    taken = measures(reading_of(per_example), outputs, targets)
+                    taken += [OwnMetrics(metrics)] if metrics else []
+                for measure in taken:
+                    measure.add(outputs, y)
+        found = {"test_loss": total / len(targets)}
+        for measure in taken:
+            found |= measure.result()
+        return found
+
+    return evaluate
