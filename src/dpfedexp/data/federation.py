@@ -194,9 +194,9 @@ class Federation(Partitioned):
         >>> Federation.from_pandas(table, by="user", target="y").names
         ('a', 'b')
         """
-        columns = Columns(target, features, categories, dtype, finite, listed(by))
-        inputs, targets, _ = columns.of([df])
-        split, names = by_ids("by", client_ids_of(df, by), len(targets), clients)
+        ids = client_ids_of(df, by)
+        inputs, targets, _ = Columns(target, features, categories, dtype, finite, listed(by)).of([df])
+        split, names = by_ids("by", ids, len(targets), clients)
         return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite, names=names)
 
     @classmethod
@@ -280,7 +280,9 @@ class Federation(Partitioned):
             finite: see `Federation`.
         """
         found = folder.client_files(path, files)
-        inputs, targets, sizes = Columns(target, features, categories, dtype, finite).of(folder.read_files(found))
+        names = [file.stem for file in found]
+        columns = Columns(target, features, categories, dtype, finite)
+        inputs, targets, sizes = columns.of(folder.read_files(found), names)
         return cls(
             inputs,
             targets,
@@ -288,7 +290,7 @@ class Federation(Partitioned):
             dtype=dtype,
             transform=transform,
             finite=finite,
-            names=[file.stem for file in found],
+            names=names,
         )
 
     @classmethod

@@ -37,7 +37,7 @@ def column_names(table: Any) -> list[Hashable]:
     )
 
 
-def check_column(table: Any, field: str, name: Hashable) -> None:
+def check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
     """Raises `InputError` unless there is exactly one such column."""
     names = column_names(table)
     if name not in names:
@@ -45,8 +45,9 @@ def check_column(table: Any, field: str, name: Hashable) -> None:
         hint = (
             " It is the index: give df.reset_index()." if name in list(index) else nearest(str(name), map(str, names))
         )
-        raise InputError(f"{field} names the column {name!r}, which is not there.{hint}")
-    require(names.count(name) == 1, f"{field} names the column {name!r}, which is there twice; rename one of them.")
+        there = "which is not there" if verb == "names" else "which the others have"
+        raise InputError(f"{field} {verb} the column {name!r}, {there}.{hint}")
+    require(names.count(name) == 1, f"the column {name!r} is there twice; rename one of them.")
 
 
 def is_category(table: Any, name: Hashable) -> bool:
@@ -115,7 +116,7 @@ def settled(name: Hashable, values: NDArray[Any], *, finite: bool, advice: str) 
     return values
 
 
-def refuse_missing(name: Hashable, values: NDArray[Any]) -> None:
+def refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> None:
     """Raises `InputError` where a row has no value, with the first such row."""
     if values.dtype.kind == "f":
         rows = np.flatnonzero(np.isnan(values))
@@ -125,8 +126,8 @@ def refuse_missing(name: Hashable, values: NDArray[Any]) -> None:
         return
     if len(rows):
         raise InputError(
-            f"column {name!r} has no value in {len(rows)} of {len(values)} rows, first in row {rows[0]}; drop those rows, or fill "
-            "them with a public value (a mean of the clients' rows is not public)."
+            f"column {name!r}{where} has no value in {len(rows)} of {len(values)} rows, first in row {rows[0]}; drop "
+            "those rows, or fill them with a public value (a mean of the clients' rows is not public)."
         )
 
 

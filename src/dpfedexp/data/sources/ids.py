@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
@@ -67,19 +68,22 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
     if any(issubclass(kind, Tensor) for kind in set(map(type, listed))):
         # A tensor is hashed by where it lies in memory, so that every row would be a client of its own.
         listed = [value.item() if isinstance(value, Tensor) else value for value in listed]
+    numbers: defaultdict[Hashable, int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # in order of first appearance; one look at each row, in C
     try:
-        distinct = dict.fromkeys(listed)
+        codes = np.fromiter(map(numbers.__getitem__, listed), dtype=np.int64, count=len(listed))
     except TypeError as error:
-        raise InputError(f"{field} holds an id that is {error}; give ids such as strings, numbers or tuples.") from None
-    if any(map(is_missing, distinct)):
+        raise InputError(f"{field} holds an id that is no key ({error}); give strings, numbers or tuples.") from None
+    if any(map(is_missing, numbers)):
         row = next(row for row, value in enumerate(listed) if is_missing(value))
         raise InputError(f"{field} has no id in row {row}; drop the rows without one, or say whose they are.")
     try:
-        names: list[Hashable] = sorted(distinct)
+        names: list[Hashable] = sorted(numbers)  # type: ignore[type-var]
     except TypeError:
-        names = list(distinct)
-    number = {name: at for at, name in enumerate(names)}
-    return np.fromiter(map(number.__getitem__, listed), dtype=np.int64, count=len(listed)), names
+        return codes, list(numbers)
+    place = np.empty(len(names), dtype=np.int64)
+    place[[numbers[name] for name in names]] = np.arange(len(names))
+    return place[codes], names
 
 
 def _flat(field: str, ids: Any) -> Any:

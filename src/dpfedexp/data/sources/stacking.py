@@ -22,7 +22,10 @@ def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor
     sizes: list[int] = []
     for number, pair in enumerate(clients):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets).")
+            raise InputError(
+                f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets), a torch Dataset or a "
+                "DataLoader (Federation.from_loaders takes lists of rows, Federation.from_datasets tables)."
+            )
         x = structure.as_inputs(f"clients[{number}] inputs", pair[0])
         y = as_tensor(f"clients[{number}] targets", pair[1])
         sizes.append(len(y))
@@ -77,11 +80,13 @@ def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]
 def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """The tensors of a `TensorDataset`, and which of their rows a `Subset` takes: read at once, not item by item."""
     indices: Tensor | None = None
-    while type(dataset) is Subset:
+    # A class with items of its own, such as augmented ones, is read by them.
+    while isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
         indices = inner if indices is None else inner[indices]
         dataset = dataset.dataset
-    return (dataset.tensors, indices) if isinstance(dataset, TensorDataset) else (None, None)
+    plain = isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
+    return (dataset.tensors, indices) if plain else (None, None)
 
 
 def wrong_item(item: Any) -> str:

@@ -49,15 +49,24 @@ class Columns:
     finite: bool
     by: tuple[Hashable, ...] = ()
 
-    def of(self, tables: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
-        """Inputs and targets of several tables with the same columns, one under the other, and how long each is."""
+    def of(
+        self, tables: Iterable[Any], clients: Sequence[Hashable] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
+        """Inputs and targets of several tables with the same columns, one under the other, and how long each is.
+
+        Args:
+            tables: one, or one per client.
+            clients: what the clients are called in messages; their numbers by default.
+        """
         columns: dict[Hashable, list[NDArray[Any]]] = {}
         sizes: list[int] = []
-        targets, features = (), ()  # type: tuple[Hashable, ...], tuple[Hashable, ...]
+        targets: tuple[Hashable, ...] = ()
+        features: tuple[Hashable, ...] = ()
         for number, table in enumerate(tables):
             if number == 0:
                 targets, features = self._chosen(table)
-            parts = {name: self._read(table, number, name) for name in (*targets, *features)}
+            client = clients[number] if clients is not None else number
+            parts = {name: self._read(table, client, name) for name in (*targets, *features)}
             lengths = {len(part) for part in parts.values()}
             require(
                 len(lengths) == 1,
@@ -71,12 +80,14 @@ class Columns:
         joined = {name: join_columns(name, parts) for name, parts in columns.items()}
         return self._inputs(joined, features), self._targets(joined, targets), sizes
 
-    def _read(self, table: Any, number: int, name: Hashable) -> NDArray[Any]:
-        if number:
-            check_column(table, f"client {number}", name)
+    def _read(self, table: Any, client: Hashable, name: Hashable) -> NDArray[Any]:
+        check_column(table, f"the table of client {client!r}", name, "lacks")
         if name not in (self.categories or {}) and is_category(table, name):
             raise InputError(f"column {name!r} holds categories; {_advice(name)}")
-        return read_column(table, name)
+        values = read_column(table, name)
+        if not self.by and values.ndim == 1 and (self.finite or values.dtype == object):
+            refuse_missing(name, values, f" of client {client!r}")
+        return values
 
     def _chosen(self, table: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
         names = column_names(table)
