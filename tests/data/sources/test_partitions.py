@@ -78,6 +78,7 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
         (Table(ROWS), {}, "by is missing; name the column"),
         (Partitioner(), {"by": "user"}, "by is 'user', but every client has a data set of its own; leave by out"),
         (WithoutNumber(), {}, "does not say how many partitions it has; give their number, such as clients=100"),
+        (Partitioner(), {"clients": 2}, "clients is 2, but the assignment numbers 3"),
         ([], {}, "there is no client at all"),
         (
             [Table(ROWS), Table({"image": ROWS["image"]})],

@@ -11,6 +11,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -60,6 +61,7 @@ def rows_of(client: object) -> list[float]:
         DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True),
         DataLoader(Rows(0, 4, 2), batch_size=None),
         DataLoader(Stream(), batch_size=2),
+        DataLoader(Stream(), batch_size=None),
     ],
 )
 def test_a_client_may_be_a_data_set_or_a_loader_and_rows_keep_their_order(client) -> None:
@@ -78,7 +80,11 @@ def test_a_collate_function_is_respected() -> None:
     def collate(items):
         return torch.stack([x for x, _ in items]) + 100, torch.tensor([y for _, y in items])
 
+    before = torch.get_rng_state()
     assert rows_of(DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True, collate_fn=collate)) == [100.0, 108.0, 104.0]
+    by_row = DataLoader(Rows(0, 4), batch_size=None, collate_fn=lambda item: (item[0] + 1, item[1]))
+    assert rows_of(by_row) == [1.0, 9.0]
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_every_row_is_read_once() -> None:
@@ -129,6 +135,8 @@ class Dicts(Rows):
 @pytest.mark.parametrize(
     ("clients", "sentence"),
     [
+        ([DataLoader(WHOLE, sampler=SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
+        ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a sampler of its own"),
         (
             [DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)],
             r"drop_last=True, which loses rows; give its dataset",

@@ -50,21 +50,27 @@ def _of_loader(field: str, loader: DataLoader[Any]) -> tuple[Any, Any]:
         f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
         "(batches are made by the local optimiser's batch_size).",
     )
-    if isinstance(loader.dataset, IterableDataset):
-        return _of_batches(field, loader)
-    plain = type(loader.sampler) is SequentialSampler or (
-        type(loader.sampler) is RandomSampler
-        and not loader.sampler.replacement
-        and loader.sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    if not isinstance(loader.dataset, IterableDataset):
+        _check_sampler(field, loader)
+        if loader.collate_fn is default_collate:
+            return read_rows(field, loader.dataset)
+        # A generator of its own: a loader draws a number from torch's whenever it is read.
+        own = torch.Generator()
+        loader = DataLoader(loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own)
+    return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
+
+
+def _check_sampler(field: str, loader: DataLoader[Any]) -> None:
+    """Only an order of all the rows can be undone."""
+    sampler = loader.sampler
+    whole = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     )
     require(
-        (plain and loader.batch_size is not None) or loader.batch_sampler is None,
+        whole and (loader.batch_size is not None or loader.batch_sampler is None),
         f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
         "holds, such as torch.utils.data.Subset(dataset, indices).",
     )
-    if loader.batch_size is None or loader.collate_fn is default_collate:
-        return read_rows(field, loader.dataset)
-    return _of_batches(field, DataLoader(loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn))
 
 
 def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:

@@ -175,7 +175,7 @@ def client_ids_of(table: Any, by: Names) -> Any:
 def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
     """The tables of a list or of a partitioner, one per client; None where there is one table for all."""
     if hasattr(source, "load_partition"):
-        count = getattr(source, "num_partitions", None) if clients is None else clients
+        count = getattr(source, "num_partitions", clients)
         if count is None:
             raise InputError(
                 "the data set does not say how many partitions it has; give their number, such as clients=100."
