@@ -72,6 +72,13 @@ def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
     assert made.client(2)[1].tolist() == [0, 1]
 
 
+def test_a_client_without_rows_has_no_say_in_types_and_shapes() -> None:
+    nobody = Table({name: np.zeros(0) for name in ROWS})
+    made = Federation.from_datasets([nobody, Table(ROWS)], target="label", features="image")
+    assert (made.inputs.dtype, made.targets.dtype) == (torch.uint8, torch.int64)
+    assert made.sizes.tolist() == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [

@@ -10,6 +10,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -136,6 +137,7 @@ class Dicts(Rows):
     ("clients", "sentence"),
     [
         ([DataLoader(WHOLE, sampler=SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
+        ([DataLoader(WHOLE, sampler=RandomSampler(WHOLE, replacement=True))], "a sampler of its own"),
         ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a sampler of its own"),
         (
             [DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)],

@@ -40,7 +40,9 @@ def test_whole_numbers_and_bytes_are_amounts_not_pixels_or_tokens() -> None:
 
 
 def test_whole_numbers_stay_whole_for_an_embedding() -> None:
-    assert federation(features=["age", "member"], dtype=torch.int64).client(0)[0].tolist() == [[54, 0]]
+    large = 2**24 + 1  # the first whole number that float32 does not hold
+    table = TABLE | {"age": [31, large, 31, 300]}
+    assert federation(table, features=["age", "member"], dtype=torch.int64).client(0)[0].tolist() == [[large, 0]]
     with pytest.raises(InputError, match="column 'score' holds fractions and dtype is"):
         federation(dtype=torch.int64)
 
