@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from dpfedexp import Sgd, fedavg, train
 from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
 
@@ -206,3 +209,29 @@ def test_repr_fits_on_a_line_and_says_what_is_held() -> None:
 def test_what_cannot_be_a_federation_gets_a_sentence(make, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_the_page_about_data_names_constructors_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"Federation\.(\w+)", page))
+    assert named >= {"from_pandas", "from_datasets", "from_arrays", "from_clients", "from_loaders", "from_folder"}
+    assert [name for name in named if not hasattr(Federation, name)] == []
+
+
+def test_a_training_run_takes_a_federation_from_a_table() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    table = {
+        "user": [f"u{i % 40}" for i in range(400)],
+        "a": x[:, 0],
+        "b": x[:, 1],
+        "y": (x.sum(axis=1) > 0).astype(int),
+    }
+    clients = Federation.from_pandas(table, by="user", target="y")
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    run = train(model, clients, fedavg(), local=Sgd(lr=0.5, steps=5, max_examples=4), rounds=10)
+    correct = run.model(clients.inputs).argmax(dim=1) == clients.targets
+    # Separable and without noise, so that nearly all are right; one class for all would be 0.5.
+    assert correct.float().mean() > 0.9

@@ -50,7 +50,7 @@ def _as_assignment(assignment: Any, examples: int) -> Assignment:
         )
     parts = list(assignment)
     require(len(parts) > 0, "assignment is empty; there must be at least one client.")
-    if all(np.ndim(part) == 0 for part in parts):
+    if all(isinstance(part, int) or np.ndim(part) == 0 for part in parts):
         return _from_owners(_integers("assignment", parts), examples)
     rows = [_integers(f"assignment[{client}]", part) for client, part in enumerate(parts)]
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in rows])]).astype(np.int64)
@@ -70,7 +70,8 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
     # A stray huge number (an id in place of an index) would otherwise mean that many empty clients.
     require(
         high < max(10 * examples, 1000),
-        f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps.",
+        f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps, or give ids "
+        "as client_ids=.",
     )
     order = np.argsort(owners, kind="stable")
     unused = int((owners < 0).sum())

@@ -2,88 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dpfedexp.arguments import checked
-from dpfedexp.data import partition
-from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_finite
+from dpfedexp.data import structure
+from dpfedexp.data.arrays import Transform
 from dpfedexp.data.assignment import as_assignment
 from dpfedexp.data.partition import Assignment
-from dpfedexp.data.stacking import concatenate_clients, stack_dataset
+from dpfedexp.data.partitioned import Partitioned
+from dpfedexp.data.sources import folder, readers
+from dpfedexp.data.sources.ids import by_ids, is_text
+from dpfedexp.data.sources.stacking import concatenate_clients, stack_dataset
+from dpfedexp.data.sources.tables import Columns, Names, client_ids_of, listed, partitions
 from dpfedexp.errors import InputError, nearest, require
 
 
 @checked
-class Federation:
+class Federation(Partitioned):
     """Clients and their data; images stay bytes and are cast on the device, so that memory stays small.
 
-    Build one with `from_clients`, `from_arrays`, `from_dataset`, `iid`, `dirichlet`, `dirichlet_per_class` or `shards`.
-    All of them take these options: `dtype` (a floating type other than float32, or int64 for bytes that are tokens),
-    `transform` (applied to the cast batch of inputs), `allow_shared` (a row may belong to several clients) and
-    `finite` (False keeps NaN and infinities instead of refusing them).
+    Build one with `from_clients`, `from_loaders`, `from_arrays`, `from_dataset`, `from_pandas`, `from_datasets`, `from_folder`,
+    `iid`, `dirichlet`, `dirichlet_per_class` or `shards`. They take these options: `dtype` (a floating type other than float32,
+    or int64 for bytes that are tokens), `transform` (applied to the cast batch of inputs), `finite` (False keeps NaN and
+    infinities instead of refusing them) and, where rows are dealt out, `allow_shared` (a row may belong to several clients).
+
+    Inputs may be several: a dict, or a tuple of arrays, with the same number of rows. How many rows of a client are used in a
+    round is bounded in one place, `max_examples` of the local optimiser; a federation holds them all.
+
+    `names` are the clients' own ids in order of their numbers, None where they have none. They are private: a run never reads
+    them, and whoever writes them down tells who took part.
 
     >>> images, labels = torch.zeros(60, 28, 28, dtype=torch.uint8), torch.arange(60) % 10
     >>> Federation.dirichlet(images, labels, clients=6, alpha=0.3, seed=0)
     Federation(6 clients, 10 rows each, inputs (28, 28) uint8)
     """
 
-    def __init__(
-        self,
-        inputs: Any,
-        targets: Any,
-        assignment: Any,
-        *,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> None:
-        self.inputs = _compact(as_tensor("inputs", inputs), dtype)
-        self.targets = _compact(as_tensor("targets", targets), dtype)
-        examples = len(self.inputs)
-        require(examples > 0, "inputs is empty; a federation needs at least one row.")
-        require(
-            examples == len(self.targets),
-            f"inputs has {examples} rows and targets has {len(self.targets)}; there must be one target per row.",
-        )
-        if finite:
-            check_finite("inputs", self.inputs)
-            check_finite("targets", self.targets)
-        split = as_assignment(assignment, examples)
-        if not allow_shared:
-            holders = np.bincount(split.rows, minlength=examples)
-            require(
-                int(holders.max(initial=0)) <= 1,
-                f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
-                "each row belongs to one client (allow_shared=True permits otherwise).",
-            )
-        self.rows = torch.from_numpy(np.ascontiguousarray(split.rows, dtype=np.int64))
-        self.offsets = torch.from_numpy(np.ascontiguousarray(split.offsets, dtype=np.int64))
-        self.sizes = self.offsets.diff()
-        self.dtype = dtype
-        self.transform = transform
-        self._resident: dict[torch.device, tuple[Tensor, Tensor]] = {}
-
     @classmethod
     @checked
     def from_clients(
         cls,
-        clients: Iterable[tuple[Any, Any]],
+        clients: Iterable[Any] | Mapping[Any, Any],
         *,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
         allow_shared: bool = False,
         finite: bool = True,
     ) -> Federation:
-        """From one (inputs, targets) pair per client; sizes may differ and a client may be empty."""
-        inputs, targets, sizes = concatenate_clients(clients)
-        split = Assignment(np.arange(len(inputs)), np.concatenate([[0], np.cumsum(sizes)]))
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
+        """From one client after the other; sizes may differ and a client may be empty.
+
+        Args:
+            clients: for each a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows (input, target); a
+                dict of these by client id.
+            dtype: see `Federation`.
+            transform: see `Federation`.
+            allow_shared: see `Federation`.
+            finite: see `Federation`.
+        """
+        names = tuple(clients) if isinstance(clients, Mapping) else None
+        given = clients.values() if isinstance(clients, Mapping) else clients
+        inputs, targets, sizes = concatenate_clients(readers.pairs(given))
+        return cls(
+            inputs,
+            targets,
+            _one_after_the_other(sizes),
+            dtype=dtype,
+            transform=transform,
+            allow_shared=allow_shared,
+            finite=finite,
+            names=names,
+        )
+
+    @classmethod
+    @checked
+    def from_loaders(
+        cls,
+        loaders: Iterable[Any] | Mapping[Any, Any],
+        *,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        finite: bool = True,
+    ) -> Federation:
+        """From one `DataLoader`, torch `Dataset` or iterable of rows (input, target) per client, each read once.
+
+        A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
+        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimiser's `batch_size`.
+
+        Args:
+            loaders: one per client, or a dict of them by client id.
+            dtype: see `Federation`.
+            transform: see `Federation`.
+            finite: see `Federation`.
+        """
+        names = tuple(loaders) if isinstance(loaders, Mapping) else None
+        given = loaders.values() if isinstance(loaders, Mapping) else loaders
+        inputs, targets, sizes = concatenate_clients(readers.row_pairs(given))
+        split = _one_after_the_other(sizes)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite, names=names)
 
     @classmethod
     @checked
@@ -91,21 +110,188 @@ class Federation:
         cls,
         inputs: Any,
         targets: Any,
-        assignment: Any,
+        assignment: Any = None,
         *,
+        client_ids: Any = None,
         clients: int | None = None,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
         allow_shared: bool = False,
         finite: bool = True,
     ) -> Federation:
-        """From one data set and row indices per client, or a client number per row (-1: nobody holds it).
+        """From one data set and who holds which rows.
 
-        `clients` says how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
-        all, and a mean over clients would tell.
+        Args:
+            inputs: one row per example.
+            targets: one per row.
+            assignment: row indices per client, or a client number per row (-1: nobody holds it), where a number that holds no row
+                is an empty client. Strings are ids.
+            client_ids: instead of it, the client's own id per row: strings, numbers with gaps, tuples. Clients are numbered in the
+                order of their sorted ids, and `names` keeps these.
+            clients: how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
+                all, and a mean over clients would tell.
+            dtype: see `Federation`.
+            transform: see `Federation`.
+            allow_shared: see `Federation`.
+            finite: see `Federation`.
         """
-        split = as_assignment(assignment, len(as_tensor("inputs", inputs)), clients)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
+        require(
+            (assignment is None) != (client_ids is None),
+            "who holds which row is given twice or not at all; give assignment or client_ids, one of them.",
+        )
+        examples = structure.rows(structure.as_inputs("inputs", inputs))
+        field, ids = ("assignment", assignment) if is_text(assignment) else ("client_ids", client_ids)
+        names: Sequence[Hashable] | None = None
+        if ids is None:
+            split = as_assignment(assignment, examples, clients)
+        else:
+            split, names = by_ids(field, ids, examples, clients)
+        return cls(
+            inputs,
+            targets,
+            split,
+            dtype=dtype,
+            transform=transform,
+            allow_shared=allow_shared,
+            finite=finite,
+            names=names,
+        )
+
+    @classmethod
+    @checked
+    def from_pandas(
+        cls,
+        df: Any,
+        *,
+        by: Names,
+        target: Names,
+        features: Names | None = None,
+        categories: Mapping[Any, Sequence[Any]] | None = None,
+        clients: int | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        finite: bool = True,
+    ) -> Federation:
+        """From a table with a column that says whose row it is; a dict of columns will do, too.
+
+        Nothing is learned from the rows. Numbers and booleans are taken as they are, and become floats. Text and categories are
+        refused unless their public list is given; missing values are refused. Categories, means or scales that are computed from
+        the clients' rows tell about the clients outside the accounting: standardise with public numbers, in `transform`.
+
+        Args:
+            df: the DataFrame.
+            by: the column of client ids, of any type that can be hashed; several for ids that are tuples.
+            target: the column to be predicted; a list of columns for targets [n, k].
+            features: the columns of the inputs [n, k], by default all the others; one column of arrays gives inputs of their shape.
+            categories: by column the public list of what may be in it. A feature becomes one input per category (1 where it is),
+                a target the place in the list.
+            clients: how many clients there are, those without rows included; a secure run's is declared, not counted.
+            dtype: see `Federation`; with torch.int64 whole numbers stay whole, as indices of an embedding.
+            transform: see `Federation`.
+            finite: see `Federation`.
+
+        >>> table = {"user": ["b", "a", "b"], "age": [31, 54, 31], "y": [0, 1, 1]}
+        >>> Federation.from_pandas(table, by="user", target="y").names
+        ('a', 'b')
+        """
+        ids = client_ids_of(df, by)
+        inputs, targets, _ = Columns(target, features, categories, dtype, finite, listed(by)).of([df])
+        split, names = by_ids("by", ids, len(targets), clients)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite, names=names)
+
+    @classmethod
+    @checked
+    def from_datasets(
+        cls,
+        dataset: Any,
+        *,
+        target: Names,
+        by: Names | None = None,
+        features: Names | None = None,
+        categories: Mapping[Any, Sequence[Any]] | None = None,
+        clients: int | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        finite: bool = True,
+    ) -> Federation:
+        """From a Hugging Face data set with a column of client ids, from one such data set per client, or from a partitioner.
+
+        As in `from_pandas` nothing is learned from the rows.
+
+        Args:
+            dataset: a `datasets.Dataset` (give `by`), a list of them, or an object with `load_partition(i)`, such as a partitioner
+                or a `FederatedDataset` of flwr-datasets.
+            target: see `from_pandas`.
+            by: the column of client ids, where there is one table.
+            features: see `from_pandas`; one column of images, tokens or vectors gives inputs of their shape.
+            categories: see `from_pandas`.
+            clients: how many clients there are; of a partitioner without `num_partitions`, how many partitions.
+            dtype: see `Federation`.
+            transform: see `Federation`.
+            finite: see `Federation`.
+        """
+        tables = partitions(dataset, clients)
+        if tables is None:
+            if by is None:
+                raise InputError(
+                    "by is missing; name the column that says which client holds a row, or give one data set per client."
+                )
+            return cls.from_pandas(
+                dataset,
+                by=by,
+                target=target,
+                features=features,
+                categories=categories,
+                clients=clients,
+                dtype=dtype,
+                transform=transform,
+                finite=finite,
+            )
+        require(by is None, f"by is {by!r}, but every client has a data set of its own; leave by out.")
+        inputs, targets, sizes = Columns(target, features, categories, dtype, finite).of(tables)
+        split = as_assignment(_one_after_the_other(sizes), len(targets), clients)
+        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite)
+
+    @classmethod
+    @checked
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        files: str = "*",
+        target: Names = "targets",
+        features: Names | None = None,
+        categories: Mapping[Any, Sequence[Any]] | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        finite: bool = True,
+    ) -> Federation:
+        """From a folder with one file per client, whose name without its ending is the client's id.
+
+        Args:
+            path: the folder.
+            files: which files of it, as a pattern: .npz, .pt (a dict of tensors or a pair; no code in it is run) and .csv with a
+                line of column names.
+            target: the array or column to be predicted; see `from_pandas`. Of a pair the arrays are called inputs and targets.
+            features: see `from_pandas`; by default all that is in a file beside the target.
+            categories: see `from_pandas`.
+            dtype: see `Federation`.
+            transform: see `Federation`.
+            finite: see `Federation`.
+        """
+        found = folder.client_files(path, files)
+        names = [file.stem for file in found]
+        columns = Columns(target, features, categories, dtype, finite)
+        inputs, targets, sizes = columns.of(folder.read_files(found), names)
+        return cls(
+            inputs,
+            targets,
+            _one_after_the_other(sizes),
+            dtype=dtype,
+            transform=transform,
+            finite=finite,
+            names=names,
+        )
 
     @classmethod
     @checked
@@ -114,6 +300,7 @@ class Federation:
         dataset: Any,
         assignment: Any = None,
         *,
+        client_ids: Any = None,
         partition: str | None = None,
         clients: int | None = None,
         alpha: float | None = None,
@@ -126,7 +313,7 @@ class Federation:
         allow_shared: bool = False,
         finite: bool = True,
     ) -> Federation:
-        """From a torch `Dataset` of pairs (input, target) and an assignment, or `partition="iid", clients=…, …`."""
+        """From a torch `Dataset` of pairs (input, target) and an assignment or ids, or `partition="iid", clients=…, …`."""
         inputs, targets = stack_dataset(dataset)
         given: dict[str, Any] = {
             "clients": clients,
@@ -143,9 +330,9 @@ class Federation:
             "allow_shared": allow_shared,
             "finite": finite,
         }
-        if assignment is not None:
+        if assignment is not None or client_ids is not None:
             require(partition is None, "assignment and partition are both given; give one of them.")
-            return cls.from_arrays(inputs, targets, assignment, **given, **options)
+            return cls.from_arrays(inputs, targets, assignment, client_ids=client_ids, **given, **options)
         makers: dict[str, Callable[..., Federation]] = {
             "iid": cls.iid,
             "dirichlet": cls.dirichlet,
@@ -158,185 +345,8 @@ class Federation:
             raise InputError(f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
         return makers[partition](inputs, targets, **given, **options)
 
-    @classmethod
-    @checked
-    def iid(
-        cls,
-        inputs: Any,
-        targets: Any,
-        *,
-        clients: int,
-        seed: int = 0,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
-        """A uniformly random split into clients whose sizes differ by at most one."""
-        inputs = as_tensor("inputs", inputs)
-        return cls(
-            inputs,
-            targets,
-            partition.iid(len(inputs), clients, partition.generator(seed)),
-            dtype=dtype,
-            transform=transform,
-            allow_shared=allow_shared,
-            finite=finite,
-        )
 
-    @classmethod
-    @checked
-    def dirichlet(
-        cls,
-        inputs: Any,
-        targets: Any,
-        *,
-        clients: int,
-        alpha: float,
-        seed: int = 0,
-        samples_per_client: int | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
-        """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
-        labels, classes = _labels(inputs, targets)
-        rng = partition.generator(seed)
-        split = partition.dirichlet(labels, classes, clients, alpha, rng, samples_per_client)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
-
-    @classmethod
-    @checked
-    def dirichlet_per_class(
-        cls,
-        inputs: Any,
-        targets: Any,
-        *,
-        clients: int,
-        alpha: float,
-        seed: int = 0,
-        min_size: int = 0,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
-        """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
-        labels, classes = _labels(inputs, targets)
-        rng = partition.generator(seed)
-        split = partition.dirichlet_per_class(labels, classes, clients, alpha, rng, min_size)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
-
-    @classmethod
-    @checked
-    def shards(
-        cls,
-        inputs: Any,
-        targets: Any,
-        *,
-        clients: int,
-        shards_per_client: int = 2,
-        seed: int = 0,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
-        """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
-        labels, _ = _labels(inputs, targets)
-        split = partition.shards(labels, clients, partition.generator(seed), shards_per_client)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, allow_shared=allow_shared, finite=finite)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def gather(
-        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …]."""
-        clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
-        positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
-        inside = (positions >= 0) & (positions < self.sizes[clients].unsqueeze(1))
-        require(
-            bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
-        )
-        flat = self.rows[(self.offsets[clients].unsqueeze(1) + positions).flatten()]
-        inputs, targets = self._on(device)
-        flat = flat.to(inputs.device, non_blocking=True)
-        picked = self._cast(inputs.index_select(0, flat), targets.index_select(0, flat))
-        return picked[0].unflatten(0, positions.shape), picked[1].unflatten(0, positions.shape)
-
-    def client(self, index: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """All that one client holds, cast as in `gather`."""
-        require(-1 < index < len(self), f"client is {index}; this federation has clients 0 to {len(self) - 1}.")
-        rows = self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])]
-        inputs, targets = self._on(device)
-        rows = rows.to(inputs.device)
-        return self._cast(inputs.index_select(0, rows), targets.index_select(0, rows))
-
-    def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Other data, such as a test set, cast and transformed as the clients' are."""
-        inputs, targets = as_tensor("inputs", inputs), as_tensor("targets", targets)
-        return self._cast(inputs.to(device), targets.to(device))
-
-    def contents(self) -> Iterator[Tensor]:
-        """Everything that decides which rows a client holds and what is in them, as it is stored."""
-        yield from (self.inputs, self.targets, self.rows, self.offsets)
-
-    def summary(self) -> dict[str, Any]:
-        """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
-        sizes = self.sizes.numpy()
-        facts: dict[str, Any] = {
-            "clients": len(self),
-            "examples": len(self.rows),
-            "size_min": int(sizes.min()),
-            "size_median": float(np.median(sizes)),
-            "size_max": int(sizes.max()),
-            "classes": None,
-            "classes_per_client": None,
-        }
-        if self.targets.dim() == 1 and not self.targets.is_floating_point():
-            labels, classes = partition.class_labels(self.targets)
-            held = np.unique(np.repeat(np.arange(len(self)), sizes) * classes + labels[self.rows.numpy()])
-            facts |= {"classes": classes, "classes_per_client": len(held) / len(self)}
-        return facts
-
-    def __repr__(self) -> str:
-        low, high = int(self.sizes.min()), int(self.sizes.max())
-        each = f"{low}" if low == high else f"{low} to {high}"
-        shape = tuple(self.inputs.shape[1:])
-        dtype = str(self.inputs.dtype).removeprefix("torch.")
-        return f"Federation({len(self)} clients, {each} rows each, inputs {shape} {dtype})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_resident": {}}
-
-    def _on(self, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-        """The data on a device, in their compact type; copied there once."""
-        device = torch.device(device or "cpu")
-        if device.type == "cpu":
-            return self.inputs, self.targets
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        if device not in self._resident:
-            self._resident[device] = self.inputs.to(device), self.targets.to(device)
-        return self._resident[device]
-
-    def _cast(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = cast_inputs(inputs, self.dtype)
-        return self.transform(inputs) if self.transform else inputs, cast_targets(targets, self.dtype)
-
-
-def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Double precision is kept only where it was asked for."""
-    return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
-
-
-def _labels(inputs: Any, targets: Any) -> tuple[Any, int]:
-    labels, classes = partition.class_labels(targets)
-    rows = len(as_tensor("inputs", inputs))
-    require(
-        rows == len(labels), f"inputs has {rows} rows and targets has {len(labels)}; there must be one target per row."
-    )
-    return labels, classes
+def _one_after_the_other(sizes: Sequence[int]) -> Assignment:
+    """Rows that lie in order of client."""
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Assignment(np.arange(offsets[-1]), offsets)

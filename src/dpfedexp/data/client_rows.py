@@ -1,0 +1,155 @@
+"""Rows held once, and which of them belong to each client."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfedexp.data import partition, structure
+from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_finite
+from dpfedexp.data.assignment import as_assignment
+from dpfedexp.errors import require
+
+
+class ClientRows:
+    """The storage of a `Federation`: what is held, and the rows of some clients as a model takes them."""
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any,
+        assignment: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        allow_shared: bool = False,
+        finite: bool = True,
+        names: Sequence[Hashable] | None = None,
+    ) -> None:
+        self.inputs: Any = structure.each(lambda part: _compact(part, dtype), structure.as_inputs("inputs", inputs))
+        self.targets = _compact(as_tensor("targets", targets), dtype)
+        examples = structure.rows(self.inputs)
+        require(examples > 0, "inputs is empty; a federation needs at least one row.")
+        require(
+            examples == len(self.targets),
+            f"inputs has {examples} rows and targets has {len(self.targets)}; there must be one target per row.",
+        )
+        if finite:
+            for part in structure.parts(self.inputs):
+                check_finite("inputs", part)
+            check_finite("targets", self.targets)
+        split = as_assignment(assignment, examples)
+        if not allow_shared:
+            holders = np.bincount(split.rows, minlength=examples)
+            require(
+                int(holders.max(initial=0)) <= 1,
+                f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
+                "each row belongs to one client (allow_shared=True permits otherwise).",
+            )
+        self.rows = torch.from_numpy(np.ascontiguousarray(split.rows, dtype=np.int64))
+        self.offsets = torch.from_numpy(np.ascontiguousarray(split.offsets, dtype=np.int64))
+        self.sizes = self.offsets.diff()
+        self.dtype = dtype
+        self.transform = transform
+        self.names = None if names is None else tuple(names)
+        require(
+            self.names is None or len(self.names) == len(self),
+            f"names has {len(self.names or ())} entries and there are {len(self)} clients; give one name per client.",
+        )
+        self._resident: dict[torch.device, tuple[Any, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def gather(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
+    ) -> tuple[Any, Tensor]:
+        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
+
+        Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …].
+        """
+        clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
+        positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
+        inside = (positions >= 0) & (positions < self.sizes[clients].unsqueeze(1))
+        require(
+            bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
+        )
+        flat = self.rows[(self.offsets[clients].unsqueeze(1) + positions).flatten()]
+        inputs, targets = self._picked(flat, device)
+        return structure.each(lambda part: part.unflatten(0, positions.shape), inputs), targets.unflatten(
+            0, positions.shape
+        )
+
+    def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
+        """All that one client holds, cast as in `gather`."""
+        require(-1 < index < len(self), f"client is {index}; this federation has clients 0 to {len(self) - 1}.")
+        return self._picked(self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])], device)
+
+    def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
+        """Other data, such as a test set, cast and transformed as the clients' are."""
+        inputs, targets = structure.as_inputs("inputs", inputs), as_tensor("targets", targets)
+        return self._cast(structure.each(lambda part: part.to(device), inputs), targets.to(device))
+
+    def contents(self) -> Iterator[Tensor]:
+        """Everything that decides which rows a client holds and what is in them, as it is stored."""
+        yield from (*structure.parts(self.inputs), self.targets, self.rows, self.offsets)
+
+    def summary(self) -> dict[str, Any]:
+        """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
+        sizes = self.sizes.numpy()
+        facts: dict[str, Any] = {
+            "clients": len(self),
+            "examples": len(self.rows),
+            "size_min": int(sizes.min()),
+            "size_median": float(np.median(sizes)),
+            "size_max": int(sizes.max()),
+            "classes": None,
+            "classes_per_client": None,
+        }
+        if self.targets.dim() == 1 and not self.targets.is_floating_point():
+            labels, classes = partition.class_labels(self.targets)
+            held = np.unique(np.repeat(np.arange(len(self)), sizes) * classes + labels[self.rows.numpy()])
+            facts |= {"classes": classes, "classes_per_client": len(held) / len(self)}
+        return facts
+
+    def __repr__(self) -> str:
+        low, high = int(self.sizes.min()), int(self.sizes.max())
+        each = f"{low}" if low == high else f"{low} to {high}"
+        shapes = [
+            f"{tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}" for part in structure.parts(self.inputs)
+        ]
+        return f"{type(self).__name__}({len(self)} clients, {each} rows each, inputs {' and '.join(shapes)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_resident": {}}
+
+    def _picked(self, rows: Tensor, device: torch.device | str | None) -> tuple[Any, Tensor]:
+        inputs, targets = self._on(device)
+        rows = rows.to(targets.device, non_blocking=True)
+        return self._cast(
+            structure.each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows)
+        )
+
+    def _on(self, device: torch.device | str | None) -> tuple[Any, Tensor]:
+        """The data on a device, in their compact type; copied there once."""
+        device = torch.device(device or "cpu")
+        if device.type == "cpu":
+            return self.inputs, self.targets
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self._resident:
+            self._resident[device] = structure.each(lambda part: part.to(device), self.inputs), self.targets.to(device)
+        return self._resident[device]
+
+    def _cast(self, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
+        inputs = structure.each(lambda part: cast_inputs(part, self.dtype), inputs)
+        return self.transform(inputs) if self.transform else inputs, cast_targets(targets, self.dtype)
+
+
+def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Double precision is kept only where it was asked for."""
+    return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor

@@ -1,0 +1,1 @@
+"""What people hold their data in, read into arrays."""
