@@ -153,6 +153,13 @@ def test_a_saved_run_is_the_same_run(from_disk, tmp_path):
         bare.model(torch.eye(3))
 
 
+def test_a_run_on_a_ledger_that_another_one_began_is_saved_under_its_own_name(tmp_path):
+    small_run(ledger=tmp_path / "project.jsonl", rounds=2)
+    second = small_run(ledger=tmp_path / "project.jsonl", seed=1)
+    assert len(second.ledger) == 2 + ROUNDS
+    assert outcome(verify_run(second.save(tmp_path / "saved"))) == "holds"
+
+
 def test_loading_says_what_does_not_fit(written, tmp_path):
     with pytest.raises(InputError, match="model is not the network whose parameters"):
         Run.load(written[1], nn.Linear(3, 2))

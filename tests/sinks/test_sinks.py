@@ -52,7 +52,7 @@ def test_tensorboard_writes_event_files_that_its_own_reader_reads(tmp_path):
 def test_mlflow_holds_metrics_facts_and_the_statement(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    sink = MLflow(tracking_uri=tmp_path.as_uri())
+    sink = MLflow(tracking_uri=(tmp_path / "mlruns").as_uri())
     run = small_run(on_round=sink, diagnostics=True)
     client = mlflow.MlflowClient()
     kept = client.get_run(sink.run_id)

@@ -47,9 +47,9 @@ def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
 
 
 def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any]) -> None:
-    """A copy of a ledger, charge by charge; `header` is added to what the ledger says of itself."""
+    """A copy of a ledger, charge by charge. `header` describes the run it is for: another one may have begun the ledger."""
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
-    with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**header, **own}) as copy:
+    with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}) as copy:
         for entry in ledger.entries:
             copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
 
