@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dpfedexp import EarlyStopping, InputError, Stop
+from dpfedexp.report.runs import read_run, run_section
 from dpfedexp.runs.stopping import Interrupted
 from dpfedexp.runs.verify import outcome, verify_run
 from tests.runs.small import ROUNDS, small_run
@@ -48,6 +49,17 @@ def test_the_statement_of_a_run_that_stopped_itself_names_the_cost_of_the_whole_
     assert short.privacy.planned_epsilon_total == pytest.approx(whole.privacy.epsilon_total, rel=1e-12)
     assert f"that of the whole plan, epsilon = {whole.privacy.shown['epsilon_total']}" in short.privacy.text
     assert "Stopped early" not in whole.privacy.text
+    assert f"stopped early, {whole.privacy.shown['epsilon_total']} for the whole plan" in repr(short.privacy)
+
+
+def test_the_page_of_a_run_that_stopped_itself_says_so(tmp_path):
+    run = small_run(on_round=returns, out=tmp_path / "run")
+    header = read_run(tmp_path / "run").header
+    assert header.stopped == "enough"
+    assert f"({run.privacy.planned_epsilon_total:.3f} for the whole plan)" in header.text
+    text = run_section(read_run(tmp_path / "run")).text
+    assert "Stopped early: enough" in text
+    assert any(line.startswith(f"2 of {ROUNDS} planned rounds") for line in text)
 
 
 def test_every_callback_hears_of_the_last_round():

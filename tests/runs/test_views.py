@@ -53,6 +53,7 @@ def test_html_is_escaped_and_takes_its_colours_from_the_page(run):
         assert "&lt;script&gt;" in text
         assert "color:#" not in text
         assert "background:#" not in text
+        assert text.count("<table") == text.count("color:inherit'><tr>")
     assert "Failed:" in evil._repr_html_()
     assert "Failed:" not in run._repr_html_()
     assert run.privacy.shown["epsilon_total"] in run._repr_html_()

@@ -109,7 +109,10 @@ def _epsilon(statement: dict[str, Any] | None, last: dict[str, Any] | None) -> s
         return "not private"
     delta = (statement or {}).get("delta")
     at = f" at δ = {delta:g}" if isinstance(delta, int | float) else ""
-    return f"ε = {spent:.3f}{at}" + ("" if statement is not None else " so far")
+    if statement is None:
+        return f"ε = {spent:.3f} so far"
+    plan = statement.get("planned_epsilon_total") if statement.get("stopping") else None
+    return f"ε = {spent:.3f}{at}" + (f" ({plan:.3f} for the whole plan)" if isinstance(plan, int | float) else "")
 
 
 def _ledger_header(folder: Path) -> dict[str, Any]:

@@ -18,9 +18,12 @@ def summary(s: Promise) -> str:
         return f"{s.algorithm}, nothing released yet"
     n = shown(s)
     bound = "" if s.exact else "at most "
+    plan = (
+        f"; stopped early, {n['planned_epsilon_total']} for the whole plan" if s.stopping and s.planned_rounds else ""
+    )
     return (
         f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
-        f"({s.adjacency}, {s.setting}), {s.strength}"
+        f"({s.adjacency}, {s.setting}), {s.strength}{plan}"
     )
 
 
@@ -50,7 +53,7 @@ def card(
     parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     if cells:
-        parts.append(f"<table style='margin:4px 0'>{cells}</table>")
+        parts.append(f"<table style='margin:4px 0;color:inherit'>{cells}</table>")
     if folded is not None:
         text = f"<pre style='white-space:pre-wrap;background:none;color:inherit'>{escape(folded[1])}</pre>"
         parts.append(f"<details><summary>{escape(folded[0])}</summary>{text}</details>")
