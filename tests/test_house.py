@@ -24,7 +24,7 @@ LAYERS = [
     {"trainers"},
     {"config"},
     {"runs"},
-    {"simulation"},
+    {"simulation", "sinks"},
     {"report"},
     {"flower"},
     {"audit", "bench", "paper", "sweep"},

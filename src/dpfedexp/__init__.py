@@ -14,6 +14,7 @@ _HOMES = {
     "AdaptiveClip": "clipping",
     "Algorithm": "algorithms.algorithm",
     "BudgetExceeded": "errors",
+    "EarlyStopping": "runs.stopping",
     "Execution": "trainers.execution",
     "FedProx": "local",
     "Federation": "data.federation",
@@ -25,6 +26,7 @@ _HOMES = {
     "Run": "runs.run",
     "ServerOptimiser": "server",
     "Sgd": "local",
+    "Stop": "runs.stopping",
     "cdp_fedexp": "algorithms.cdp_fedexp",
     "dp_fedadam": "algorithms.dp_fedadam",
     "dp_fedavg": "algorithms.dp_fedavg",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from dpfedexp.participation import Full as Full
     from dpfedexp.participation import Poisson as Poisson
     from dpfedexp.runs.run import Run as Run
+    from dpfedexp.runs.stopping import EarlyStopping as EarlyStopping
+    from dpfedexp.runs.stopping import Stop as Stop
     from dpfedexp.server import ServerOptimiser as ServerOptimiser
     from dpfedexp.simulation.fit import fit as fit
     from dpfedexp.simulation.train import train as train

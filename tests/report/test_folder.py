@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -149,3 +150,32 @@ def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_ar
     record = {"round": 1, "eta_g": 1.0, "clip": 1.0, "update_norm": 0.1, "epsilon_total": 2.0, "seconds": 0.1, **votes}
     assert RunRecord("run", [record], "", "", None).metrics == ["vote_loss"]
     assert show(record) == "vote_loss 0.25  η_g 1.00  ε 2.000"
+
+
+def test_a_run_of_before_is_named_by_its_configuration_and_its_ledger(tmp_path, undrawn):
+    folder = tmp_path / "run"
+    shutil.copytree(Path(__file__).parents[1] / "runs" / "old" / "0.1.0-ledger-1" / "central", folder)
+    write_run(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "metrics.jsonl", folder)
+    text, _ = check(report(folder))
+    assert re.search(r'class="subtitle">\S+.*: M = [\d,]+ clients.*ε = 8\.000 at δ = 1e-05\.', text)
+
+
+def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):
+    folder = write_run(tmp_path / "sweep" / "run")
+    assert 'class="failed"' not in check(report(folder))[0]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 7, "test_accuracy": null, "eta_g": 1.0, "epsilon_total": 7.0}\n')
+    text, _ = check(report(folder))
+    assert "This run failed." in text
+    assert "test accuracy is not a finite number" in text
+    assert "<td>not finite</td>" in text
+    assert "run (failed)" in check(report(tmp_path / "sweep"))[0]
+
+
+def test_a_number_just_below_zero_is_shown_without_a_sign(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run", rounds=2)
+    (folder / "metrics.jsonl").write_text('{"round": 1, "loss": 1.0}\n{"round": 2, "loss": -0.0}\n')
+    text, _ = check(report(folder))
+    assert ">-0<" not in text
+    assert ">0<" in text

@@ -49,23 +49,20 @@ def whole_run(folder, algorithm, data, **options):
     )
 
     def record(line):
-        run_folder.record(line)
         moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
-    run = train(
+    train(
         linear_regression(D),
         data,
         algorithm,
         local=Sgd(lr=0.02, steps=2),
         evaluate=lambda model: {"test_size": float(next(model.parameters()).detach().square().sum())},
-        ledger=run_folder.ledger,
-        checkpoint=folder,
+        out=run_folder,
         on_round=record,
         progress=False,
         device="cpu",
         **({"rounds": ROUNDS} | options),
     )
-    run_folder.finish(run)
     moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
     return moments
 
@@ -122,7 +119,7 @@ def fields(name, content):
         yield from ((name, field) for line in content.decode().splitlines() for field in json.loads(line))
     elif name == "metrics.csv":
         yield from ((name, field) for field in next(csv.reader(content.decode().splitlines())))
-    elif name == "privacy.json":
+    elif name in ("privacy.json", "run.json"):
         yield from ((name, field) for field in json.loads(content))
     elif name == "config.toml":
         yield from ((name, field) for field in tomllib.loads(content.decode()))
@@ -142,6 +139,7 @@ def test_every_file_and_field_of_a_run_is_in_the_list(secure, tmp_path):
         "metrics.csv",
         "config.toml",
         "privacy.json",
+        "run.json",
         "advice.jsonl",
         "report.html",
     } <= files.keys()

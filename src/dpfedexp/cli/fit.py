@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from dpfedexp.cli.train import execute, show_run
+from dpfedexp.cli.train import command_line, data_text, execute, show_run
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def fit(
     given = {"delta": delta, "rounds": tree["run"].get("rounds"), "local": None}
     settings = _completed(settings, built, given)
     name = data_set if arrays is None else arrays.stem
-    folder = RunFolder(out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}", resume=resume)
+    path = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
     algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=STEPS), settings.run.rounds
     try:
         run = execute(

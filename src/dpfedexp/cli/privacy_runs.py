@@ -17,6 +17,13 @@ from dpfedexp.cli.options import JsonOption, print_json
 if TYPE_CHECKING:
     from dpfedexp.accounting import Event
 
+INCOMPLETE = 4
+"""The exit code where a claim can't be checked, because something is missing."""
+_VERDICTS = {
+    "holds": "[bold green]The claim holds.[/]",
+    "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
+    "incomplete": "[bold yellow]The claim can't be checked: what is missing stands above. Do not rely on it until it is there.[/]",
+}
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 
@@ -30,20 +37,21 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
 
 
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Is a run's claim true? Recomputes it from the ledger and the configuration; exit code 1 if they disagree."""
-    from dpfedexp.runs.verify import read_claim, recompute, verify_run
+    """Is a run's claim true? Recomputes it from ledger and configuration; exit code 1: it is not, 4: something is missing."""
+    from dpfedexp.runs.verify import outcome, read_claim, recompute, verify_run
 
     events, unplanned = _planned_events(run)
     planned = events[0] if events else None
     checks = verify_run(run, planned, events[1:])
-    passed = all(check.passed for check in checks)
+    result = outcome(checks)
     if as_json:
         # Without a whole ledger there is nothing to recompute, and the checks say so.
         found = json.loads(recompute(run, read_claim(run)).to_json()) if checks[0].passed else {}
         keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant", "rounds", "exact")
         print_json(
             {
-                "verified": passed,
+                "verified": result == "holds",
+                "outcome": result,
                 **{key: found.get(key) for key in keys},
                 "checks": [dataclasses.asdict(check) for check in checks],
                 "configuration_checked": planned is not None,
@@ -52,17 +60,17 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     else:
         table = Table("check", "result", "detail", title=f"Verification of {run}")
         for check in checks:
-            table.add_row(check.name, "[green]ok[/]" if check.passed else "[bold red]FAILED[/]", check.detail)
+            word = (
+                "[green]ok[/]" if check.passed else "[yellow]missing[/]" if check.incomplete else "[bold red]FAILED[/]"
+            )
+            table.add_row(check.name, word, check.detail)
         if planned is None:
             table.add_row("configuration", "[yellow]not checked[/]", unplanned)
         console = Console()
         console.print(table)
-        verdict = (
-            "[bold green]The claim holds.[/]" if passed else "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]"
-        )
-        console.print(verdict)
-    if not passed:
-        raise typer.Exit(1)
+        console.print(_VERDICTS[result])
+    if result != "holds":
+        raise typer.Exit(1 if result == "false" else INCOMPLETE)
 
 
 def table1(as_json: JsonOption = False) -> None:

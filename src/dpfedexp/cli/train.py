@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -94,7 +96,8 @@ def train(
         execute(settings, None, data=data)
         distributed.leave()
         return
-    folder = RunFolder(out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}", resume=resume)
+    path = out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
     try:
         run = execute(settings, folder, data=data, resume=resume, progress=not quiet)
         distributed.leave()
@@ -154,10 +157,8 @@ def execute(
         population=settings.participation.population,
         test=built.test,
         evaluate=built.evaluate,
-        ledger=None if folder is None else folder.ledger,
-        checkpoint=None if folder is None else folder.path,
+        out=folder,
         resume=resume,
-        on_round=None if folder is None else folder.record,
         on_advice=show_advice,
         progress=progress,
         execution=settings.build_execution(),
@@ -165,9 +166,38 @@ def execute(
     )
     if chosen is not None:
         run = replace(run, privacy=replace(run.privacy, chosen=chosen(run)))
-    if folder is not None:
-        folder.finish(run)
+        if folder is not None:
+            folder.state(run.privacy)
     return run
+
+
+def command_line() -> str:
+    """The command that is being carried out, with everything that was typed."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return "dpfedexp train"
+    words = ["dpfedexp", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        value = context.params.get(name)
+        if context.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE or value is None:
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(parameter, click.Option):
+                words.append(parameter.opts[0])
+            if not isinstance(one, bool):
+                words.append(str(one))
+    return shlex.join(words)
+
+
+def data_text(settings: Settings) -> str:
+    """What the clients' data are, in a few words."""
+    data = settings.data
+    if data.kind == "factory":
+        return f"{data.factory}"
+    if data.kind == "npz":
+        return f"{data.path}"
+    return f"synthetic, dimension {data.dimension}" if data.kind == "synthetic" else data.kind
 
 
 def show_advice(advice: Advice, console: Console | None = None) -> None:

@@ -129,7 +129,7 @@ def reading(row: Row) -> float:
 def _table(rows: list[Row]) -> Table:
     shown = []
     for row in rows:
-        printed = ["–", "–"] if row.printed is None else [f"{row.printed:.3f}", f"{reading(row) - row.printed:+.4f}"]
+        printed = ["–", "–"] if row.printed is None else [f"{row.printed:.3f}", f"{reading(row) - row.printed:+z.4f}"]
         total = f"{row.epsilon_total:.3f}" + (f" (pure {row.pure_total:.0f})" if row.pure_total else "")
         figures = [f"{row.epsilon_round:.3f}", f"{row.epsilon_49:.3f}", total]
         shown.append([row.setting, row.algorithm, *printed, *figures, row.note])

@@ -39,8 +39,10 @@ def _page(folder: Path, command: str) -> Page:
         run = read_run(folder)
         section = replace(run_section(run), title="What was measured")
         _draw(section, folder)
-        what = run.verdict or f"A run of dpfedexp: {len(run.history)} rounds."
-        return Page(run.name, what, [section], command)
+        what = run.header.text or f"A run of dpfedexp: {len(run.history)} rounds."
+        return Page(
+            run.name, what, [replace(section, text=section.text[bool(run.failure) :])], command, run.failure or ""
+        )
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     if not runs:
         raise InputError(

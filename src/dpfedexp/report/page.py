@@ -26,6 +26,7 @@ class Page:
     subtitle: str
     sections: Sequence[Section]
     command: str
+    failed: str = ""
 
 
 def render(page: Page, folder: Path | None = None) -> str:
@@ -60,7 +61,7 @@ def excerpt(chart: Chart) -> list[tuple[str, list[str], list[list[str]]]]:
         if len(xs) > SHOWN_ROWS:
             xs = [xs[round(i * (len(xs) - 1) / (SHOWN_ROWS - 1))] for i in range(SHOWN_ROWS)]
         at = [dict(zip(s.x, s.y, strict=True)) for s in panel.series]
-        rows = [[f"{x:g}", *(f"{y[x]:.4g}" if x in y else "–" for y in at)] for x in xs]
+        rows = [[f"{x:g}", *(f"{y[x]:z.4g}" if x in y else "–" for y in at)] for x in xs]
         tables.append((panel.title, [panel.x_label, *(s.name for s in panel.series)], rows))
     return tables
 

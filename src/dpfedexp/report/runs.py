@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.advice.message import Advice
-from dpfedexp.errors import InputError
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
-from dpfedexp.runs.file_names import ADVICE, CONFIG, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.report.header import RunHeader, read_header, read_statement
+from dpfedexp.runs.file_names import CHECKPOINT, CONFIG, METRICS, STATEMENT_TEXT
+from dpfedexp.runs.plot import metrics_in
+from dpfedexp.runs.results import read_advice, read_history, read_text
 
-BOOKKEEPING = ("round", "eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total", "seconds")
 NAMES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
@@ -37,6 +37,13 @@ class RunRecord:
     configuration: str
     epsilon_total: float | None
     advice: tuple[Advice, ...] = ()
+    header: RunHeader = field(default_factory=RunHeader)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run is of no use: its verdict, or a value that is no number any more."""
+        lost = [_name(key) for key in (*self.metrics, "eta_g") if self.history and self.history[-1].get(key, 0) is None]
+        return self.verdict or (f"{lost[0]} is not a finite number after the last round." if lost else None)
 
     @property
     def verdict(self) -> str | None:
@@ -45,49 +52,30 @@ class RunRecord:
 
     @property
     def metrics(self) -> list[str]:
-        return [key for key in dict.fromkeys(k for record in self.history for k in record) if key not in BOOKKEEPING]
+        return metrics_in(self.history)
 
     def series(self, key: str, name: str) -> Series:
         points = [(r["round"], r[key]) for r in self.history if isinstance(r.get(key), int | float)]
         return Series(name, [x for x, _ in points], [y for _, y in points])
 
     def last(self, key: str) -> str:
-        values = [record[key] for record in self.history if isinstance(record.get(key), int | float)]
-        return f"{values[-1]:.4g}" if values else "–"
+        values = [record[key] for record in self.history if key in record]
+        if values and not isinstance(values[-1], int | float):
+            return "infinite" if key == "epsilon_total" else "not finite"
+        return f"{values[-1]:z.4g}" if values else "–"
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / METRICS).is_file()
+    """Whether a run wrote the folder; one that was started with `checkpoint` alone has its rounds in the checkpoint."""
+    return (folder / METRICS).is_file() or (folder / CHECKPOINT).is_file()
 
 
 def read_run(folder: Path) -> RunRecord:
-    path = folder / METRICS
-    history = []
-    for number, text in enumerate(_text(path).splitlines(), 1):
-        try:
-            record = json.loads(text)
-            record["round"] = int(record["round"])
-            history.append(record)
-        except (ValueError, KeyError, TypeError):
-            # A run that was cut off may have left half a last line.
-            if number < len(_text(path).splitlines()):
-                raise InputError(f"the file {str(path)!r} has no round in line {number}: {text[:60]!r}.") from None
-    epsilon = None
-    if (folder / STATEMENT).is_file():
-        try:
-            epsilon = json.loads(_text(folder / STATEMENT)).get("epsilon_total")
-        except (ValueError, AttributeError):
-            raise InputError(f"the file {str(folder / STATEMENT)!r} is not a privacy statement.") from None
-    privacy, configuration = (_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
-    return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon, _advice(folder / ADVICE))
-
-
-def _advice(path: Path) -> tuple[Advice, ...]:
-    """What the run said about itself; nothing where an earlier version wrote the folder."""
-    try:
-        return tuple(Advice(**json.loads(line)) for line in _text(path, optional=True).splitlines())
-    except (ValueError, TypeError):
-        raise InputError(f"the file {str(path)!r} does not hold advice, one JSON object to a line.") from None
+    history, statement = read_history(folder), read_statement(folder)
+    epsilon = None if statement is None else statement.get("epsilon_total")
+    privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
+    header = read_header(folder, statement, history[-1] if history else None)
+    return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder), header)
 
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
@@ -96,19 +84,21 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     panels = [Panel(_name(key), "round", _name(key), [run.series(key, _name(key))]) for key in keys]
     rows = [[_name(key), run.last(key)] for key in (*run.metrics, "eta_g", "clip", "epsilon_total")]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
+    planned = "" if run.header.rounds in (None, len(run.history)) else f" of {run.header.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
     notes += [f"{advice.level.capitalize()}: {advice.sentence}" for advice in run.advice if advice.code != "dead"]
     return Section(
         name=_slug(run.name),
         title=run.name,
         text=[
-            *([run.verdict] if run.verdict else []),
-            f"{len(run.history)} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
+            *([f"Failed: {run.failure}"] if run.failure else []),
+            *([f"Stopped early: {run.header.stopped}"] if run.header.stopped else []),
+            f"{len(run.history)}{planned} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
         ],
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if run.history else [],
         notes=notes,
-        command=f"dpfedexp train {CONFIG}" if run.configuration else "",
+        command=run.header.command,
         configuration={CONFIG: run.configuration} if run.configuration else {},
         privacy={"What this run promises": run.privacy} if run.privacy else {},
     )
@@ -122,7 +112,13 @@ def sweep_section(runs: Sequence[RunRecord]) -> Section:
         for key in (*metrics, "eta_g")
     ]
     rows = [
-        [run.name, str(len(run.history)), *(run.last(key) for key in metrics), run.last("eta_g"), _epsilon(run)]
+        [
+            f"{run.name} (failed)" if run.failure else run.name,
+            str(len(run.history)),
+            *(run.last(key) for key in metrics),
+            run.last("eta_g"),
+            _epsilon(run),
+        ]
         for run in runs
     ]
     columns = ["run", "rounds", *(_name(key) for key in metrics), "η_g", "ε total"]
@@ -151,12 +147,3 @@ def _name(key: str) -> str:
 
 def _slug(name: str) -> str:
     return "run-" + "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-
-
-def _text(path: Path, optional: bool = False) -> str:
-    if optional and not path.is_file():
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the file {str(path)!r} can't be read: {error}.") from None

@@ -182,7 +182,7 @@ def _hover(panel: Panel, chosen: list[int], x_axis: Axis, y_axis: Axis) -> dict[
 
 
 def _value(series: Series, i: int) -> str:
-    shown = f"{series.y[i]:.4g}"
+    shown = f"{series.y[i]:z.4g}"
     if series.low is None or series.high is None or series.low[i] == series.high[i]:
         return shown
-    return f"{shown} ({series.low[i]:.4g} … {series.high[i]:.4g})"
+    return f"{shown} ({series.low[i]:z.4g} … {series.high[i]:z.4g})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CONFIG = "config.toml"
 """The resolved settings of a run from the command line."""
+FACTS = "run.json"
+"""What the run is, in a few public facts, and the command or the call that made it."""
 LEDGER = "ledger.jsonl"
 """What was charged, before each release."""
 LEDGER_HEAD = "ledger.jsonl.head"

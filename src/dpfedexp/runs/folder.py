@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
-import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from dpfedexp.advice.message import Advice
-from dpfedexp.config import Settings, load
+from dpfedexp.accounting import PrivacyStatement
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_tensors, replace_text, undate
-from dpfedexp.json_values import finite
+from dpfedexp.files import replace_text, undate
 from dpfedexp.runs.checkpoints import checkpoint
 from dpfedexp.runs.checkpoints.settings import differences, flatten
-from dpfedexp.runs.file_names import ADVICE, CONFIG, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
-from dpfedexp.runs.outlets import OUTLETS, recorded
+from dpfedexp.runs.facts import RunFacts
+from dpfedexp.runs.file_names import CONFIG, FACTS, LEDGER, METRICS
+from dpfedexp.runs.outlets import OUTLETS
+from dpfedexp.runs.results import line as as_line
+from dpfedexp.runs.results import write_history, write_results, write_statement
 from dpfedexp.runs.run import Run
+
+if TYPE_CHECKING:
+    from dpfedexp.config import Settings
 
 
 class RunFolder:
@@ -28,20 +30,29 @@ class RunFolder:
 
     With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
     recorded, which is when the run holds the ledger's lock and nobody else is writing.
+
+    Args:
+        path: the folder.
+        resume: go on with the run in it.
+        command: the command that the run is made with; a call from Python says it itself.
+        data: what the clients' data are, in words.
     """
 
-    def __init__(self, path: Path | str, *, resume: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "") -> None:
+        self.path, self.command, self.data = Path(path), command, data
+        new, again = ("--out", "--resume") if command else ("out", "resume=True")
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             if not resume and any(self.path.iterdir()):
-                hint = " or go on with --resume" if checkpoint.exists(self.path) else ""
-                raise InputError(f"the folder {str(self.path)!r} is not empty; name a new one with --out{hint}.")
-            if resume and any(self.path.iterdir()) and not any(self.path.glob(f"{CONFIG}*")):
+                hint = f" or go on with {again}" if checkpoint.exists(self.path) else ""
+                raise InputError(f"the folder {str(self.path)!r} is not empty; name a new one with {new}{hint}.")
+            traces = (CONFIG,) if command else (CONFIG, FACTS, LEDGER)
+            if resume and any(self.path.iterdir()) and not any(any(self.path.glob(f"{one}*")) for one in traces):
                 raise InputError(
-                    f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with --out."
+                    f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with {new}."
                 )
         self._metrics: TextIO | None = None
+        self._facts: RunFacts | None = None
         self._began, self._secure = time.time(), False
 
     @property
@@ -50,6 +61,8 @@ class RunFolder:
 
     def write_config(self, settings: Settings) -> None:
         """Keeps the settings; refuses other ones than those that the folder holds already."""
+        from dpfedexp.config import load
+
         self._secure = bool(settings.run.secure)
         path = self.path / CONFIG
         if path.exists():
@@ -61,45 +74,58 @@ class RunFolder:
         with self._writing():
             replace_text(path, settings.to_toml())
 
+    def begin(self, facts: RunFacts) -> None:
+        """What the run is, once it holds its ledger."""
+        self._secure, self._facts = facts.secure, facts
+        with self._writing():
+            facts.write(self.path)
+
     def record(self, line: dict[str, Any]) -> None:
         with self._writing():
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
-                self._write_metrics(done.history[:-1] if done else [])
+                write_history(self.path, done.history[:-1] if done else [])
                 self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
-            self._metrics.write(_line(line))
+            self._metrics.write(as_line(line))
             self._metrics.flush()
 
     def finish(self, run: Run) -> None:
-        tensors = {name: value.detach().contiguous() for name, value in run.model.state_dict().items()}
+        """Everything that the run came to."""
+        self.close()
         with self._writing():
-            if self._metrics is not None:
-                self._metrics.close()
-            self._write_metrics(run.history)
-            write_csv(self.path / METRICS_TABLE, run.history)
-            replace_tensors(self.path / MODEL, tensors)
-            replace_text(self.path / STATEMENT, run.privacy.to_json() + "\n")
-            replace_text(self.path / STATEMENT_TEXT, run.privacy.text + "\n")
-            replace_text(self.path / ADVICE, "".join(map(self._advice_line, run.advice)))
-            if self._secure:
-                undate(self.path, OUTLETS, self._began)
+            write_results(self.path, run.model, run.history, run.advice, secure=self._secure)
+            if self._facts is not None:
+                replace(self._facts, stopped=run.stopped or "").write(self.path)
+        self.state(run.privacy)
 
-    def _advice_line(self, advice: Advice) -> str:
-        return _line(recorded(ADVICE, advice.to_json(), secure=self._secure))
+    def state(self, privacy: PrivacyStatement) -> None:
+        """The run's claim; a later one takes the place of an earlier one."""
+        restate(self.path, privacy, self._began)
 
-    def _write_metrics(self, history: list[dict[str, Any]]) -> None:
-        replace_text(self.path / METRICS, "".join(map(_line, history)))
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(f"the folder {str(self.path)!r} can't be written: {error.strerror}.") from None
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return _writing(self.path)
 
 
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(finite(record)) + "\n"
+def restate(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
+    """Writes a run's claim into its folder. The files of a run that protects real data all get one date."""
+    with _writing(folder):
+        write_statement(folder, privacy)
+        if not privacy.simulated:
+            undate(folder, OUTLETS, time.time() if when is None else when)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
@@ -109,12 +135,3 @@ def _comparable(settings: Settings) -> dict[str, Any]:
             mode="json", exclude={"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
         )
     )
-
-
-def write_csv(path: Path, records: list[dict[str, Any]]) -> None:
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, columns)
-    writer.writeheader()
-    writer.writerows(records)
-    replace_text(path, table.getvalue())

@@ -21,6 +21,7 @@ from dpfedexp.runs.file_names import (
     ADVICE,
     CHECKPOINT,
     CONFIG,
+    FACTS,
     LEDGER,
     LEDGER_HEAD,
     METRICS,
@@ -91,6 +92,8 @@ OUTLETS: Mapping[str, Fields] = {
     METRICS: ROUND,
     METRICS_TABLE: ROUND,
     CONFIG: {"*": "public"},
+    # How updates were computed depends on sizes; why a run stopped, on what it released and what the server measured.
+    FACTS: {"trainer": "nonprivate", "stopped": "released", "run": "accounting", "*": "public"},
     MODEL: {"*": "released"},
     STATEMENT: {"*": "accounting"},
     STATEMENT_TEXT: {"*": "accounting"},

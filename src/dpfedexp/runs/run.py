@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import copy
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
+from dpfedexp.accounting.statements.notebook import card, summary
 from dpfedexp.advice.message import Advice
 from dpfedexp.arguments import checked
+from dpfedexp.errors import InputError, require
+from dpfedexp.files import undate
+from dpfedexp.runs.facts import RunFacts
+from dpfedexp.runs.file_names import LEDGER
+from dpfedexp.runs.outlets import OUTLETS
+from dpfedexp.runs.plot import figure_of, metrics_in
+from dpfedexp.runs.results import (
+    numbers,
+    read_advice,
+    read_history,
+    read_parameters,
+    write_ledger,
+    write_results,
+    write_statement,
+)
+from dpfedexp.runs.verify import read_claim, recompute
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @checked
@@ -25,6 +48,7 @@ class Run:
         trainer: how local updates were computed.
         stopped: why the run ended before its last round, None if it did not.
         advice: what there was to say about the run, before it and while it went on (docs/advice.md).
+        facts: algorithm, data, M, d and the call that made it, as `run.json` holds them; None for a run of an earlier version.
     """
 
     model: nn.Module
@@ -34,15 +58,135 @@ class Run:
     trainer: str = "vectorised"
     stopped: str | None = None
     advice: tuple[Advice, ...] = field(default=(), repr=False)
+    facts: RunFacts | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> str | None:
         """Why the run learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
         return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
 
+    def save(self, folder: Path | str) -> Path:
+        """Writes the run as `train(..., out=folder)` does, so that `report`, `privacy verify` and `Run.load` read it.
+
+        Args:
+            folder: a new or an empty folder.
+
+        Returns:
+            The folder.
+        """
+        path, began, secure = Path(folder), time.time(), not self.privacy.simulated
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            require(
+                not any(path.iterdir()), f"the folder {str(path)!r} is not empty; name a new one to save the run in."
+            )
+            statement = self.privacy
+            header = {
+                "algorithm": statement.algorithm,
+                "clients": statement.clients,
+                "delta": statement.delta,
+                "simulated": statement.simulated,
+                **({} if self.facts is None else {"run": self.facts.run}),
+            }
+            write_ledger(path, self.ledger, header)
+            write_results(path, self.model, self.history, self.advice, secure=secure)
+            write_statement(path, statement)
+            if self.facts is not None:
+                replace(self.facts, stopped=self.stopped or "").write(path)
+            if secure:
+                undate(path, OUTLETS, began)
+        except OSError as error:
+            raise InputError(f"the folder {str(path)!r} can't be written: {error.strerror}.") from None
+        return path
+
+    @staticmethod
+    @checked
+    def load(folder: Path | str, model: nn.Module | None = None) -> Run:
+        """The run that a folder holds, whoever wrote it: `train(out=…)`, `Run.save` or the command line.
+
+        Args:
+            folder: the run's folder.
+            model: a network like the trained one; it is copied, and the copy gets the trained parameters. Without it `Run.model`
+                holds the parameters by name and can't be called.
+
+        Returns:
+            The run. Its ledger is open for reading only.
+        """
+        path = Path(folder)
+        require(path.is_dir(), f"the folder {str(path)!r} does not exist; name one that a run was written to.")
+        require(
+            model is None or isinstance(model, nn.Module),
+            f"model is a {type(model).__name__}; it must be an nn.Module.",
+        )
+        tensors = read_parameters(path)
+        trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
+        ledger = Ledger.open(path / LEDGER, read_only=True) if (path / LEDGER).exists() else Ledger.in_memory()
+        facts = RunFacts.read(path)
+        return Run(
+            trained,
+            [numbers(record) for record in read_history(path)],
+            read_claim(path) or recompute(path),
+            ledger,
+            (facts.trainer if facts is not None else "") or "unknown",
+            (facts.stopped if facts is not None else "") or None,
+            read_advice(path),
+            facts,
+        )
+
+    def plot(self) -> Figure:
+        """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
+        return figure_of(self.history, summary(self.privacy))
+
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
-        shown = {k: round(v, 4) for k, v in last.items() if isinstance(v, float)}
+        shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
         ended = "" if self.stopped is None else f", stopped: {self.stopped}"
         ended += "" if self.verdict is None else f", {self.verdict}"
         return f"Run({len(self.history)} rounds, {shown}{ended})"
+
+    def _repr_html_(self) -> str:
+        last = self.history[-1] if self.history else {}
+        keys = [*metrics_in(self.history), "eta_g", "clip"]
+        rows = [(key, f"{last[key] + 0.0:.4g}") for key in keys if isinstance(last.get(key), int | float)]
+        if self.facts is not None:
+            rows += [("parameters d", f"{self.facts.parameters:,}")]
+        lines = [summary(self.privacy)]
+        lines += [] if self.stopped is None else [f"Stopped early: {self.stopped}"]
+        lines += [] if self.verdict is None else [f"Failed: {self.verdict}"]
+        folded = ("Privacy statement", self.privacy.text)
+        return card(
+            f"Run of {len(self.history)} rounds", lines, rows=rows, folded=folded, failed=self.verdict is not None
+        )
+
+
+class StoredParameters(nn.Module):
+    """Parameters by their names, without the network that they belong to."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, value in tensors.items():
+            *path, last = name.split(".")
+            room: nn.Module = self
+            for part in path:
+                if part not in room._modules:
+                    room.add_module(part, nn.Module())
+                room = room.get_submodule(part)
+            room.register_buffer(last, value)
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        raise InputError(
+            "the run was loaded without its network; write Run.load(folder, model=…) with one like the trained."
+        )
+
+
+def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Module:
+    trained = copy.deepcopy(model)
+    try:
+        trained.load_state_dict(tensors)
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines()
+        first = (lines[1] if len(lines) > 1 else lines[0]).strip().rstrip(".")
+        raise InputError(
+            f"model is not the network whose parameters {str(folder)!r} holds: {first}. Give one that was built the same way."
+        ) from None
+    return trained

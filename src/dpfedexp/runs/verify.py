@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, GaussianEvent
@@ -19,7 +19,7 @@ from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs.file_names import LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.file_names import LEDGER, LEDGER_HEAD, METRICS, STATEMENT, STATEMENT_TEXT
 
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
@@ -39,9 +39,29 @@ _VIEWS = ("other_adjacency", "models_only")
 
 @dataclass(frozen=True)
 class Check:
+    """One comparison.
+
+    Attributes:
+        name: what is compared.
+        passed: whether it agrees.
+        detail: both sides, in words.
+        incomplete: it can't be compared, because something is missing; nothing shows that the claim is false.
+    """
+
     name: str
     passed: bool
     detail: str
+    incomplete: bool = False
+
+
+Outcome = Literal["holds", "false", "incomplete"]
+
+
+def outcome(checks: Sequence[Check]) -> Outcome:
+    """What the checks of a run come to: one disagreement makes a claim false, whatever else is missing."""
+    if any(not check.passed and not check.incomplete for check in checks):
+        return "false"
+    return "holds" if all(check.passed for check in checks) else "incomplete"
 
 
 def read_claim(run: Path) -> PrivacyStatement | None:
@@ -84,6 +104,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         not_covered=claim.not_covered,
         # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
         chosen=claim.chosen,
+        stopping=claim.stopping,
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
@@ -111,6 +132,8 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         planned: the event of one round by the run's configuration, where known.
         before: what the configuration plans to be charged once, before the first round.
     """
+    if run.is_dir() and not (run / LEDGER).exists():
+        return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
     except LedgerError as error:
@@ -120,7 +143,13 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     claim = read_claim(run)
     if claim is None:
         checks.append(
-            Check("claim", False, f"{STATEMENT} does not exist, so the run claims nothing (it may not have finished)")
+            Check(
+                "claim",
+                False,
+                f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or it was started from Python with "
+                "checkpoint= and not with out=, which writes it",
+                incomplete=True,
+            )
         )
     else:
         proven = recompute(run, claim)
@@ -130,6 +159,12 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
     return checks
+
+
+def _without_ledger(run: Path) -> str:
+    if (run / LEDGER_HEAD).exists():
+        return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
+    return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:

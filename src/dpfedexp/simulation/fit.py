@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from dpfedexp.local import LocalOptimiser, Sgd
 from dpfedexp.losses import Loss
 from dpfedexp.mechanisms import Secure
 from dpfedexp.participation import Full, Participation, public_population
+from dpfedexp.runs.folder import restate
 from dpfedexp.runs.run import Run
+from dpfedexp.runs.stopping import OnRound
+from dpfedexp.simulation.ranks import rank
 from dpfedexp.simulation.train import train
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.task import Clients
@@ -53,10 +56,11 @@ def fit(
     device: str | torch.device | None = None,
     execution: Execution | None = None,
     secure: Secure = False,
+    out: Path | str | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
     progress: bool = True,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: OnRound | Sequence[OnRound] | None = None,
     on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Train with a promise and nothing to tune: CDP-FedEXP with the safe step, and a clip and a local rate that set themselves.
@@ -81,10 +85,11 @@ def fit(
         device: a torch device such as "cuda".
         execution: how the run is computed (`Execution`).
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise.
-        checkpoint: a folder that gets a checkpoint after every round.
+        out: a new folder that gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement and checkpoint.
+        checkpoint: a folder that gets only the ledger and a checkpoint after every round.
         resume: go on from the checkpoint that is in that folder.
         progress: show a progress bar.
-        on_round: called with every round's record once the round is complete.
+        on_round: called with every round's record once the round is complete, or a list of such functions; see `train`.
         on_advice: called with what there is to say about the run.
 
     Returns:
@@ -123,6 +128,7 @@ def fit(
         evaluate=evaluate,
         metrics=metrics,
         secure=secure,
+        out=out,
         checkpoint=checkpoint,
         resume=resume,
         progress=progress,
@@ -130,7 +136,10 @@ def fit(
         on_advice=on_advice,
     )
     facts = chosen(run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local})
-    return replace(run, privacy=replace(run.privacy, chosen=facts))
+    privacy = replace(run.privacy, chosen=facts)
+    if out is not None and rank() == 0:
+        restate(Path(out), privacy)
+    return replace(run, privacy=privacy)
 
 
 def chosen_algorithm(epsilon: float, delta: float, adjacency: Adjacency = "replace-one") -> Algorithm:

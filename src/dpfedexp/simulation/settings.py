@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpfedexp.mechanisms import Mechanism
@@ -9,9 +10,13 @@ from dpfedexp.mechanisms.text import text_fields
 from dpfedexp.runs.checkpoints.earlier_names import SERVER_STEP
 from dpfedexp.runs.checkpoints.settings import NamedValues, flatten
 from dpfedexp.runs.description import RunDescription
+from dpfedexp.runs.facts import RunFacts, argument_text, call_text
+from dpfedexp.runs.folder import RunFolder
+from dpfedexp.runs.open_run import OpenRun
 from dpfedexp.runs.private.data_tag import parameter_tag
 from dpfedexp.server import Extrapolate
 from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.trainers.task import Clients
 
 
 def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
@@ -58,4 +63,42 @@ def description_of(simulation: Simulation, rounds: int, **more: Any) -> RunDescr
         secure=simulation.system is not None,
         chunk_size=simulation.chunk_size,
         trainer=simulation.trainer.name,
+    )
+
+
+def facts_of(
+    simulation: Simulation, open_run: OpenRun, clients: Clients, folder: RunFolder | None, options: dict[str, Any]
+) -> RunFacts:
+    """The run in a few public facts.
+
+    Args:
+        simulation: what is run.
+        open_run: its files.
+        clients: the federation as it was given.
+        folder: where the run is written, which knows the command and the data where the command line gave them.
+        options: further arguments of the call; those that are None or False are left out of its text.
+    """
+    task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
+    command, data = ("", "") if folder is None else (folder.command, folder.data)
+    model = type(task.model).__name__
+    promise = {name: getattr(algorithm, name) for name in ("clip", "noise_multiplier", "target_epsilon", "adjacency")}
+    usual = {"noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one", "clip": math.inf}
+    what = call_text(algorithm.name, {name: value for name, value in promise.items() if value != usual[name]})
+    how = {"local": task.local, "rounds": described.rounds, **options}
+    named = [
+        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
+    ]
+    call = f"train({', '.join([model, type(clients).__name__, what, *named])})"
+    return RunFacts(
+        run=open_run.name,
+        algorithm=algorithm.name,
+        data=data or f"a {type(clients).__name__} from Python",
+        model=model,
+        clients=simulation.population,
+        parameters=task.layout.dimension,
+        rounds=described.rounds,
+        delta=algorithm.delta,
+        secure=described.secure,
+        command=command or call,
+        trainer="" if described.secure else simulation.trainer.name,
     )

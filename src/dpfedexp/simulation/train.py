@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
+from dpfedexp.accounting.statements.promise import Source
 from dpfedexp.advice.commentary import Commentary
 from dpfedexp.advice.message import Advice
 from dpfedexp.advice.plan import Plan
@@ -27,16 +28,18 @@ from dpfedexp.mechanisms import Secure
 from dpfedexp.participation import Participation
 from dpfedexp.runs.checkpoints.checkpoint import Checkpoint
 from dpfedexp.runs.file_names import METRICS
+from dpfedexp.runs.folder import RunFolder
 from dpfedexp.runs.open_run import OpenRun, find
 from dpfedexp.runs.outlets import recorded
 from dpfedexp.runs.run import Run
+from dpfedexp.runs.stopping import Interrupted, OnRound, Stop, callbacks_of, finished, heard, resumed
 from dpfedexp.simulation.evaluate import evaluation_of, metrics_of
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.ranks import Team, world
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.self_rate import probed
-from dpfedexp.simulation.settings import description_of
+from dpfedexp.simulation.settings import description_of, facts_of
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.task import Clients
@@ -50,8 +53,8 @@ ELSEWHERE = {
     "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
     "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
     "federation": "clients",
-    "folder": "checkpoint",
-    "out": "checkpoint",
+    "folder": "out",
+    "callbacks": "on_round=[…], functions of one record",
 }
 """What people give to `train` itself, and where it belongs."""
 DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
@@ -77,12 +80,13 @@ def train(
     evaluate_every: int = 1,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
+    out: Path | str | RunFolder | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
     secure: Secure = False,
     diagnostics: bool = False,
     progress: bool = True,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: OnRound | Sequence[OnRound] | None = None,
     on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Train a model over clients with a differentially private algorithm, simulated on this machine.
@@ -111,19 +115,24 @@ def train(
         budget: stop before the round that would take ε (at the algorithm's δ) above this.
         ledger: a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs that
             name the same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
-        checkpoint: a folder that gets a checkpoint after every round. What must be remembered of the clients goes to a private
-            folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
-        resume: go on from the checkpoint that is in that folder. The run ends like one that was never interrupted, bit for bit on
-            the same device.
+        out: a new folder that gets what `dpfedexp train` writes: model, metrics, ledger, privacy statement, the call, and a
+            checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load` read it.
+        checkpoint: a folder that gets only the ledger and a checkpoint after every round. With it or with `out`, what must be
+            remembered of the clients goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
+        resume: go on from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
+            on the same device.
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         progress: show a progress bar.
-        on_round: called with every round's record once the round is complete.
+        on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
+            returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. See
+            `EarlyStopping` and `dpfedexp.sinks`.
         on_advice: called with what there is to say about the run, before it and while it goes on (docs/advice.md); by default what
             is a warning becomes an `AdviceWarning`. `Run.advice` holds all of it.
 
     Returns:
-        The trained model, the history, the privacy statement and the ledger (`Run`).
+        The trained model, the history, the privacy statement and the ledger (`Run`). A KeyboardInterrupt loses nothing either: it
+        comes as `Interrupted`, a KeyboardInterrupt whose `run` holds the rounds that were complete.
 
     Example:
         >>> import torch
@@ -136,7 +145,7 @@ def train(
         3
     """
     execution = execution_on(device, execution)
-    require(on_round is None or callable(on_round), f"on_round is {on_round!r}; it must be a function of one record.")
+    callbacks = callbacks_of(on_round)
     require(
         on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
     )
@@ -152,7 +161,9 @@ def train(
     team = Team.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
+        run_folder = None if follows else _run_folder(out, checkpoint, resume)
         folder = None if checkpoint is None or follows else Path(checkpoint)
+        folder = folder if run_folder is None else run_folder.path
         last = None if follows else find(folder, resume)
         simulation, note = prepare(
             model,
@@ -183,29 +194,79 @@ def train(
             simulation = replace(simulation, team=team, run=open_run.name)
             commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
+            facts = facts_of(
+                simulation, open_run, clients, run_folder, {"seed": seed, "secure": secure, "budget": budget}
+            )
+            if run_folder is not None:
+                run_folder.begin(facts)
 
-            def completed(record: dict[str, Any]) -> None:
-                if on_round is not None:
-                    on_round(record)
+            def completed(record: dict[str, Any]) -> Stop | None:
+                if run_folder is not None:
+                    run_folder.record(record)
+                stop = heard(callbacks, record)
                 bar.update(record)
                 commentary.after(record, open_run.state.w)
+                return stop
+
+            def made(end: End) -> Run:
+                reported = open_run.state.reported.cpu()
+                return Run(
+                    _with_parameters(model, simulation, reported),
+                    open_run.history,
+                    _statement(simulation, open_run, end),
+                    open_run.ledger,
+                    simulation.trainer.name,
+                    end.reason,
+                    tuple(commentary.advice),
+                    facts,
+                )
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
-            stopped = _rounds(simulation, open_run, model, measure, evaluate_every, limit, completed)
+            try:
+                end = End.of(resumed(callbacks, open_run.history)) or _rounds(
+                    simulation, open_run, model, measure, evaluate_every, limit, completed
+                )
+            except KeyboardInterrupt:
+                if run_folder is not None:
+                    run_folder.close()
+                raise Interrupted(_interrupted(open_run), made(End("somebody interrupted it.", "hand"))) from None
             commentary.end(open_run.state.w)
-        statement = _statement(simulation, open_run, stopped)
+        run = made(end)
         if team is not None:
-            team.dismiss((open_run.state.reported.cpu(), open_run.history, statement, stopped))
-        trained = _with_parameters(model, simulation, open_run.state.reported.cpu())
-        return Run(
-            trained,
-            open_run.history,
-            statement,
-            open_run.ledger,
-            simulation.trainer.name,
-            stopped,
-            tuple(commentary.advice),
-        )
+            team.dismiss((open_run.state.reported.cpu(), run.history, run.privacy, run.stopped))
+        if run_folder is not None:
+            run_folder.finish(run)
+        finished(callbacks, run)
+        return run
+
+
+@dataclass(frozen=True)
+class End:
+    """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
+
+    reason: str | None = None
+    decided: Source | Literal["hand", ""] = ""
+
+    @staticmethod
+    def of(stop: Stop | None) -> End | None:
+        return None if stop is None else End(stop.reason, stop.source)
+
+
+def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
+    if out is None or isinstance(out, RunFolder):
+        return out
+    require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a new folder.")
+    require(
+        checkpoint is None or Path(checkpoint).resolve() == Path(out).resolve(),
+        f"out is {str(out)!r} and checkpoint is {str(checkpoint)!r}; out holds the checkpoint too, so leave checkpoint out.",
+    )
+    return RunFolder(out, resume=resume)
+
+
+def _interrupted(open_run: OpenRun) -> str:
+    done, planned = open_run.state.round, open_run.description.rounds
+    sentence = f"interrupted after {done} of {planned} rounds; this exception's `run` holds them"
+    return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
 
 
 def _plan(simulation: Simulation, rounds: int) -> Plan:
@@ -247,34 +308,40 @@ def _rounds(
     evaluate: Evaluate | None,
     evaluate_every: int,
     budget: Budget | None,
-    completed: Callable[[dict[str, Any]], None],
-) -> str | None:
-    """All the rounds that are left. Returns why the run stopped early, None if it did not."""
+    completed: Callable[[dict[str, Any]], Stop | None],
+) -> End:
+    """All the rounds that are left."""
     rounds, delta = open_run.description.rounds, simulation.algorithm.delta
     try:
         open_run.before_rounds(probed(simulation, open_run.state, open_run.ledger, budget))
     except BudgetExceeded as reason:
         open_run.stop()
-        return str(reason)
+        return End(str(reason))
     for number in range(open_run.state.round + 1, rounds + 1):
         try:
             state, result = simulation.step(open_run.state, open_run.ledger, budget)
         except BudgetExceeded as reason:
             open_run.stop()
-            return str(reason)
+            return End(str(reason))
         metrics = {}
         if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
             metrics = metrics_of(model, simulation, state, evaluate)
         record = describe(result, open_run.ledger.guarantee(delta).epsilon, metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)
-        completed(record)
-    return None
+        end = End.of(completed(record))
+        # After the last round there is nothing left to stop.
+        if end is not None and number < rounds:
+            open_run.stop()
+            return end
+    return End()
 
 
-def _statement(simulation: Simulation, open_run: OpenRun, stopped: str | None) -> PrivacyStatement:
+def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacyStatement:
     algorithm, charges = simulation.algorithm, open_run.ledger.charges()
-    missing = open_run.description.rounds - open_run.state.round
+    # An interrupt may come between the charge and the release.
+    charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
+    missing = open_run.description.rounds - max(open_run.state.round, len(charged))
     return PrivacyStatement.from_charges(
         charges,
         algorithm.delta,
@@ -282,10 +349,11 @@ def _statement(simulation: Simulation, open_run: OpenRun, stopped: str | None) -
         clients=simulation.population,
         simulated=simulation.system is None,
         # The rounds that are missing, on top of everything in the ledger: other runs may share it.
-        planned=[*charges, (simulation.event, missing)] if stopped else None,
+        planned=[*charges, (simulation.event, missing)] if end.reason else None,
         not_covered=[DIAGNOSTICS] if simulation.diagnostics and algorithm.private else [],
         # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
         reporting=0 if algorithm.scaffold == "report" else None,
+        stopping=end.decided,
     )
 
 

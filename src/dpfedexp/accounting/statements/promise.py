@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
 METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
+Source = Literal["private", "public", "test", "unknown"]
+"""What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
+server's own test data, or something that the run does not know."""
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
@@ -41,6 +45,7 @@ class Promise:
             in every round; None, with the reason beside it, where there is no such figure.
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
         chosen: what `fit` chose, in words; empty where everything was given.
+        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
     """
 
     algorithm: str
@@ -73,3 +78,4 @@ class Promise:
     no_models_only: str = ""
     votes: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    stopping: Source | Literal["hand", ""] = ""

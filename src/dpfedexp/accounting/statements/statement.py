@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent
-from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, View
+from dpfedexp.accounting.statements.notebook import statement_html, summary
+from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, Source, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
 from dpfedexp.arguments import checked
@@ -43,6 +44,7 @@ class PrivacyStatement(Promise):
         not_covered: Sequence[str] = (),
         reporting: int | None = None,
         no_other_adjacency: str = "",
+        stopping: Source | Literal["hand", ""] = "",
     ) -> PrivacyStatement:
         """The statement for what was charged.
 
@@ -57,6 +59,7 @@ class PrivacyStatement(Promise):
             reporting: in a local run, how many clients at least report in every round, each from its own data and the released
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
+            stopping: what decided that the run ended before its last planned round, where somebody decided it.
         """
         charges = [(event, n) for event, n in charges if n]
         total = compose(charges, delta)
@@ -96,6 +99,7 @@ class PrivacyStatement(Promise):
             models_only=readers,
             no_models_only=no_readers,
             votes=_votes(charges),
+            stopping=stopping,
             **_plan(planned, delta),
         )
 
@@ -110,6 +114,12 @@ class PrivacyStatement(Promise):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"<PrivacyStatement: {summary(self)}; print it to read all of it>"
+
+    def _repr_html_(self) -> str:
+        return statement_html(self)
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""

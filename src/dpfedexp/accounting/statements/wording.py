@@ -47,6 +47,20 @@ _VERDICT = {
     ),
 }
 
+_STOPPING = {
+    "private": "When to stop was decided by values that were released with noise; the figures include what those cost.",
+    "public": "When to stop was decided by a measurement of the released models on public data.",
+    "test": (
+        "When to stop was decided by a measurement of the released models on the server's own test data: the figures do not cover "
+        "whoever those data are about."
+    ),
+    "unknown": (
+        "When to stop was decided by the caller's own function: the figures hold only if it looked at nothing but public "
+        "numbers and what was released."
+    ),
+    "hand": "Somebody interrupted it.",
+}
+
 _SIMULATION = (
     "This was a simulation: its noise came from a seed, so that the run can be repeated, and whoever knows the seed can "
     "take the noise away again. The figures hold for the same algorithm when it runs with secure noise."
@@ -69,6 +83,7 @@ def statement_text(s: Promise) -> str:
         f"probability delta = {n['delta']}. Smaller is better. Epsilon is:",
         _table(s, n),
         _total(s, n),
+        *_stopping(s, n),
         *_votes(s),
         *_chosen(s),
         _changes(s),
@@ -194,6 +209,23 @@ def _votes(s: Promise) -> list[str]:
         "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
         f"{named}. Each has noise of its own, and the figures cover all of them together."
     ]
+
+
+def _stopping(s: Promise, n: dict[str, str]) -> list[str]:
+    """An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells."""
+    if not s.stopping:
+        return []
+    planned = n.get("planned_rounds", n["rounds"])
+    sentence = (
+        f"Stopped early: {n['rounds']} of {planned} planned rounds ran, and the figures are computed for those that ran. "
+        f"{_STOPPING[s.stopping]}"
+    )
+    if s.planned_epsilon_total is not None:
+        sentence += (
+            " Where a run ends may itself tell something about the clients; the figure that holds however it was decided is "
+            f"that of the whole plan, epsilon = {n['planned_epsilon_total']}."
+        )
+    return [sentence]
 
 
 def _chosen(s: Promise) -> list[str]:

@@ -52,11 +52,11 @@ def standard_error(values: Sequence[float]) -> float:
 def number(x: float, problem: Problem) -> str:
     if not math.isfinite(x):
         return "diverged"
-    return f"{x:.2f}" if problem.higher_is_better else f"{x:.4f}" if x < 100 else f"{x:.2g}"
+    return f"{x:.2f}" if problem.higher_is_better else f"{x:z.4f}" if x < 100 else f"{x:.2g}"
 
 
 def small(x: float, problem: Problem) -> str:
-    return f"{x:.2f}" if problem.higher_is_better else f"{x:.4f}" if x < 100 else f"{x:.1g}"
+    return f"{x:.2f}" if problem.higher_is_better else f"{x:z.4f}" if x < 100 else f"{x:.1g}"
 
 
 def values(runs: Sequence[SuiteRun], lookup: Lookup) -> tuple[float, ...]:
