@@ -18,7 +18,9 @@ from dpfedexp.errors import InputError
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_per_example
+from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import Watch
+from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
 from dpfedexp.trainers.precision import Precision, low
 
 
@@ -57,7 +59,9 @@ class Task:
     def apart(self) -> Task:
         """The same task with a module of its own, for a thread of its own."""
         self.copies.append(copy.deepcopy(self.model))
-        return replace(self, model=self.copies[-1])
+        twin = replace(self, model=self.copies[-1])
+        vars(twin)["habits"] = self.habits
+        return twin
 
     def check_state(self) -> None:
         """Nothing but parameters may leave a round: raises `InputError` if a module that trained has kept anything."""
@@ -65,12 +69,28 @@ class Task:
             for module in (self.model, *self.copies):
                 self.watch.check(module)
 
-    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        """One loss per example of one client, in float32."""
+    def losses(self, params: Params, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
+        """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = {name: value.bfloat16() for name, value in params.items()}
-        outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
-        return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+        with drawing(key, attends=self.habits.attends):
+            outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
+            return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+
+    @cached_property
+    def habits(self) -> Habits:
+        """Whether the module draws, and whether it attends, as seen on rows of zeros: no client's values decide."""
+        with torch.random.fork_rng(devices=[]):
+            x, _ = pair_of_clients(self)
+        return habits(copy.deepcopy(self.model), torch.zeros_like(x[0]))
+
+    def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
+        """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
+        if not self.habits.draws:
+            return None
+        if streams is None:
+            raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
+        return client_keys(streams, round, clients, self.device)
 
     @cached_property
     def tied(self) -> bool:
