@@ -47,6 +47,7 @@ class Loop:
         """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
         keys = self.task.keys(self.streams, round, clients)
+        rates = self.task.rates(rates, round, len(clients))
         with arithmetic(self.task.precision, self.task.device):
             for row in range(len(clients)):
                 at = slice(row, row + 1)

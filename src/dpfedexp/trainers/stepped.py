@@ -98,6 +98,7 @@ class Steps:
         rates: Tensor | None = None,
     ) -> Tensor:
         uneven = schedule.uneven
+        rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))

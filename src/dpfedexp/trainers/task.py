@@ -92,6 +92,12 @@ class Task:
             raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
         return client_keys(streams, round, clients, self.device)
 
+    def rates(self, given: Tensor | None, round: int, count: int) -> Tensor | None:
+        """η_l of each of `count` clients where it is not the optimiser's own number: as given, or by the schedule over rounds."""
+        if given is not None or self.local.schedule is None:
+            return given
+        return torch.full((count,), self.local.in_round(round).rate, device=self.device)
+
     @cached_property
     def tied(self) -> bool:
         """Whether two layers share a parameter. torch's own tying leaves the module broken where one layer is merely used twice."""

@@ -84,6 +84,7 @@ class Vectorised:
         batch_of = batches(self.task, clients, schedule)
         stepper = Stepper(ByVmap(self.gradients), self.task.layout, self.task.local, in_place=False)
         keys = self.task.keys(self.streams, round, clients)
+        rates = self.task.rates(rates, round, len(clients))
         stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven, rates=rates, keys=keys)
         with arithmetic(self.task.precision, self.task.device):
             for step in range(schedule.longest):
