@@ -57,8 +57,9 @@ class Task:
     rated: bool = False
 
     def apart(self) -> Task:
-        """The same task with a module of its own, for a thread of its own."""
-        self.copies.append(copy.deepcopy(self.model))
+        """The same task with a module of its own, for a thread of its own; frozen parameters are held once."""
+        frozen: dict[int, object] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        self.copies.append(copy.deepcopy(self.model, frozen))
         twin = replace(self, model=self.copies[-1])
         vars(twin)["habits"] = self.habits
         return twin

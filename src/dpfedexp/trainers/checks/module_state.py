@@ -186,7 +186,8 @@ def _refusal(model: nn.Module, name: str) -> InputError:
     held = name.removeprefix("len(").removesuffix(")").removeprefix(f"{owner}." if owner else "")
     if getattr(part, "track_running_stats", False) or isinstance(part, nn.modules.batchnorm._NormBase):
         remedy = (
-            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), or use GroupNorm"
+            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), freeze all such layers with model.eval(), "
+            "or use GroupNorm"
             if owner
             else "Use GroupNorm instead"
         )
