@@ -10,6 +10,7 @@ _HOMES = {
     "Generated": "generated",
     "ImageData": "mnist",
     "Standardise": "mnist",
+    "StructuredFederation": "structured",
     "SyntheticProblem": "synthetic",
     "cast_inputs": "arrays",
     "cast_targets": "arrays",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dpfedexp.data.mnist import load_mnist as load_mnist
     from dpfedexp.data.mnist import mnist_federation as mnist_federation
     from dpfedexp.data.partition import Assignment as Assignment
+    from dpfedexp.data.structured import StructuredFederation as StructuredFederation
     from dpfedexp.data.synthetic import SyntheticProblem as SyntheticProblem
     from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
     from dpfedexp.data.synthetic import synthetic_regression_stream as synthetic_regression_stream

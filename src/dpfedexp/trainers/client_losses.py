@@ -11,6 +11,7 @@ from torch.func import vmap
 from dpfedexp.batches import Batching, Schedule
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.forward.inputs import Inputs, each
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.task import Task, Trainer
@@ -44,7 +45,7 @@ class ClientLosses:
         self.alone = apart or isinstance(trainer, Loop)
         self.together = vmap(self._one)
 
-    def _one(self, params: Params, x: Tensor, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
+    def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
@@ -86,4 +87,5 @@ class ClientLosses:
             x, y = self.task.clients.gather(clients[at], positions[at], device)
             weight = weights[row].to(device)
             real = weight > 0
-            return self._one(own, x[0][real], y[0][real], weight[real], None if keys is None else keys[row])
+            mine = each(lambda value: value[0][real], x)
+            return self._one(own, mine, y[0][real], weight[real], None if keys is None else keys[row])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpfedexp.batches import Schedule
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.forward.inputs import Inputs, each
 from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.stepping import INPUT, KEYS, Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches
@@ -87,16 +88,17 @@ class ByAutograd:
 
     task: Task
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         real = weights[0] > 0
         leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
         key = fixed[KEYS][0] if KEYS in fixed else None
-        losses = self.task.losses(leaves, fixed[INPUT][0][real], targets[0][real], key)
+        own = each(lambda value: value[0][real], fixed[INPUT])
+        losses = self.task.losses(leaves, own, targets[0][real], key)
         grads = torch.autograd.grad((losses * weights[0][real]).sum(), list(leaves.values()), allow_unused=True)
         for (name, value), gradient in zip(leaves.items(), grads, strict=True):
             take(name, torch.zeros_like(value)[None] if gradient is None else gradient[None])

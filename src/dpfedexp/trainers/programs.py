@@ -52,6 +52,8 @@ def _check(task: Task, program: Program) -> None:
     clients, plan = sample(task, 2)
     positions, weights = plan.batch(0)
     x, y = task.clients.gather(clients, positions, task.device)
+    if not isinstance(x, Tensor):
+        raise Unsupported("a module with several inputs")
     w = task.layout.read(task.model).float().to(task.device)
     params = task.layout.unflatten(w.expand(len(clients), -1))
     weights = weights.to(task.device)

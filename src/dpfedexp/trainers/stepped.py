@@ -13,6 +13,7 @@ from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program
+from dpfedexp.trainers.forward.inputs import Inputs
 from dpfedexp.trainers.precision import Precision, arithmetic, low
 from dpfedexp.trainers.stepping import (
     INPUT,
@@ -37,11 +38,11 @@ class ByProgram:
     objective: Objective
     precision: Precision = "fp32"
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return self.program.prepare(low(x, self.precision))
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         used = params if self.precision != "bf16" else {name: p.bfloat16() for name, p in params.items()}
         self.program.descend(used, fixed, targets, weights, self.objective, take)
@@ -53,11 +54,11 @@ class ByVmap:
 
     gradients: Callable[..., Params]
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         keys = (fixed[KEYS],) if KEYS in fixed else ()
         for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights, *keys).items():

@@ -13,6 +13,7 @@ from torch import Tensor
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
 from dpfedexp.trainers.forward.draws import step_keys
+from dpfedexp.trainers.forward.inputs import Inputs, each, leaves
 
 Take = Callable[[str, Tensor], None]
 INPUT = 0
@@ -24,12 +25,12 @@ KEYS = -1
 class Core(Protocol):
     """Gradients of a tile, however they are computed."""
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         """What depends on the data alone."""
         ...
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         """Hands every parameter's gradient to `take`, after which the parameter may change."""
         ...
@@ -39,12 +40,12 @@ class Core(Protocol):
 class Batch:
     """Data of one step: what the core has prepared, targets [n, s, …] and weights [n, s]."""
 
-    fixed: dict[int, Tensor]
+    fixed: dict[int, Inputs]
     targets: Tensor
     weights: Tensor
 
     def tensors(self) -> list[Tensor]:
-        return [*self.fixed.values(), self.targets, self.weights]
+        return [*(leaf for value in self.fixed.values() for leaf in leaves(value)), self.targets, self.weights]
 
 
 @dataclass
@@ -238,7 +239,9 @@ class Recording:
     def step(self, batch: Batch) -> None:
         if self.batch is None or self.replay is None:
             self.batch = mine = Batch(
-                {i: v.clone() for i, v in batch.fixed.items()}, batch.targets.clone(), batch.weights.clone()
+                {i: each(torch.clone, value) for i, value in batch.fixed.items()},
+                batch.targets.clone(),
+                batch.weights.clone(),
             )
             self.replay = self.capture(lambda: self.inner.step(mine))
             # Recording takes steps, and this is the first one of the round.

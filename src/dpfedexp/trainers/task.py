@@ -21,6 +21,7 @@ from dpfedexp.losses import Loss, check_per_example
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import Watch
 from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
+from dpfedexp.trainers.forward.inputs import Inputs, arguments, call, each, in_float, shape_of
 from dpfedexp.trainers.precision import Precision, low
 
 
@@ -34,7 +35,7 @@ class Clients(Protocol):
 
     def gather(
         self, clients: Tensor, positions: Tensor, device: torch.device | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Inputs, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,21 @@ class Task:
             for module in (self.model, *self.copies):
                 self.watch.check(module)
 
-    def losses(self, params: Params, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
+    def losses(self, params: Params, x: Inputs, y: Tensor, key: Tensor | None = None) -> Tensor:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = {name: value.bfloat16() for name, value in params.items()}
         with drawing(key, attends=self.habits.attends):
-            outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
-            return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+            given = arguments(each(lambda value: low(value, self.precision), x))
+            outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
+            return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
 
     @cached_property
     def habits(self) -> Habits:
         """Whether the module draws, and whether it attends, as seen on rows of zeros: no client's values decide."""
         with torch.random.fork_rng(devices=[]):
             x, _ = pair_of_clients(self)
-        return habits(copy.deepcopy(self.model), torch.zeros_like(x[0]))
+        return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
 
     def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
         """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
@@ -128,10 +130,10 @@ class Trainer(Protocol):
     ) -> Tensor: ...
 
 
-def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
+def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
 
-    def gather(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
         positions, weights = schedule.batch(step)
         x, y = task.clients.gather(clients, positions, task.device)
         return x, y, weights.to(task.device)
@@ -142,7 +144,7 @@ def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], 
     return lambda step: constant
 
 
-def pair_of_clients(task: Task) -> tuple[Tensor, Tensor]:
+def pair_of_clients(task: Task) -> tuple[Inputs, Tensor]:
     """One row each of two clients that hold data, twice: some layers take no batch of one."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
@@ -152,21 +154,22 @@ def pair_of_clients(task: Task) -> tuple[Tensor, Tensor]:
 def check_task(task: Task) -> None:
     """Model, data and loss fit each other, so that a failure shows before the first round."""
     x, y = pair_of_clients(task)
+    own = each(lambda value: value[0], x)
     with torch.no_grad():
         try:
-            outputs = copy.deepcopy(task.model).eval()(x[0])
+            outputs = call(copy.deepcopy(task.model).eval(), own)
         except Exception as error:
             raise InputError(
-                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {first_line(error)}"
+                f"the model can't be applied to a batch of inputs of shape {shape_of(own)}: {first_line(error)}"
             ) from error
         try:
             losses = task.loss(outputs, y[0])
         except Exception as error:
             raise InputError(
-                f"the loss can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"the loss can't be applied to outputs of shape {shape_of(outputs)} and targets of shape "
                 f"{tuple(y[0].shape)} ({y.dtype}): {first_line(error)}"
             ) from error
-        check_per_example(losses, len(x[0]))
+        check_per_example(losses, len(y[0]))
 
 
 def first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 from dpfedexp.batches import Schedule
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.forward.inputs import Inputs, leaves
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.stepped import ByVmap
@@ -40,9 +41,10 @@ class Recorded:
         self.uses: Counter[tuple[object, ...]] = Counter()
         self.recordings: dict[tuple[object, ...], Gradients] = {}
 
-    def __call__(self, params: Params, x: Tensor, y: Tensor, weights: Tensor, *keys: Tensor) -> Params:
+    def __call__(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *keys: Tensor) -> Params:
         # A recording keeps `view`s that hold for one memory layout only; the first step's parameters are an expanded vector.
-        key = (x.shape, y.shape, x.stride(), *(value.stride() for value in params.values()))
+        held = [*leaves(x), *params.values()]
+        key = (y.shape, *(part.shape for part in held), *(part.stride() for part in held))
         if key in self.recordings:
             return self.recordings[key](params, x, y, weights, *keys)
         self.uses[key] += 1
@@ -67,7 +69,7 @@ class Vectorised:
     def __init__(self, task: Task, record: bool = True, streams: Streams | None = None) -> None:
         self.task, self.streams = task, streams
 
-        def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
+        def loss(params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
             return (task.losses(params, x, y, *key) * weights).sum()
 
         self.gradients = Recorded(vmap(grad(loss)), keep=32 if record else 0)

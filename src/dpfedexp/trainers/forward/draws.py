@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from dpfedexp.errors import InputError
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
+from dpfedexp.trainers.forward.inputs import Inputs, call, leaves
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
@@ -262,12 +263,12 @@ class Habits:
     attends: bool
 
 
-def habits(module: nn.Module, x: Tensor) -> Habits:
+def habits(module: nn.Module, x: Inputs) -> Habits:
     """The habits of a module, from one pass in the mode that it trains in; both where it fails on these inputs."""
-    mode = Drawing(torch.zeros((), dtype=torch.int64, device=x.device))
+    mode = Drawing(torch.zeros((), dtype=torch.int64, device=leaves(x)[0].device))
     try:
         with torch.no_grad(), mode:
-            module(x)
+            call(module, x)
     except Exception:
         return Habits(True, True)
     return Habits(mode.calls > 0, mode.attended)
