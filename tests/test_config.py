@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedexp import InputError
+from dpfedexp import AdamW, CosineRate, InputError, Sgd
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config import Settings, load, parse, problem
 from dpfedexp.local import OPTIMISERS
@@ -84,8 +84,25 @@ def test_a_local_optimiser_with_settings_of_its_own_needs_a_line_in_the_registry
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             parse({"local": given | wrong})
-    with pytest.raises(InputError, match=r"local\.momentum is not a setting of 'sgd'"):
-        parse({"local": {"momentum": 0.5}})
+    with pytest.raises(InputError, match=r"local\.momentum is not a setting of 'adamw'"):
+        parse({"local": {"optimiser": "adamw", "momentum": 0.5}})
+
+
+def test_a_file_names_momentum_adamw_bounds_and_schedules():
+    given = {"lr": 0.2, "steps": 4, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "clip_gradient": 2.0}
+    settings = parse({"local": {**given, "schedule": {"kind": "cosine", "rounds": 9, "warm_up": 1}}})
+    assert settings.build_local() == Sgd(**given, schedule=CosineRate(rounds=9, warm_up=1))
+    assert parse(tomllib.loads(settings.to_toml())) == settings
+    assert parse({"local": {"optimiser": "adamw", "beta2": 0.99}}).build_local() == AdamW(lr=0.1, steps=10, beta2=0.99)
+    assert "momentum" not in parse({"local": {"lr": 0.1}}).to_toml(), "old configurations stay as they are"
+    for wrong, words in (
+        ("cosine", "local.schedule is 'cosine'; it must name its kind"),
+        ({"kind": "cosin"}, "local.schedule.kind is 'cosin', which does not exist. Did you mean 'cosine'?"),
+        ({"kind": "step", "evry": 2}, "local.schedule.evry is not a setting of 'step'. Did you mean 'every'?"),
+        ({"kind": "step", "every": 0}, "schedule every is 0"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            parse({"local": {"schedule": wrong}})
 
 
 @pytest.mark.parametrize(

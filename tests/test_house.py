@@ -15,7 +15,7 @@ ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
     {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
-    {"layout", "sums", "step_size"},
+    {"inputs", "layout", "sums", "step_size"},
     {"clipping", "noise", "accounting", "votes"},
     {"mechanisms"},
     {"batches", "evaluation", "local", "local_rate", "losses", "models", "participation", "server"},

@@ -76,7 +76,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_right_one_once(package, ty
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(AttributeError, match=r"Known: AdaptiveClip, Algorithm, .*train\."):
+    with pytest.raises(AttributeError, match=r"Known: AdamW, AdaptiveClip, Algorithm, .*train\."):
         dpfedexp.zzzzzz  # noqa: B018
 
 

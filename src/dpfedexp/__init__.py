@@ -11,9 +11,11 @@ from dpfedexp.lazy import lazy_names
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdamW": "local",
     "AdaptiveClip": "clipping",
     "Algorithm": "algorithms.algorithm",
     "BudgetExceeded": "errors",
+    "CosineRate": "local",
     "EarlyStopping": "runs.stopping",
     "Execution": "trainers.execution",
     "FedProx": "local",
@@ -23,9 +25,11 @@ _HOMES = {
     "InputError": "errors",
     "LocalOptimiser": "local",
     "Poisson": "participation",
+    "RateSchedule": "local",
     "Run": "runs.run",
     "ServerOptimiser": "server",
     "Sgd": "local",
+    "StepRate": "local",
     "Stop": "runs.stopping",
     "cdp_fedexp": "algorithms.cdp_fedexp",
     "dp_fedadam": "algorithms.dp_fedadam",
@@ -53,9 +57,13 @@ if TYPE_CHECKING:
     from dpfedexp.data.federation import Federation as Federation
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError
+    from dpfedexp.local import AdamW as AdamW
+    from dpfedexp.local import CosineRate as CosineRate
     from dpfedexp.local import FedProx as FedProx
     from dpfedexp.local import LocalOptimiser as LocalOptimiser
+    from dpfedexp.local import RateSchedule as RateSchedule
     from dpfedexp.local import Sgd as Sgd
+    from dpfedexp.local import StepRate as StepRate
     from dpfedexp.participation import FixedSize as FixedSize
     from dpfedexp.participation import Full as Full
     from dpfedexp.participation import Poisson as Poisson

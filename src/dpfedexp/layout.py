@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dpfedexp.errors import InputError
 
@@ -22,6 +23,13 @@ class Layout:
 
     @staticmethod
     def of(model: nn.Module) -> Layout:
+        """The layout of a module. Frozen parameters (requires_grad=False) are no part of it: nothing of them is sent."""
+        for name, parameter in model.named_parameters():
+            if is_lazy(parameter):
+                raise InputError(
+                    f"the parameter {name!r} of the model has no shape yet; run one batch through the model before training, "
+                    "such as model(inputs[:2])."
+                )
         trainable = [(name, p.shape) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameters; at least one must have requires_grad=True.")

@@ -14,11 +14,11 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, StepRate, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp.batches import schedule
 from dpfedexp.flower import DpFedExp, private_training, strategy_from, train_hosted, train_local
 from dpfedexp.flower import training as flower_training
-from dpfedexp.flower.messages import Request
+from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.local import OPTIMISERS
 from dpfedexp.models import linear_regression
 from dpfedexp.noise.streams import Streams
@@ -85,6 +85,22 @@ def test_what_cannot_be_trained_is_a_sentence_and_an_empty_client_learns_nothing
         train_local(model, torch.zeros(2, DIMENSION + 1), torch.zeros(2), local=local)
     with pytest.raises(InputError, match=r"correction has no '0\.weight'"):
         train_local(model, *federation().client(0), local=local, correction={})
+
+
+def test_a_scheduled_rate_asks_for_the_round():
+    local = Sgd(lr=0.4, steps=1, schedule=StepRate(every=1, factor=0.5))
+    with pytest.raises(InputError, match=r"train_local does not know the round; pass local=local_from"):
+        train_local(network(), *federation().client(0), local=local)
+    assert local.in_round(3) == Sgd(lr=0.1, steps=1)
+    model, clients = network(), federation()
+    content = {"arrays": ArrayRecord(model.state_dict()), REQUEST: message(0).content[REQUEST]}
+    asked = Message(RecordDict(content), dst_node_id=1, message_type="train")
+    asked.content[REQUEST]["round"] = 2
+    rows = [
+        torch.from_numpy(train_hosted(asked, model, clients, local=each).array_records["updates"]["rows"].numpy())
+        for each in (local, Sgd(lr=0.2, steps=1))
+    ]
+    torch.testing.assert_close(*rows, rtol=0, atol=1e-7)
 
 
 def test_batches_come_from_the_operating_system_unless_a_test_brings_its_own():
@@ -174,8 +190,13 @@ def template(tmp_path, monkeypatch):
         ("dp_fedavg", {"steps": 6, "batch_size": 2, "max_examples": 4}),
         ("dp_scaffold", {"steps": 4, "batch_size": 2}),
         ("dp_fedavg", {"optimiser": "heavy-ball", "steps": 4, "momentum": 0.7}),
+        ("dp_fedavg", {"optimiser": "adamw", "steps": 4, "clip_gradient": 0.5}),
+        (
+            "dp_fedavg",
+            {"steps": 4, "momentum": 0.5, "schedule.kind": "step", "schedule.every": 1, "schedule.factor": 0.3},
+        ),
     ],
-    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimiser of one's own"],
+    ids=["epochs, batch_size, proximal", "max_examples", "scaffold", "an optimiser of one's own", "adamw", "schedule"],
 )
 def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_section_says(
     algorithm, local, template, tmp_path, monkeypatch
@@ -200,12 +221,15 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     strategy.start(LoopbackGrid(app, 3, run_config=config), ArrayRecord(model.state_dict()), timeout=5)
     assert next(calls, None) is None
     make = {"dp_fedavg": dp_fedavg, "dp_scaffold": dp_scaffold}[algorithm]
-    given = {"lr": 0.02, **{name: value for name, value in local.items() if value is not None and name != "optimiser"}}
+    given = {"lr": 0.02, **{name: value for name, value in local.items() if value is not None and "." not in name}}
+    kind = OPTIMISERS[given.pop("optimiser", "sgd")]
+    if "schedule.kind" in local:
+        given["schedule"] = StepRate(every=1, factor=0.3)
     run = train(
         linear_regression(task.DIMENSION),
         federation(SIZES, task.DIMENSION),
         make(clip=0.5, noise_multiplier=ALMOST_NO_NOISE),
-        local=(HeavyBall if "optimiser" in local else Sgd)(**given),
+        local=kind(**given),
         rounds=3,
         progress=False,
         device="cpu",

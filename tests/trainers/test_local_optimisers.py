@@ -8,9 +8,23 @@ from functools import partial
 import pytest
 import torch
 
-from dpfedexp import Execution, Federation, InputError, LocalOptimiser, Sgd, dp_scaffold, fedavg, train
+import dpfedexp
+from dpfedexp import (
+    CosineRate,
+    Execution,
+    Federation,
+    InputError,
+    LocalOptimiser,
+    RateSchedule,
+    Sgd,
+    StepRate,
+    dp_scaffold,
+    fedavg,
+    train,
+)
 from dpfedexp.batches import schedule
 from dpfedexp.noise.streams import Streams
+from dpfedexp.runs.checkpoints.settings import flatten
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.stepped import ByVmap, Steps
@@ -33,6 +47,19 @@ OPTIMISERS = {
     ),
     "bounded": (Bounded(**SETTINGS), {"bound": 0.2}),
     "cosine": (Cosine(**SETTINGS), {}),
+    "sgd's momentum": (Sgd(**SETTINGS, momentum=0.9), {"optimiser": partial(torch.optim.SGD, momentum=0.9)}),
+    "sgd's nesterov with decay": (
+        Sgd(**SETTINGS, momentum=0.7, nesterov=True, weight_decay=0.2),
+        {"optimiser": partial(torch.optim.SGD, momentum=0.7, nesterov=True, weight_decay=0.2)},
+    ),
+    "sgd's decay": (Sgd(**SETTINGS, weight_decay=0.3), {"optimiser": partial(torch.optim.SGD, weight_decay=0.3)}),
+    # The floor eps is large so that a gradient's last bit does not decide which way a step goes.
+    "the library's adamw": (
+        dpfedexp.AdamW(**SETTINGS, beta2=0.98, eps=1e-3),
+        {"optimiser": partial(torch.optim.AdamW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
+    ),
+    "sgd's bound": (Sgd(**SETTINGS, clip_gradient=0.15), {"bound": 0.15}),
+    "schedule": (Sgd(**{**SETTINGS, "lr": 0.1}, schedule=StepRate(every=1, factor=0.3, warm_up=3)), {"lr": 0.1 / 3}),
 }
 
 
@@ -84,12 +111,11 @@ def expected(clients):
                 plain_update(
                     MODEL,
                     *clients.client(i),
-                    lr=local.lr,
                     steps=steps,
                     proximal=local.proximal,
                     correction=correction()[i],
                     batches=batches,
-                    **options,
+                    **{"lr": local.lr, **options},
                     **more,
                 )
             )
@@ -186,3 +212,98 @@ def test_what_an_optimiser_lacks_is_a_sentence(clients):
     with pytest.raises(InputError, match=r"LocalOptimiser does not say which way a step goes"):
         LocalOptimiser(lr=0.1, steps=1).direction(torch.zeros(1, 1), torch.zeros(1, 1), {}, None)
     assert Sgd(lr=0.1, steps=4).tau_eta_l(4) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("local", "optimiser"),
+    [
+        (Sgd(lr=0.05, steps=4, momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.SGD),
+        (dpfedexp.AdamW(lr=0.01, steps=4), torch.optim.AdamW),
+    ],
+    ids=["sgd", "adamw"],
+)
+def test_one_client_takes_torchs_steps_to_a_millionth(local, optimiser):
+    """A smooth loss of a few parameters, so that only the optimiser rounds: 1e-6 with torch's own defaults for AdamW."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(9, 3, generator=generator), torch.randn(9, 1, generator=generator)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1} if optimiser is torch.optim.SGD else {}
+    trained = train(model, Federation.from_clients([(x, y)]), fedavg(), local=local, rounds=1, progress=False).model
+    steps = optimiser(model.parameters(), lr=local.lr, **options)
+    for _ in range(4):
+        steps.zero_grad()
+        (0.5 * (model(x) - y).square().sum(1)).mean().backward()
+        steps.step()
+    for ours, theirs in zip(trained.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_schedules_rates_are_those_of_its_rounds(clients):
+    """Three rounds under a schedule are three runs of one round at its rates; 1e-6 for the model's float32 in between."""
+    schedule = CosineRate(rounds=4, floor=0.1, warm_up=1)
+    options = {"rounds": 1, "progress": False, "execution": Execution(device="cpu", trainer="vectorised")}
+    model = MODEL
+    for number in (1, 2, 3):
+        local = Sgd(lr=0.2 * schedule.share(number), steps=2)
+        model = train(model, clients, fedavg(), local=local, **options).model
+    local = Sgd(lr=0.2, steps=2, schedule=schedule)
+    together = train(MODEL, clients, fedavg(), local=local, **{**options, "rounds": 3}).model
+    for ours, theirs in zip(together.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_schedules_have_the_shares_that_they_say():
+    assert [RateSchedule(warm_up=4).share(t) for t in (1, 4, 9)] == [0.25, 1.0, 1.0]
+    assert [StepRate(every=3, factor=0.1, warm_up=2).share(t) for t in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.1]
+    cosine = CosineRate(rounds=10, floor=0.2)
+    torch.testing.assert_close(
+        torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "fast"])
+def test_a_bound_on_gradients_keeps_clients_apart_bit_for_bit(trainer, clients):
+    local = Sgd(lr=0.02, epochs=2, batch_size=2, max_examples=6, clip_gradient=0.1, momentum=0.9)
+    given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", trainer=trainer), "isolated": True}
+    simulation, _ = prepare(MODEL, clients, fedavg(), **given)
+    w, state = simulation.task.layout.read(MODEL).float(), simulation.begin()
+    rows = simulation.updates(state, w, torch.arange(len(SIZES)), 1)
+    for client in range(len(SIZES)):
+        assert torch.equal(simulation.updates(state, w, torch.tensor([client]), 1)[0], rows[client])
+
+
+def test_new_fields_at_their_defaults_leave_what_a_run_is_known_by():
+    """Checkpoints and ledgers of before know a run by these names; a field that came later shows where it is used."""
+    before = {"local": "Sgd", "local.lr": 0.1, "local.steps": 3, "local.epochs": None, "local.batch_size": None}
+    before |= {"local.proximal": 0.0, "local.max_examples": None}
+    assert flatten({"local": Sgd(lr=0.1, steps=3)}) == before
+    used = flatten({"local": Sgd(lr=0.1, steps=3, momentum=0.9, schedule=StepRate(every=2))})
+    more = {"local.momentum": 0.9, "local.schedule": "StepRate", "local.schedule.every": 2}
+    assert used == before | more | {"local.schedule.factor": 0.1, "local.schedule.warm_up": 0}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Sgd(lr=0.1, steps=1, momentum=1.0), r"local momentum is 1\.0; it must be a number from 0 and below 1"),
+        (lambda: Sgd(lr=0.1, steps=1, nesterov=True), "nesterov is True without momentum; give momentum too"),
+        (lambda: Sgd(lr=0.1, steps=1, weight_decay=-1.0), "weight_decay is -1"),
+        (lambda: Sgd(lr=0.1, steps=1, clip_gradient=0.0), "clip_gradient is 0"),
+        (lambda: Sgd(lr=0.1, steps=1, schedule="cosine"), "must be a schedule such as CosineRate"),
+        (lambda: Sgd(lr="auto", steps=1, schedule=CosineRate(rounds=3)), "a rate that sets itself has none"),
+        (lambda: dpfedexp.AdamW(lr=0.1, steps=1, beta1=1.0), "beta1 is 1"),
+        (lambda: dpfedexp.AdamW(lr=0.1, steps=1, eps=0.0), "eps is 0"),
+        (lambda: CosineRate(), "over how many rounds"),
+        (lambda: CosineRate(rounds=3, floor=2.0), "floor is 2"),
+        (lambda: StepRate(every=2, factor=0.0), "factor is 0"),
+        (lambda: RateSchedule(warm_up=-1), "warm_up is -1"),
+        (
+            lambda: Sgd(lr=0.1, steps=1, momentum=0.5).tau_eta_l(3),
+            "Sgd with momentum does not have; leave momentum out",
+        ),
+    ],
+)
+def test_a_setting_out_of_range_is_one_sentence(make, words):
+    with pytest.raises(InputError, match=words):
+        make()

@@ -20,7 +20,7 @@ from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config.sentences import clause, sentence
 from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.local import OPTIMISERS, LocalOptimiser
+from dpfedexp.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.losses import by_name
 from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
 from dpfedexp.trainers.execution import Execution
@@ -120,6 +120,9 @@ class LocalSettings(Section):
                 raise InputError(
                     f"local.{name} is not a setting of {self.optimiser!r}.{nearest(name, ['optimiser', *known])}"
                 )
+            if name == "schedule":
+                _schedule(value)
+                continue
             try:
                 TypeAdapter(known[name]).validate_python(value, strict=True)
             except ValidationError as error:
@@ -132,7 +135,25 @@ class LocalSettings(Section):
         given = self.model_dump(exclude={"optimiser"})
         if self.steps is None and self.epochs is None:
             given["steps"] = 10
+        if "schedule" in given:
+            given["schedule"] = _schedule(given["schedule"])
         return OPTIMISERS[self.optimiser](**given)
+
+
+def _schedule(value: Any) -> RateSchedule:
+    """The schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise InputError(
+            f'local.schedule is {value!r}; it must name its kind, such as {{kind = "cosine", rounds = 50}}.'
+        )
+    given = dict(value)
+    name = given.pop("kind")
+    if name not in SCHEDULES:
+        raise InputError(f"local.schedule.kind is {name!r}, which does not exist.{nearest(name, SCHEDULES)}")
+    known = [field.name for field in fields(SCHEDULES[name])]
+    for wrong in (key for key in given if key not in known):
+        raise InputError(f"local.schedule.{wrong} is not a setting of {name!r}.{nearest(wrong, known)}")
+    return SCHEDULES[name](**given)
 
 
 class ParticipationSettings(Section):

@@ -13,6 +13,7 @@ from dpfedexp.data import partition, structure
 from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_finite
 from dpfedexp.data.assignment import as_assignment
 from dpfedexp.errors import require
+from dpfedexp.inputs import each, leaves
 
 
 class ClientRows:
@@ -30,7 +31,7 @@ class ClientRows:
         finite: bool = True,
         names: Sequence[Hashable] | None = None,
     ) -> None:
-        self.inputs: Any = structure.each(lambda part: _compact(part, dtype), structure.as_inputs("inputs", inputs))
+        self.inputs: Any = each(lambda part: _compact(part, dtype), structure.as_inputs("inputs", inputs))
         self.targets = _compact(as_tensor("targets", targets), dtype)
         examples = structure.rows(self.inputs)
         require(examples > 0, "inputs is empty; a federation needs at least one row.")
@@ -39,7 +40,7 @@ class ClientRows:
             f"inputs has {examples} rows and targets has {len(self.targets)}; there must be one target per row.",
         )
         if finite:
-            for part in structure.parts(self.inputs):
+            for part in leaves(self.inputs):
                 check_finite("inputs", part)
             check_finite("targets", self.targets)
         split = as_assignment(assignment, examples)
@@ -80,9 +81,7 @@ class ClientRows:
         )
         flat = self.rows[(self.offsets[clients].unsqueeze(1) + positions).flatten()]
         inputs, targets = self._picked(flat, device)
-        return structure.each(lambda part: part.unflatten(0, positions.shape), inputs), targets.unflatten(
-            0, positions.shape
-        )
+        return each(lambda part: part.unflatten(0, positions.shape), inputs), targets.unflatten(0, positions.shape)
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All that one client holds, cast as in `gather`."""
@@ -92,11 +91,11 @@ class ClientRows:
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """Other data, such as a test set, cast and transformed as the clients' are."""
         inputs, targets = structure.as_inputs("inputs", inputs), as_tensor("targets", targets)
-        return self._cast(structure.each(lambda part: part.to(device), inputs), targets.to(device))
+        return self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
 
     def contents(self) -> Iterator[Tensor]:
         """Everything that decides which rows a client holds and what is in them, as it is stored."""
-        yield from (*structure.parts(self.inputs), self.targets, self.rows, self.offsets)
+        yield from (*leaves(self.inputs), self.targets, self.rows, self.offsets)
 
     def summary(self) -> dict[str, Any]:
         """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
@@ -119,9 +118,7 @@ class ClientRows:
     def __repr__(self) -> str:
         low, high = int(self.sizes.min()), int(self.sizes.max())
         each = f"{low}" if low == high else f"{low} to {high}"
-        shapes = [
-            f"{tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}" for part in structure.parts(self.inputs)
-        ]
+        shapes = [f"{tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}" for part in leaves(self.inputs)]
         return f"{type(self).__name__}({len(self)} clients, {each} rows each, inputs {' and '.join(shapes)})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,9 +127,7 @@ class ClientRows:
     def _picked(self, rows: Tensor, device: torch.device | str | None) -> tuple[Any, Tensor]:
         inputs, targets = self._on(device)
         rows = rows.to(targets.device, non_blocking=True)
-        return self._cast(
-            structure.each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows)
-        )
+        return self._cast(each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows))
 
     def _on(self, device: torch.device | str | None) -> tuple[Any, Tensor]:
         """The data on a device, in their compact type; copied there once."""
@@ -142,11 +137,11 @@ class ClientRows:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if device not in self._resident:
-            self._resident[device] = structure.each(lambda part: part.to(device), self.inputs), self.targets.to(device)
+            self._resident[device] = each(lambda part: part.to(device), self.inputs), self.targets.to(device)
         return self._resident[device]
 
     def _cast(self, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
-        inputs = structure.each(lambda part: cast_inputs(part, self.dtype), inputs)
+        inputs = each(lambda part: cast_inputs(part, self.dtype), inputs)
         return self.transform(inputs) if self.transform else inputs, cast_targets(targets, self.dtype)
 
 

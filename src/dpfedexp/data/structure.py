@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpfedexp.data.arrays import as_tensor
 from dpfedexp.errors import InputError, require
+from dpfedexp.inputs import leaves
 
 Value = TypeVar("Value")
 Numbered = list[tuple[int, Value]]
@@ -25,7 +26,7 @@ def as_inputs(field: str, values: Any) -> Any:
         inputs = tuple(as_tensor(f"{field}[{number}]", value) for number, value in enumerate(values))
     else:
         return as_tensor(field, values)
-    lengths = [len(part) for part in parts(inputs)]
+    lengths = [len(part) for part in leaves(inputs)]
     if len(set(lengths)) > 1:
         what = "dict" if isinstance(inputs, dict) else "tuple"
         raise InputError(
@@ -42,23 +43,9 @@ def is_several(values: Any) -> bool:
     return isinstance(values, Mapping)
 
 
-def each(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
-    """The same structure with the function applied to every tensor."""
-    if isinstance(inputs, dict):
-        return {name: function(part) for name, part in inputs.items()}
-    return tuple(map(function, inputs)) if isinstance(inputs, tuple) else function(inputs)
-
-
-def parts(inputs: Any) -> list[Tensor]:
-    """The tensors, in order."""
-    if isinstance(inputs, dict):
-        return list(inputs.values())
-    return list(inputs) if isinstance(inputs, tuple) else [inputs]
-
-
 def rows(inputs: Any) -> int:
     """How many examples there are."""
-    return len(parts(inputs)[0])
+    return len(leaves(inputs)[0])
 
 
 def join(concatenate: Callable[[str, Numbered[Tensor]], Tensor], field: str, pieces: Numbered[Any]) -> Any:
@@ -71,7 +58,7 @@ def join(concatenate: Callable[[str, Numbered[Tensor]], Tensor], field: str, pie
     """
     start, first = pieces[0]
     for number, piece in pieces:
-        alike = type(piece) is type(first) and len(parts(piece)) == len(parts(first))
+        alike = type(piece) is type(first) and len(leaves(piece)) == len(leaves(first))
         if not alike or (isinstance(first, dict) and piece.keys() != first.keys()):
             raise InputError(
                 f"clients[{number}] {field} is {_shape(piece)}, while that of clients[{start}] is {_shape(first)}; "

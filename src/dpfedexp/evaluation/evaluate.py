@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
 from dpfedexp.evaluation.measures import Measure, Metric, OwnMetrics, check_metrics, measures
+from dpfedexp.inputs import Inputs, call, each, leaves
 from dpfedexp.losses import Loss, reading_of, resolve
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -17,7 +18,7 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 
 @checked
 def on_test_set(
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     loss: str | Loss | None = None,
     batch: int = 2048,
@@ -31,7 +32,7 @@ def on_test_set(
     `test_rmse` and `test_r2`. What is not defined is not reported (docs/losses.md).
 
     Args:
-        inputs: of the test set.
+        inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
         targets: one per input.
         loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
         batch: rows that go through the model at a time.
@@ -48,9 +49,10 @@ def on_test_set(
         >>> {name: round(value, 3) for name, value in evaluate(nn.Flatten(0)).items()}
         {'test_loss': 0.333, 'test_mae': 0.333, 'test_rmse': 0.577, 'test_r2': 0.786, 'test_bias': -0.333}
     """
-    if len(inputs) != len(targets) or len(inputs) == 0:
+    rows = len(leaves(inputs)[0])
+    if rows != len(targets) or rows == 0:
         raise InputError(
-            f"the test set has {len(inputs)} inputs and {len(targets)} targets; it needs equally many, at least 1."
+            f"the test set has {rows} inputs and {len(targets)} targets; it needs equally many, at least 1."
         )
     check_metrics(metrics)
     per_example = resolve(loss, targets)
@@ -60,11 +62,13 @@ def on_test_set(
         taken: list[Measure] = []
         with torch.no_grad():
             for start in range(0, len(targets), batch):
-                x, y = inputs[start : start + batch], targets[start : start + batch]
-                outputs = model(x)
+                part = slice(start, start + batch)
+                y = targets[part]
+                outputs = call(model, _rows(inputs, part))
                 total += float(per_example(outputs, y).sum())
                 if start == 0:
-                    taken = measures(reading_of(per_example), outputs, targets)
+                    # Outputs of several parts are the loss's own business: nothing else is known of them.
+                    taken = measures(reading_of(per_example), outputs, targets) if isinstance(outputs, Tensor) else []
                     taken += [OwnMetrics(metrics)] if metrics else []
                 for measure in taken:
                     measure.add(outputs, y)
@@ -74,3 +78,7 @@ def on_test_set(
         return found
 
     return evaluate
+
+
+def _rows(inputs: Inputs, part: slice) -> Inputs:
+    return each(lambda value: value[part], inputs)

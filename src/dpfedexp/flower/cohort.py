@@ -18,7 +18,7 @@ from dpfedexp.errors import require
 from dpfedexp.flower.arrays import to_flat
 from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients
-from dpfedexp.flower.rate import check_rate
+from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss
 from dpfedexp.simulation.prepare import prepare
@@ -48,6 +48,7 @@ def train_hosted(
         "same number on the server and in the node's configuration.",
     )
     check_rate(local)
+    local = at_round(local, message)
     simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
     w = to_flat(message.content.array_records[MODEL], simulation.task.layout).float().to(simulation.task.device)
     state = simulation.begin()

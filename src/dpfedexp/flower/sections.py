@@ -40,6 +40,9 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
         section, dot, name = key.partition(".")
         if dot:
             tree.setdefault(section, {})[name] = value
+    for name in [name for name in tree.get("local", {}) if "." in name]:
+        table, _, key = name.partition(".")
+        tree["local"].setdefault(table, {})[key] = tree["local"].pop(name)
     try:
         federation = FederationSettings.model_validate(tree.get("federation", {}))
     except ValidationError as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flwr.app import Message
+
+from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
-from dpfedexp.flower.rate import check_rate
+from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.server.strategy import DpFedExp
 from dpfedexp.local import LocalOptimiser
@@ -32,18 +35,20 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     )
 
 
-def local_from(run_config: Mapping[str, Any]) -> LocalOptimiser:
+@checked
+def local_from(run_config: Mapping[str, Any], message: Message | None = None) -> LocalOptimiser:
     """The clients' optimiser that an app's configuration asks for, for the app's train function.
 
     Args:
         run_config: Flower's flattened configuration, with the section `local`.
+        message: the server's, which says the round; needed where the rate has a schedule.
 
     Returns:
         The optimiser, for `train_local` and `train_hosted`, or for a training loop of your own.
     """
     local = read_settings(run_config)[1].build_local()
     check_rate(local)
-    return local
+    return at_round(local, message)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

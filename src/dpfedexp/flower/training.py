@@ -60,6 +60,11 @@ def train_local(
     0.75
     """
     check_rate(local)
+    if local.schedule is not None:
+        raise InputError(
+            "local has a schedule, and train_local does not know the round; pass local=local_from(context.run_config, message), or "
+            "local.in_round(round)."
+        )
     if len(inputs) == 0:
         return
     client, layout = Federation.from_clients([(inputs, targets)]), Layout.of(model)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import shape_of
 
 IGNORED = -100
 """The label that torch leaves out unless it is told another."""
@@ -91,5 +92,5 @@ def over_counted(losses: Tensor, labels: Tensor, ignored: int) -> Tensor:
 def shape(value: Any) -> str:
     """A tensor's shape with b for its number of rows, as the other sentences write it; otherwise the kind of thing."""
     if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
+        return shape_of(value)
     return "(" + ", ".join(["b", *map(str, value.shape[1:])]) + (",)" if value.dim() == 1 else ")")

@@ -11,6 +11,7 @@ from torch import nn
 
 from dpfedexp.errors import InputError, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
+from dpfedexp.inputs import call, each, shape_of
 from dpfedexp.losses import check_labels, check_loss
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import Simulation
@@ -46,11 +47,11 @@ def evaluation_of(
     task = simulation.task
     inputs, targets = cast(test[0], test[1], task.device)
     measure = on_test_set(inputs, targets, task.loss, metrics=metrics)
-    shapes = f"inputs of shape {tuple(inputs.shape)} and targets of shape {tuple(targets.shape)}"
+    shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
     with torch.no_grad():
         try:
-            rows = torch.tensor([0, min(1, len(inputs) - 1)], device=inputs.device)
-            outputs = copy.deepcopy(task.model).eval()(inputs[rows])
+            rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
+            outputs = call(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
             check_loss(task.loss, outputs, targets[rows])
             check_labels("its targets", task.loss, outputs, targets)
         except Exception as error:

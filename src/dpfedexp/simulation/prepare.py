@@ -14,7 +14,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.probe import asked
 from dpfedexp.arguments import checked
-from dpfedexp.errors import is_count, require
+from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.local_rate import USUAL
@@ -160,6 +160,13 @@ def _trainer(
 
 def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
     """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
+    if isinstance(local, torch.optim.Optimizer):
+        kind, lr = type(local).__name__, local.defaults.get("lr", 0.1)
+        ours = "AdamW" if "Adam" in kind else "Sgd"
+        raise InputError(
+            f"local is torch's {kind}, which holds one model's parameters; every client needs an optimiser of its own: give "
+            f"local={ours}(lr={lr:g}, steps=10) of dpfedexp, with momentum or weight_decay where you want them."
+        )
     require(
         isinstance(secure, bool) or secure == "strict",
         f"secure is {secure!r}; it must be True, False or 'strict'.",
@@ -200,6 +207,13 @@ def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
 
 
 def _in_training(model: nn.Module) -> nn.Module:
-    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not."""
+    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not, but
+    for layers with running statistics: those of a pretrained network stay as they are."""
     module = copy.deepcopy(model)
-    return module if module.training else module.train()
+    if module.training:
+        return module
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
+            part.eval()
+    return module

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import Inputs, call, each, leaves
 from dpfedexp.memory import available_memory, total_memory
 from dpfedexp.trainers.task import Task
 
@@ -109,10 +110,12 @@ def footprint(task: Task) -> Footprint:
     holder = torch.nonzero(sizes > 0).flatten()[:1]
     x, _ = task.clients.gather(holder, torch.zeros((1, 2), dtype=torch.int64), task.device)
     moments = len(task.local.moment_names) + task.local.needs_all_gradients
-    return Footprint(rows, x[0, 0].numel(), _activations(task.model, x[0]), task.layout.dimension, moments)
+    inputs = sum(part[0, 0].numel() for part in leaves(x))
+    activations = _activations(task.model, each(lambda value: value[0], x))
+    return Footprint(rows, inputs, activations, task.layout.dimension, moments)
 
 
-def _activations(model: nn.Module, two: Tensor) -> int:
+def _activations(model: nn.Module, two: Inputs) -> int:
     """How many numbers the module's layers put out for one example; seen on two, because some layers take no batch of one."""
     probe = copy.deepcopy(model).eval()
     total = 0
@@ -124,7 +127,7 @@ def _activations(model: nn.Module, two: Tensor) -> int:
 
     hooks = [module.register_forward_hook(count) for module in probe.modules()]
     with torch.no_grad():
-        probe(two)
+        call(probe, two)
     for hook in hooks:
         hook.remove()
     return total // 2

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpfedexp.batches import Batching, Schedule
+from dpfedexp.inputs import Inputs, each
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
@@ -44,8 +45,8 @@ class ClientLosses:
         self.alone = apart or isinstance(trainer, Loop)
         self.together = vmap(self._one)
 
-    def _one(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return (self.task.losses(params, x, y) * weights).sum()
+    def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
+        return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
         """The losses at w + rows, [n], of which one that is not a number is infinite.
@@ -59,17 +60,25 @@ class ClientLosses:
         """
         task, (positions, weights) = self.task, plan.batch(0)
         params = task.layout.unflatten(w + rows)
+        keys = task.keys(self.streams, round, clients)
         with torch.no_grad(), arithmetic(task.precision, task.device):
             if self.alone:
-                each = [self._alone(params, positions, weights, n, clients, round) for n in range(len(rows))]
+                each = [self._alone(params, positions, weights, n, clients, round, keys) for n in range(len(rows))]
                 losses = torch.stack(each)
             else:
                 x, y = task.clients.gather(clients, positions, task.device)
-                losses = self.together(params, x, y, weights.to(task.device))
+                losses = self.together(params, x, y, weights.to(task.device), *([] if keys is None else [keys]))
         return torch.nan_to_num(losses, nan=torch.inf)
 
     def _alone(
-        self, params: Params, positions: Tensor, weights: Tensor, row: int, clients: Tensor, round: int
+        self,
+        params: Params,
+        positions: Tensor,
+        weights: Tensor,
+        row: int,
+        clients: Tensor,
+        round: int,
+        keys: Tensor | None,
     ) -> Tensor:
         """One client's. Whatever draws, the federation's transform or the module, draws from the client's own stream."""
         own, at, device = {name: value[row] for name, value in params.items()}, slice(row, row + 1), self.task.device
@@ -78,4 +87,5 @@ class ClientLosses:
             x, y = self.task.clients.gather(clients[at], positions[at], device)
             weight = weights[row].to(device)
             real = weight > 0
-            return self._one(own, x[0][real], y[0][real], weight[real])
+            mine = each(lambda value: value[0][real], x)
+            return self._one(own, mine, y[0][real], weight[real], None if keys is None else keys[row])

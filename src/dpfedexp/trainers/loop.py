@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dpfedexp.batches import Schedule
+from dpfedexp.inputs import Inputs, each
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.precision import arithmetic
-from dpfedexp.trainers.stepping import INPUT, Batch, Stepper, Take
+from dpfedexp.trainers.stepping import INPUT, KEYS, Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches
 
 
@@ -46,11 +47,13 @@ class Loop:
     ) -> Tensor:
         """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
+        keys = self.task.keys(self.streams, round, clients)
+        rates = self.task.rates(rates, round, len(clients))
         with arithmetic(self.task.precision, self.task.device):
             for row in range(len(clients)):
                 at = slice(row, row + 1)
-                own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
-                self._one(w, clients[at], schedule.part(at), round, own, out[at], rate)
+                own, rate, key = (None if rows is None else rows[at] for rows in (correction, rates, keys))
+                self._one(w, clients[at], schedule.part(at), round, own, out[at], rate, key)
         return out
 
     def _one(
@@ -62,16 +65,18 @@ class Loop:
         correction: Tensor | None,
         out: Tensor,
         rate: Tensor | None,
+        keys: Tensor | None,
     ) -> None:
         """The parameters of one client into `out` [1, d], where they live meanwhile."""
         task = self.task
         batch_of = batches(task, client, one)
         stepper = Stepper(ByAutograd(task), task.layout, task.local)
-        stepper.begin(w, one.steps, correction, uneven=False, into=out, rates=rate)
-        # A module that draws (dropout) takes its draws from the client's own stream, whatever ran before it.
+        stepper.begin(w, one.steps, correction, uneven=False, into=out, rates=rate, keys=keys)
+        # Whatever draws without a key, the federation's transform or a layer such as an LSTM with dropout, draws from the client's
+        # own stream, whatever ran before it.
         with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-            key = self.streams.at("module", round).generator(int(client)).integers(2**63)
-            torch.manual_seed(int(key))
+            seed = self.streams.at("module", round).generator(int(client)).integers(2**63)
+            torch.manual_seed(int(seed))
             for step in range(int(one.steps)):
                 x, y, weights = batch_of(step)
                 stepper.step(Batch({INPUT: x}, y, weights))
@@ -83,15 +88,17 @@ class ByAutograd:
 
     task: Task
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         real = weights[0] > 0
         leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
-        losses = self.task.losses(leaves, fixed[INPUT][0][real], targets[0][real])
+        key = fixed[KEYS][0] if KEYS in fixed else None
+        own = each(lambda value: value[0][real], fixed[INPUT])
+        losses = self.task.losses(leaves, own, targets[0][real], key)
         grads = torch.autograd.grad((losses * weights[0][real]).sum(), list(leaves.values()), allow_unused=True)
         for (name, value), gradient in zip(leaves.items(), grads, strict=True):
             take(name, torch.zeros_like(value)[None] if gradient is None else gradient[None])

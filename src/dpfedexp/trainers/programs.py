@@ -17,6 +17,7 @@ from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.stepped import ByProgram
+from dpfedexp.trainers.stepping import KEYS
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
 
@@ -51,14 +52,18 @@ def _check(task: Task, program: Program) -> None:
     clients, plan = sample(task, 2)
     positions, weights = plan.batch(0)
     x, y = task.clients.gather(clients, positions, task.device)
+    if not isinstance(x, Tensor):
+        raise Unsupported("a module with several inputs")
     w = task.layout.read(task.model).float().to(task.device)
     params = task.layout.unflatten(w.expand(len(clients), -1))
     weights = weights.to(task.device)
-    expected = Vectorised(task).gradients.program(params, x, y, weights)
+    keys = task.keys(Streams(0), 0, clients)
+    expected = Vectorised(task).gradients.program(params, x, y, weights, *([] if keys is None else [keys]))
     found: dict[str, Tensor] = {}
     with torch.no_grad():
         core = by_program(task, program)
-        core.descend(params, core.prepare(x), y, weights, found.__setitem__)
+        fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
+        core.descend(params, fixed, y, weights, found.__setitem__)
     # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
     tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
     for name, gradient in expected.items():

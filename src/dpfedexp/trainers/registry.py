@@ -60,7 +60,7 @@ def _fast(parts: Parts) -> Trainer:
     core = by_program(parts.task, parts.programs.plain)
     if not parts.on_cpu:
         return _recorded(parts, "fast", core)
-    steps = Steps(parts.task, "fast", core)
+    steps = Steps(parts.task, "fast", core, streams=parts.streams)
     return Parallel("fast", lambda: steps, parts.tile, fixed=parts.fixed)
 
 
@@ -73,9 +73,9 @@ def _recorded_vectorised(parts: Parts) -> Trainer:
 
 
 def _tiled_vectorised(parts: Parts) -> Trainer:
-    # vmap refuses a module that draws random numbers, so what it takes may run on several threads.
+    # A module draws from its clients' keys or not at all (vmap refuses the rest), so what vmap takes may run on several threads.
     def make() -> Trainer:
-        return Vectorised(parts.task.apart(), record=False)
+        return Vectorised(parts.task.apart(), record=False, streams=parts.streams)
 
     return Parallel("tiled-vectorised", make, parts.tile, fixed=parts.fixed)
 
@@ -85,11 +85,11 @@ def _tiled_loop(parts: Parts) -> Trainer:
 
 
 def _vectorised(parts: Parts) -> Trainer:
-    return Vectorised(parts.task, record=not parts.fixed)
+    return Vectorised(parts.task, record=not parts.fixed, streams=parts.streams)
 
 
 def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
-    return Steps(parts.task, name, core, record=True)
+    return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
 
 TRAINERS: dict[str, TrainerKind] = {

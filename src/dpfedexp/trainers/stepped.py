@@ -9,11 +9,24 @@ import torch
 from torch import Tensor
 
 from dpfedexp.batches import Schedule
+from dpfedexp.inputs import Inputs
 from dpfedexp.layout import Params
+from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.precision import Precision, arithmetic, low
-from dpfedexp.trainers.stepping import INPUT, Batch, Capture, Core, Recording, Recordings, Stepper, Take, cuda_graph
+from dpfedexp.trainers.stepping import (
+    INPUT,
+    KEYS,
+    Batch,
+    Capture,
+    Core,
+    Recording,
+    Recordings,
+    Stepper,
+    Take,
+    cuda_graph,
+)
 from dpfedexp.trainers.task import Task
 
 
@@ -25,11 +38,11 @@ class ByProgram:
     objective: Objective
     precision: Precision = "fp32"
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return self.program.prepare(low(x, self.precision))
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         used = params if self.precision != "bf16" else {name: p.bfloat16() for name, p in params.items()}
         self.program.descend(used, fixed, targets, weights, self.objective, take)
@@ -39,27 +52,38 @@ class ByProgram:
 class ByVmap:
     """Gradients by `vmap(grad(loss))`, for any module that it can trace."""
 
-    gradients: Callable[[Params, Tensor, Tensor, Tensor], Params]
+    gradients: Callable[..., Params]
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
-        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights).items():
+        keys = (fixed[KEYS],) if KEYS in fixed else ()
+        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights, *keys).items():
             take(name, gradient)
 
 
 class Steps:
-    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed."""
+    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed.
+
+    A module that draws needs the run's `streams`.
+    """
 
     unit = None
 
     def __init__(
-        self, task: Task, name: str, core: Core, *, record: bool = False, capture: Capture = cuda_graph
+        self,
+        task: Task,
+        name: str,
+        core: Core,
+        *,
+        record: bool = False,
+        capture: Capture = cuda_graph,
+        streams: Streams | None = None,
     ) -> None:
-        self.task, self.name, self.core = task, name, core
+        self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = Recordings(self._fresh, capture) if record else None
 
     def _fresh(self) -> Stepper:
@@ -75,10 +99,12 @@ class Steps:
         rates: Tensor | None = None,
     ) -> Tensor:
         uneven = schedule.uneven
+        rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
-            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates)
+            keys = self.task.keys(self.streams, round, clients)
+            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
             return stepper.moved()

@@ -10,23 +10,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpfedexp.inputs import Inputs, each, leaves
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
+from dpfedexp.trainers.forward.draws import step_keys
 
 Take = Callable[[str, Tensor], None]
 INPUT = 0
 """The number of the value that the data are, among those that a core has prepared."""
+KEYS = -1
+"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
 
 
 class Core(Protocol):
     """Gradients of a tile, however they are computed."""
 
-    def prepare(self, x: Tensor) -> dict[int, Tensor]:
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
         """What depends on the data alone."""
         ...
 
     def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor], targets: Tensor, weights: Tensor, take: Take
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
         """Hands every parameter's gradient to `take`, after which the parameter may change."""
         ...
@@ -36,12 +40,12 @@ class Core(Protocol):
 class Batch:
     """Data of one step: what the core has prepared, targets [n, s, …] and weights [n, s]."""
 
-    fixed: dict[int, Tensor]
+    fixed: dict[int, Inputs]
     targets: Tensor
     weights: Tensor
 
     def tensors(self) -> list[Tensor]:
-        return [*self.fixed.values(), self.targets, self.weights]
+        return [*(leaf for value in self.fixed.values() for leaf in leaves(value)), self.targets, self.weights]
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Stepper:
     correction: Params | None = None
     uneven: bool = False
     rates: Tensor | None = None
+    keys: Tensor | None = None
 
     def begin(
         self,
@@ -80,6 +85,7 @@ class Stepper:
         uneven: bool,
         into: Tensor | None = None,
         rates: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> None:
         """All clients at w, with no memory of another round.
 
@@ -90,6 +96,7 @@ class Stepper:
             uneven: whether some clients may stand still before the others are done.
             into: rows [n, d] in which the parameters live meanwhile.
             rates: η_l of each client, [n]; None for the optimiser's own.
+            keys: where each client's draws come from, [n]; None for a module that draws nothing.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -106,6 +113,7 @@ class Stepper:
         self.correction = None if correction is None else self.layout.unflatten(correction)
         self.uneven = uneven
         self.rates = None if rates is None else rates.to(w.device, w.dtype)
+        self.keys = keys
 
     def begin_again(self) -> None:
         """What `begin` does, in the memory that is there; `start`, `correction` and the clients' steps stay as they are."""
@@ -132,7 +140,10 @@ class Stepper:
             else:
                 self._move(name, gradient, going)
 
-        self.core.descend(self.params, batch.fixed, batch.targets, batch.weights, take)
+        fixed = batch.fixed
+        if self.keys is not None:
+            fixed = {**fixed, KEYS: step_keys(self.keys, self.clock.step)}
+        self.core.descend(self.params, fixed, batch.targets, batch.weights, take)
         if self.local.needs_all_gradients:
             for name, gradient in self.local.joined(gradients).items():
                 self._move(name, gradient, going)
@@ -205,13 +216,15 @@ class Recording:
         *,
         uneven: bool,
         rates: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> None:
         self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
             self.flat_correction = None if correction is None else correction.clone()
             own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
-            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own)
+            drawn = None if keys is None else keys.clone()
+            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own, keys=drawn)
             return
         self.flat.copy_(w)
         self.inner.clock.steps.copy_(steps)
@@ -219,12 +232,16 @@ class Recording:
             self.flat_correction.copy_(correction)
         if self.inner.rates is not None and rates is not None:
             self.inner.rates.copy_(rates)
+        if self.inner.keys is not None and keys is not None:
+            self.inner.keys.copy_(keys)
         self.inner.begin_again()
 
     def step(self, batch: Batch) -> None:
         if self.batch is None or self.replay is None:
             self.batch = mine = Batch(
-                {i: v.clone() for i, v in batch.fixed.items()}, batch.targets.clone(), batch.weights.clone()
+                {i: each(torch.clone, value) for i, value in batch.fixed.items()},
+                batch.targets.clone(),
+                batch.weights.clone(),
             )
             self.replay = self.capture(lambda: self.inner.step(mine))
             # Recording takes steps, and this is the first one of the round.

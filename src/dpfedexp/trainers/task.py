@@ -15,10 +15,13 @@ from torch.func import functional_call
 
 from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import Inputs, arguments, call, each, in_float, shape_of
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_labels, check_loss
+from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import Watch
+from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
 from dpfedexp.trainers.precision import Precision, low
 
 
@@ -32,7 +35,7 @@ class Clients(Protocol):
 
     def gather(
         self, clients: Tensor, positions: Tensor, device: torch.device | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Inputs, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,12 @@ class Task:
     rated: bool = False
 
     def apart(self) -> Task:
-        """The same task with a module of its own, for a thread of its own."""
-        self.copies.append(copy.deepcopy(self.model))
-        return replace(self, model=self.copies[-1])
+        """The same task with a module of its own, for a thread of its own; frozen parameters are held once."""
+        frozen: dict[int, object] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        self.copies.append(copy.deepcopy(self.model, frozen))
+        twin = replace(self, model=self.copies[-1])
+        vars(twin)["habits"] = self.habits
+        return twin
 
     def check_state(self) -> None:
         """Nothing but parameters may leave a round: raises `InputError` if a module that trained has kept anything."""
@@ -65,12 +71,35 @@ class Task:
             for module in (self.model, *self.copies):
                 self.watch.check(module)
 
-    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        """One loss per example of one client, in float32."""
+    def losses(self, params: Params, x: Inputs, y: Tensor, key: Tensor | None = None) -> Tensor:
+        """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = {name: value.bfloat16() for name, value in params.items()}
-        outputs = functional_call(self.model, params, (low(x, self.precision),), tie_weights=self.tied)
-        return self.loss(outputs.float() if self.precision == "bf16" else outputs, y)
+        with drawing(key, attends=self.habits.attends):
+            given = arguments(each(lambda value: low(value, self.precision), x))
+            outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
+            return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
+
+    @cached_property
+    def habits(self) -> Habits:
+        """Whether the module draws, and whether it attends, as seen on rows of zeros: no client's values decide."""
+        with torch.random.fork_rng(devices=[]):
+            x, _ = pair_of_clients(self)
+        return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
+
+    def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
+        """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
+        if not self.habits.draws:
+            return None
+        if streams is None:
+            raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
+        return client_keys(streams, round, clients, self.device)
+
+    def rates(self, given: Tensor | None, round: int, count: int) -> Tensor | None:
+        """η_l of each of `count` clients where it is not the optimiser's own number: as given, or by the schedule over rounds."""
+        if given is not None or self.local.schedule is None:
+            return given
+        return torch.full((count,), self.local.in_round(round).rate, device=self.device)
 
     @cached_property
     def tied(self) -> bool:
@@ -101,10 +130,10 @@ class Trainer(Protocol):
     ) -> Tensor: ...
 
 
-def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Tensor, Tensor, Tensor]]:
+def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
 
-    def gather(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
         positions, weights = schedule.batch(step)
         x, y = task.clients.gather(clients, positions, task.device)
         return x, y, weights.to(task.device)
@@ -115,7 +144,7 @@ def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], 
     return lambda step: constant
 
 
-def pair_of_clients(task: Task) -> tuple[Tensor, Tensor]:
+def pair_of_clients(task: Task) -> tuple[Inputs, Tensor]:
     """One row each of two clients that hold data, twice: some layers take no batch of one."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
@@ -128,12 +157,13 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     With `labels` the clients' labels are looked at too, which only a simulation may do: a refusal tells what they are.
     """
     x, y = pair_of_clients(task)
+    own = each(lambda value: value[0], x)
     with torch.no_grad():
         try:
-            outputs = copy.deepcopy(task.model).eval()(x[0])
+            outputs = call(copy.deepcopy(task.model).eval(), own)
         except Exception as error:
             raise InputError(
-                f"the model can't be applied to a batch of inputs of shape {tuple(x[0].shape)}: {first_line(error)}"
+                f"the model can't be applied to a batch of inputs of shape {shape_of(own)}: {first_line(error)}"
             ) from error
         check_loss(task.loss, outputs, y[0])
     if labels:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from dpfedexp.batches import Schedule
+from dpfedexp.inputs import Inputs, leaves
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
@@ -25,7 +26,8 @@ warnings.filterwarnings(
 )
 
 
-Gradients = Callable[[Params, Tensor, Tensor, Tensor], Params]
+Gradients = Callable[..., Params]
+"""From parameters, inputs, targets, weights and, for a module that draws, the keys of the step, [n, …] each, to gradients."""
 
 
 class Recorded:
@@ -39,34 +41,36 @@ class Recorded:
         self.uses: Counter[tuple[object, ...]] = Counter()
         self.recordings: dict[tuple[object, ...], Gradients] = {}
 
-    def __call__(self, params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+    def __call__(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *keys: Tensor) -> Params:
         # A recording keeps `view`s that hold for one memory layout only; the first step's parameters are an expanded vector.
-        key = (x.shape, y.shape, x.stride(), *(value.stride() for value in params.values()))
+        held = [*leaves(x), *params.values()]
+        key = (y.shape, *(part.shape for part in held), *(part.stride() for part in held))
         if key in self.recordings:
-            return self.recordings[key](params, x, y, weights)
+            return self.recordings[key](params, x, y, weights, *keys)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.recordings) < self.keep:
             # Imported here because it takes seconds, which short runs and the command line's help would pay too.
             from torch.fx.experimental.proxy_tensor import make_fx
 
-            self.recordings[key] = make_fx(self.program)(params, x, y, weights)
-        return self.program(params, x, y, weights)
+            self.recordings[key] = make_fx(self.program)(params, x, y, weights, *keys)
+        return self.program(params, x, y, weights, *keys)
 
 
 class Vectorised:
     """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters.
 
-    `record` must be False where several threads train: recording changes torch for all of them while it lasts.
+    `record` must be False where several threads train: recording changes torch for all of them while it lasts. A module that draws
+    needs the run's `streams`.
     """
 
     name = "vectorised"
     unit = None
 
-    def __init__(self, task: Task, record: bool = True) -> None:
-        self.task = task
+    def __init__(self, task: Task, record: bool = True, streams: Streams | None = None) -> None:
+        self.task, self.streams = task, streams
 
-        def loss(params: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            return (task.losses(params, x, y) * weights).sum()
+        def loss(params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
+            return (task.losses(params, x, y, *key) * weights).sum()
 
         self.gradients = Recorded(vmap(grad(loss)), keep=32 if record else 0)
 
@@ -81,7 +85,9 @@ class Vectorised:
     ) -> Tensor:
         batch_of = batches(self.task, clients, schedule)
         stepper = Stepper(ByVmap(self.gradients), self.task.layout, self.task.local, in_place=False)
-        stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven, rates=rates)
+        keys = self.task.keys(self.streams, round, clients)
+        rates = self.task.rates(rates, round, len(clients))
+        stepper.begin(w, schedule.steps, correction, uneven=schedule.uneven, rates=rates, keys=keys)
         with arithmetic(self.task.precision, self.task.device):
             for step in range(schedule.longest):
                 x, y, weights = batch_of(step)
@@ -93,8 +99,6 @@ def _why_not(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if not module.training:
             continue
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return f"layer {name!r} ({type(module).__name__}) draws random numbers"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
     return None
@@ -104,12 +108,15 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
     """The vectorised trainer if `torch.func.vmap` can trace the module, else the loop with the reason; tried on two clients."""
     reason = _why_not(task.model)
     if reason is None:
-        trainer = Vectorised(task)
+        trainer = Vectorised(task, streams=streams)
         x, y = pair_of_clients(task)
         w = task.layout.read(task.model).float().to(task.device)
         try:
             weights = torch.full((2, 2), 0.5, device=task.device)
-            trainer.gradients.program(task.layout.unflatten(w.expand(2, -1)), x, y, weights)
+            keys = task.keys(streams, 0, torch.arange(2))
+            trainer.gradients.program(
+                task.layout.unflatten(w.expand(2, -1)), x, y, weights, *([] if keys is None else [keys])
+            )
             return trainer, None
         except Exception as error:
             reason = first_line(error)

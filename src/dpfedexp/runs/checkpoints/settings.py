@@ -44,10 +44,16 @@ def flatten(value: Any, prefix: str = "") -> NamedValues:
     """Any value as dotted names with JSON values.
 
     A dataclass is named by its class, and its fields follow. A function is named as it was defined, and by its module too where it
-    is not this library's own but has the name of one of its step-size rules: it must not be taken for that.
+    is not this library's own but has the name of one of its step-size rules: it must not be taken for that. A field that runs of
+    before did not have is left out where it has its default, which is what they did.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        nested = {field.name: getattr(value, field.name) for field in fields(value)}
+        given = {field: getattr(value, field.name) for field in fields(value)}
+        nested = {
+            field.name: item
+            for field, item in given.items()
+            if not (field.metadata.get("added") and item == field.default)
+        }
         return {prefix: type(value).__name__} | _join(nested, prefix)
     if isinstance(value, Mapping):
         return _join(value, prefix)

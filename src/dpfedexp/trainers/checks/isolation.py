@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from dpfedexp.batches import Batching, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import Inputs, call, each, leaves
 from dpfedexp.local import Sgd
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise.streams import Streams
@@ -48,25 +49,25 @@ _STEPS = 3
 class MadeUp:
     """Clients that are nobody: rows of the right shape and type from public numbers alone, of the sizes given."""
 
-    def __init__(self, like: tuple[Tensor, Tensor], sizes: Tensor, seed: int = 0, tokens: int = 2) -> None:
+    def __init__(self, like: tuple[Inputs, Tensor], sizes: Tensor, seed: int = 0, tokens: int = 2) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.sizes = sizes
-        self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, like[0].numel())))
-        self.inputs = _rows(self.rows, like[0], generator, tokens, torch.randn)
+        self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, sum(part.numel() for part in leaves(like[0])))))
+        self.inputs = each(lambda row: _rows(self.rows, row, generator, tokens, torch.randn), like[0])
         # Targets between 0 and 1 suit every loss for floating-point targets, probabilities included.
         self.targets = _rows(self.rows, like[1], generator, tokens, torch.rand)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Inputs, Tensor]:
         at = (clients.cpu()[:, None] * 7919 + positions.cpu()) % self.rows
-        return self.inputs[at].to(device), self.targets[at].to(device)
+        return each(lambda rows: rows[at].to(device), self.inputs), self.targets[at].to(device)
 
-    def batches(self, rows: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
+    def batches(self, rows: int, device: torch.device) -> tuple[tuple[Inputs, Tensor], ...]:
         """Three batches of one client's shape."""
         x, y = self.gather(torch.arange(3), torch.arange(rows).expand(3, rows), device)
-        return tuple(zip(x, y, strict=True))
+        return _by_client(x, y)
 
 
 def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
@@ -80,7 +81,7 @@ def made_up(task: Task, count: int) -> MadeUp:
     """Made-up clients as large as the public bound allows, in place of the real ones."""
     holder = torch.nonzero(task.clients.sizes > 0).flatten()[:1]
     x, y = task.clients.gather(holder, torch.zeros((1, 1), dtype=torch.int64), task.device)
-    like = x[0, 0].cpu(), y[0, 0].cpu()
+    like = each(lambda value: value[0, 0].cpu(), x), y[0, 0].cpu()
     size = torch.full((count,), task.local.max_examples or task.local.batch_size or 2)
     for tokens in (2, 1):
         clients = MadeUp(like, size, tokens=tokens)
@@ -94,7 +95,7 @@ def _fits(task: Task, clients: MadeUp) -> bool:
     x, y = clients.batches(2, task.device)[0]
     try:
         with torch.no_grad():
-            task.loss(copy.deepcopy(task.model)(x), y)
+            task.loss(call(copy.deepcopy(task.model), x), y)
     except Exception:
         return False
     return True
@@ -111,8 +112,8 @@ def check_on(clients: MadeUp, task: Task) -> None:
 def watched(task: Task, clients: MadeUp, *, isolated: bool) -> Watch:
     """What the module's state may be, seen on made-up batches; raises `InputError` where training leaves anything behind."""
 
-    def losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(module(x), y)
+    def losses(module: nn.Module, x: Inputs, y: Tensor) -> Tensor:
+        return task.loss(call(module, x), y)
 
     try:
         return Watch.over(task.model, losses, clients.batches(2, task.device))
@@ -126,13 +127,17 @@ def watched(task: Task, clients: MadeUp, *, isolated: bool) -> Watch:
     return Watch.over(task.model, losses, _real_batches(task))
 
 
-def _real_batches(task: Task) -> tuple[tuple[Tensor, Tensor], ...]:
+def _real_batches(task: Task) -> tuple[tuple[Inputs, Tensor], ...]:
     """Three batches of clients that hold data, for models that take no made-up ones; a simulation may look at its clients."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]
     x, y = task.clients.gather(some, torch.cat([torch.zeros_like(last), last], dim=1), task.device)
-    return tuple(zip(x, y, strict=True))
+    return _by_client(x, y)
+
+
+def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
+    return tuple((each(lambda value, at=at: value[at], x), y[at]) for at in range(len(y)))  # type: ignore[misc]
 
 
 def check_rows_apart(clients: Clients) -> None:

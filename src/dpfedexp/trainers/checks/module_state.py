@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import Inputs
 
-Batch = tuple[Tensor, Tensor]
-Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Batch = tuple[Inputs, Tensor]
+Losses = Callable[[nn.Module, Inputs, Tensor], Tensor]
 State = dict[str, Any]
 _MACHINERY = frozenset(
     {"training", "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_flat_weights"}
@@ -157,7 +158,7 @@ class Watch:
 
 def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
     """The losses of a batch, whatever a module draws being drawn alike."""
-    with torch.no_grad(), drawing_alike(batch[0].device):
+    with torch.no_grad(), drawing_alike(batch[1].device):
         return losses(model, *batch).detach().double().cpu()
 
 
@@ -186,7 +187,8 @@ def _refusal(model: nn.Module, name: str) -> InputError:
     held = name.removeprefix("len(").removesuffix(")").removeprefix(f"{owner}." if owner else "")
     if getattr(part, "track_running_stats", False) or isinstance(part, nn.modules.batchnorm._NormBase):
         remedy = (
-            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), or use GroupNorm"
+            f"Freeze it with model.train(); model.get_submodule({owner!r}).eval(), freeze all such layers with model.eval(), "
+            "or use GroupNorm"
             if owner
             else "Use GroupNorm instead"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.ops import Op
-from dpfedexp.trainers.stepping import INPUT
+from dpfedexp.trainers.stepping import INPUT, KEYS
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Program:
 
     @cached_property
     def trained(self) -> frozenset[int]:
-        """Values that depend on parameters: the others are made once for data that stay."""
+        """Values that depend on parameters or on what a step draws: the others are made once for data that stay."""
         found: set[int] = set()
         for step in self.steps:
-            if step.params or any(i in found for i in step.inputs):
+            if step.params or any(i in found or i == KEYS for i in step.inputs):
                 found.add(step.output)
         return frozenset(found)
 
@@ -60,8 +60,9 @@ class Program:
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """The fixed values that active steps read."""
-        return tuple(dict.fromkeys(i for step in self.active for i in step.inputs if i not in self.trained))
+        """The fixed values that active steps read; the keys of what is drawn come with every step."""
+        read = (i for step in self.active for i in step.inputs if i not in self.trained and i != KEYS)
+        return tuple(dict.fromkeys(read))
 
     def prepare(self, x: Tensor) -> dict[int, Tensor]:
         """What depends on the data alone, from inputs [n, s, …]."""

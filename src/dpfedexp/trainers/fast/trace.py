@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
+from dpfedexp.trainers.fast.dropout import Dropout
 from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
 from dpfedexp.trainers.fast.ops import Op, Unsupported
 from dpfedexp.trainers.fast.pooling import GlobalMeanPool, MaxPool, MeanPool
 from dpfedexp.trainers.fast.program import Program, Step
-from dpfedexp.trainers.stepping import INPUT
+from dpfedexp.trainers.stepping import INPUT, KEYS
 
 Rule = Callable[[Any], Sequence[tuple[Op, Sequence[str]]]]
 """From a layer to the operations that it is, each with the names of the layer's parameters that it uses."""
@@ -140,6 +141,11 @@ def compile_module(model: nn.Module, trainable: Sequence[str]) -> Program:
     return _Translation(model, graph, frozenset(trainable)).program()
 
 
+def _bound(p: Any = 0.5, training: Any = True, inplace: Any = False) -> tuple[Any, Any, Any]:
+    """The arguments of a call of `F.dropout` behind its input."""
+    return p, training, inplace
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
@@ -154,6 +160,7 @@ class _Translation:
     values: dict[fx.Node, int] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     skip: set[fx.Node] = field(default_factory=set)
+    calls: int = 0
 
     def program(self) -> Program:
         output = None
@@ -178,10 +185,13 @@ class _Translation:
 
     def _module(self, node: fx.Node) -> None:
         layer = self.model.get_submodule(str(node.target))
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            p = layer.p if layer.training else 0.0
+            known = type(layer) in (nn.Dropout, nn.Dropout2d) and not layer.inplace
+            _refuse(p > 0 and not known, f"layer {node.target!r} ({type(layer).__name__}) has no rule")
+            self._dropout(node, p, type(layer) is nn.Dropout2d)
+            return
         if type(layer) not in RULES:
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p == 0:
-                self.values[node] = self._value(node.args[0])
-                return
             raise Unsupported(f"layer {node.target!r} ({type(layer).__name__}) has no rule")
         _refuse(len(node.args) != 1 or bool(node.kwargs), f"layer {node.target!r} takes several arguments")
         value = self._value(node.args[0])
@@ -192,6 +202,13 @@ class _Translation:
             return
         for op, names in RULES[type(layer)](layer):
             value = self._emit(op, (value,), tuple(f"{node.target}.{name}" for name in names))
+        self.values[node] = value
+
+    def _dropout(self, node: fx.Node, p: float, channels: bool) -> None:
+        value = self._value(node.args[0])
+        if p > 0:
+            self.calls += 1
+            value = self._emit(Dropout(p, self.calls, channels), (value, KEYS))
         self.values[node] = value
 
     def _pool_behind(self, node: fx.Node) -> list[fx.Node] | None:
@@ -226,6 +243,10 @@ class _Translation:
             names = [str(part.target) for part in given if isinstance(part, fx.Node) and part.op == "get_attr"]
             _refuse(len(names) != sum(part is not None for part in given), "a linear function of computed weights")
             self.values[node] = self._emit(ops.Linear(len(names) == 2), (self._value(args[0]),), tuple(names))
+        elif target is F.dropout:
+            p, training, inplace = _bound(*args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
+            _refuse(not isinstance(p, float) or not isinstance(training, bool) or bool(inplace), "this dropout")
+            self._dropout(node, p if training else 0.0, False)
         elif target in (F.relu, torch.relu, "relu"):
             _refuse(len(args) != 1 or bool(kwargs.get("inplace")), "an in-place ReLU")
             self.values[node] = self._emit(ops.RELU, (self._value(args[0]),))

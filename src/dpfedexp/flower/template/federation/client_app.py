@@ -11,7 +11,7 @@ app = ClientApp()
 
 @app.train(mods=[private_training])
 def train(message: Message, context: Context) -> Message:
-    model, local = task.build_model(), local_from(context.run_config)
+    model, local = task.build_model(), local_from(context.run_config, message)
     node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]
     if hosted_clients(message):
         hosted = task.data_of_node(node, nodes, context.run_config["federation.clients_per_node"])

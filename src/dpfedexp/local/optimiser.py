@@ -1,22 +1,19 @@
-"""Algorithm 3, the local update, and the protocol of a local optimiser.
-
-A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
-client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
-theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
-all its steps stands still (`trainers/stepping.py`).
-"""
+"""The protocol of a local optimiser."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.batches import Batching
 from dpfedexp.errors import InputError, is_number, require
 from dpfedexp.layout import Params
+from dpfedexp.local.rates import RateSchedule
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
@@ -40,6 +37,10 @@ class Clock:
 def as_rows(values: Tensor, like: Tensor) -> Tensor:
     """One value per client [n] in a shape that goes with `like` [n, …]."""
     return values.view(-1, *[1] * (like.dim() - 1))
+
+
+ADDED = {"added": True}
+"""Marks a field that runs of before did not have: it is recorded only where it says something else than its default."""
 
 
 @checked
@@ -73,6 +74,9 @@ class LocalOptimiser(Batching):
         max_examples: a public bound on the rows of a client: one that holds more trains each round on a sample of that many, drawn
             from its own stream. How much a client holds is private, so a secure run can put many clients into one tensor program
             only under such a bound.
+        clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, pull and correction
+            included; None for no bound. It is no part of the privacy, whose clip is the algorithm's.
+        schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a rate that stays.
     """
 
     lr: float | Literal["auto"]
@@ -81,6 +85,8 @@ class LocalOptimiser(Batching):
     batch_size: int | None = None
     proximal: float = 0.0
     max_examples: int | None = None
+    clip_gradient: float | None = field(default=None, metadata=ADDED)
+    schedule: RateSchedule | None = field(default=None, metadata=ADDED)
 
     def __post_init__(self) -> None:
         """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
@@ -92,6 +98,18 @@ class LocalOptimiser(Batching):
         require(
             is_number(self.proximal) and self.proximal >= 0,
             f"local proximal is {self.proximal!r}; it must be a number that is not negative.",
+        )
+        require(
+            self.clip_gradient is None or (is_number(self.clip_gradient) and 0 < self.clip_gradient < math.inf),
+            f"local clip_gradient is {self.clip_gradient!r}; it must be a positive number, or None for no bound.",
+        )
+        require(
+            self.schedule is None or isinstance(self.schedule, RateSchedule),
+            f"local schedule is a {type(self.schedule).__name__}; it must be a schedule such as CosineRate(rounds=50).",
+        )
+        require(
+            self.schedule is None or not self.automatic,
+            "local lr is 'auto' beside a schedule; a rate that sets itself has none: give lr a number, or leave schedule out.",
         )
 
     @property
@@ -110,6 +128,14 @@ class LocalOptimiser(Batching):
         """The same optimiser at a rate."""
         return replace(self, lr=rate)
 
+    def in_round(self, round: int) -> Self:
+        """The same optimiser at the rate of a round, which are counted from 1, without a schedule."""
+        if self.schedule is None:
+            return self
+        # A schedule may end at zero, which is no rate of an optimiser: the smallest number stands for it.
+        rate = max(self.rate * self.schedule.share(round), torch.finfo(torch.float32).tiny)
+        return replace(self, lr=rate, schedule=None)
+
     @property
     def moment_names(self) -> tuple[str, ...]:
         """The moments that the optimiser keeps of every parameter: zero when a round begins, gone when it ends."""
@@ -121,7 +147,7 @@ class LocalOptimiser(Batching):
 
         Where not, a parameter moves as soon as its gradient is known, and the memory of the gradient is free again.
         """
-        return False
+        return self.clip_gradient is not None
 
     def joined(self, gradients: Params) -> Params:
         """The gradients after something that looks at all of them, such as a bound on a client's whole gradient.
@@ -134,7 +160,12 @@ class LocalOptimiser(Batching):
         Returns:
             The gradients that `direction` gets instead, by the same names.
         """
-        return gradients
+        if self.clip_gradient is None:
+            return gradients
+        norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        # torch.nn.utils.clip_grad_norm_ adds the same millionth.
+        factor = (self.clip_gradient / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1.0)
+        return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
         """Which way the clients go: the trainer alone then does w ← w − η_l·direction.
@@ -175,38 +206,8 @@ class LocalOptimiser(Batching):
         )
 
 
-@checked
-@dataclass(frozen=True)
-class Sgd(LocalOptimiser):
-    """Plain gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
-
-    >>> Sgd(lr=0.1, steps=10)
-    Sgd(lr=0.1, steps=10, epochs=None, batch_size=None, proximal=0.0, max_examples=None)
-    """
-
-    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
-        return gradient
-
-    def tau_eta_l(self, tau: Count) -> Count:
-        return tau * self.rate
-
-
-@checked
-def FedProx(
-    lr: float | Literal["auto"],
-    mu: float,
-    steps: int | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    max_examples: int | None = None,
-) -> Sgd:
-    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
-
-    >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
-    0.01
-    """
-    return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
-
-
-OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd}
-"""The local optimisers by the names that configuration files use."""
+def check_decay(value: object) -> None:
+    require(
+        is_number(value) and 0 <= value < math.inf,  # type: ignore[operator]
+        f"local weight_decay is {value!r}; it must be a number that is not negative.",
+    )

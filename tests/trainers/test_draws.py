@@ -1,0 +1,296 @@
+"""What a module draws: the same masks in every trainer, each client's from its own key, with the law that torch's own have."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
+from dpfedexp.noise.streams import Streams
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers.forward.attention import attention
+from dpfedexp.trainers.forward.draws import Drawing, client_keys, dropout_mask, step_keys, words
+from dpfedexp.trainers.stepped import ByVmap, Steps
+from dpfedexp.trainers.vectorised import Vectorised
+
+SIZES = [4, 2, 7, 1]
+
+
+class Attending(nn.Module):
+    """Attention, functional dropout and noise of the module's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = x + 0.1 * torch.randn_like(x) * torch.rand(x.shape) * torch.bernoulli(torch.full_like(x, 0.7))
+        return F.dropout(self.head(self.layer(x).mean(1)), 0.1, training=self.training)
+
+
+class SequenceFirst(nn.Module):
+    """Dropout where the rows are not the first dimension: padding must not move a client's masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return F.dropout(self.layer(x.transpose(0, 1)), 0.4).mean(0)
+
+
+def modules():
+    torch.manual_seed(0)
+    image, text = (1, 8, 8), (5, 8)
+    conv = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    return {
+        "dense": (nn.Sequential(nn.Flatten(), nn.Linear(40, 16), nn.Dropout(0.4), nn.ReLU(), nn.Linear(16, 3)), text),
+        "input": (nn.Sequential(nn.Dropout(0.2), nn.Flatten(), nn.Linear(40, 3)), text),
+        "channels": (nn.Sequential(*conv, nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)), image),
+        "alpha": (
+            nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, 3)),
+            text,
+        ),
+        "in place": (
+            nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.Dropout(0.3, inplace=True), nn.Linear(8, 3)),
+            text,
+        ),
+        "attention": (Attending(), text),
+        "sequence first": (SequenceFirst(), text),
+    }
+
+
+MODULES = modules()
+FAST = ("dense", "input", "channels")
+
+
+def federation(shape):
+    generator = torch.Generator().manual_seed(7)
+    return Federation.from_clients(
+        [(torch.randn(n, *shape, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in SIZES]
+    )
+
+
+def simulation(name, trainer, local=Sgd(lr=0.1, steps=3, batch_size=3), **options):
+    model, shape = MODULES[name]
+    execution = Execution(device="cpu", trainer=trainer)
+    return prepare(model, federation(shape), fedavg(), local=local, rounds=1, execution=execution, **options)[0]
+
+
+def updates(prepared, trainer=None, round=1, calls=1):
+    w, everybody = prepared.begin().w.float(), torch.arange(len(SIZES))
+    for _ in range(calls):
+        rows = (trainer or prepared.trainer)(w, everybody, prepared.plan(everybody, round), round)
+    return rows
+
+
+def captured(function):
+    """What `cuda_graph` does to the memory: it runs the step a few times before it is replayed."""
+    function()
+    function()
+    return function
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {name: updates(simulation(name, "loop")) for name in MODULES}
+
+
+@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "tiled-loop", "recorded", "fast"])
+@pytest.mark.parametrize("name", MODULES)
+def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
+    """1e-6 of the largest entry is float32 rounding; another mask would show as a difference of its own size."""
+    if trainer == "fast" and name not in FAST:
+        with pytest.raises(InputError, match="no fast program"):
+            simulation(name, trainer)
+        return
+    if trainer == "recorded":
+        prepared = simulation(name, "vectorised")
+        core = ByVmap(Vectorised(prepared.task).gradients.program)
+        steps = Steps(prepared.task, "recorded", core, record=True, capture=captured, streams=prepared.streams)
+        rows = updates(prepared, steps, calls=3)
+    else:
+        prepared = simulation(name, trainer)
+        # More than twelve calls of a shape are replayed by torch.fx.
+        rows = updates(prepared, calls=6 if trainer == "vectorised" else 1)
+    torch.testing.assert_close(rows, expected[name], rtol=0.0, atol=1e-6 * max(1.0, float(expected[name].abs().max())))
+
+
+@pytest.mark.parametrize("name", ["channels", "attention"])
+def test_masks_are_there_and_change_with_the_round_and_the_seed(name):
+    prepared, other = simulation(name, "vectorised"), simulation(name, "vectorised", seed=1)
+    rows = updates(prepared)
+    assert torch.equal(rows, updates(simulation(name, "vectorised")))
+    plan = prepared.plan(torch.arange(4), 1)
+    w = prepared.begin().w.float()
+    for again in (prepared.trainer(w, torch.arange(4), plan, 2), other.trainer(w, torch.arange(4), plan, 1)):
+        assert float((again - rows).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "fast"])
+def test_a_clients_draws_do_not_depend_on_who_else_is_there(trainer):
+    """`prepare` refuses a trainer of an isolated run unless made-up rows are the same bit for bit; here with real ones."""
+    local = Sgd(lr=0.1, epochs=2, batch_size=2, max_examples=6)
+    prepared = simulation("channels", trainer, local=local, isolated=True)
+    w, state = prepared.begin().w.float(), prepared.begin()
+    rows = prepared.updates(state, w, torch.arange(len(SIZES)), 1)
+    for client in range(len(SIZES)):
+        assert torch.equal(prepared.updates(state, w, torch.tensor([client]), 1)[0], rows[client])
+
+
+@pytest.mark.parametrize("name", ["channels", "sequence first"])
+def test_a_run_is_the_same_whatever_the_chunk_size(name):
+    """1e-6: a chunk of one has other shapes, which round in their own way; clients' sizes differ, so that chunks pad."""
+    model, shape = MODULES[name]
+    runs = []
+    for size in (1, 3, 4):
+        execution = Execution(device="cpu", chunk_size=size, trainer="vectorised")
+        given = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": execution, "progress": False}
+        runs.append(train(model, federation(shape), fedavg(), **given).model)
+    for other in runs[1:]:
+        for one, two in zip(runs[0].parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=0.0, atol=1e-6)
+
+
+def test_a_model_without_draws_gets_no_keys():
+    prepared = prepare(
+        nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.0)),
+        federation((8,)),
+        fedavg(),
+        local=Sgd(lr=0.1, steps=1),
+        rounds=1,
+    )[0]
+    assert not prepared.task.habits.draws
+    assert prepared.task.keys(prepared.streams, 1, torch.arange(4)) is None
+
+
+def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.LSTM(8, 4, 2, dropout=0.5, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.layer(x)[0][:, -1])
+
+    prepared, note = prepare(Recurrent(), federation((5, 8)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
+    assert prepared.trainer.name == "loop"
+    assert "slower" in note
+
+
+def masks(p=0.3, clients=40, steps=5, calls=3, shape=(10, 70)):
+    """[clients, steps, calls, 700] of kept places."""
+    keys = client_keys(Streams(3), 1, torch.arange(clients), torch.device("cpu"))
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    torch.stack([dropout_mask(key, call, p, shape, torch.float32).flatten() for call in range(calls)])
+                    for key in step_keys(keys, torch.tensor(float(step), dtype=torch.float64))
+                ]
+            )
+            for step in range(steps)
+        ],
+        dim=1,
+    )
+
+
+def test_masks_keep_the_share_that_was_asked_for():
+    """420,000 draws: five deviations of the share, and of every client's own; all fail by chance less than once in 10⁶ runs."""
+    for p in (0.1, 0.3, 0.5, 0.9):
+        kept = masks(p).mean((1, 2, 3))
+        deviation = math.sqrt(p * (1 - p))
+        assert abs(float(kept.mean()) - (1 - p)) < 5 * deviation / math.sqrt(420_000)
+        assert float((kept - (1 - p)).abs().max()) < 6 * deviation / math.sqrt(10_500)
+
+
+def test_masks_of_clients_steps_calls_rows_and_places_are_independent():
+    """At most 19,900 correlations of n draws each below 7/√n, which chance passes but for 5·10⁻⁸."""
+    centred = (masks() - 0.7) / math.sqrt(0.21)
+    flat = centred.flatten(0, 2)
+    for rows, n in ((flat[:200], 700), (centred.flatten(1)[:, :7000], 7000)):
+        products = rows @ rows.T / n
+        products.fill_diagonal_(0)
+        assert float(products.abs().max()) < 7 / math.sqrt(n)
+    # Neighbouring places, and a place and the one below it in the next row.
+    places = centred.view(-1, 10, 70)
+    for one, two in ((places[:, :, 1:], places[:, :, :-1]), (places[:, 1:], places[:, :-1])):
+        assert abs(float((one * two).mean())) < 5.5 / math.sqrt(one.numel())
+
+
+def test_every_bit_of_a_word_is_fair():
+    """2²⁰ words: each of the 40 high bits, which masks and uniforms are made of, is set half the time within 6 deviations."""
+    found = words(torch.tensor(12345), 1, (1024, 1024)).flatten()
+    for bit in range(24, 64):
+        share = float(((found >> bit) & 1).double().mean())
+        assert abs(share - 0.5) < 6 * 0.5 / 1024
+
+
+def drawn(function, count=200):
+    keys = client_keys(Streams(1), 1, torch.arange(count), torch.device("cpu"))
+    out = []
+    for key in keys:
+        with Drawing(key):
+            out.append(function())
+    return torch.stack(out).double()
+
+
+KINDS = {
+    "alpha": lambda: F.alpha_dropout(torch.full((100, 4), 0.5), 0.3, training=True),
+    "channels": lambda: F.dropout2d(torch.full((20, 5, 2, 2), 0.5), 0.3),
+    "feature alpha": lambda: F.feature_alpha_dropout(torch.full((20, 5, 2, 2), 0.5), 0.3, training=True),
+    "uniform": lambda: torch.rand(20, 20),
+    "normal": lambda: torch.randn(20, 20),
+    "attention": lambda: F.scaled_dot_product_attention(
+        torch.ones(2, 6, 4), torch.ones(2, 6, 4), torch.arange(24.0).view(1, 6, 4).expand(2, 6, 4), dropout_p=0.3
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_have_the_moments_of_torchs_own(kind):
+    """Mean and second moment over 200 clients' draws against torch's over as many: 5.5 deviations of the difference, which are
+    taken over clients because places of a channel go together."""
+    ours = drawn(KINDS[kind])
+    torch.manual_seed(5)
+    theirs = torch.stack([KINDS[kind]() for _ in range(200)]).double()
+    for power in (1, 2):
+        one, two = (x.pow(power).flatten(1).mean(1) for x in (ours, theirs))
+        deviation = math.sqrt(float(one.var() + two.var()) / 200)
+        assert abs(float(one.mean() - two.mean())) < 5.5 * deviation
+    assert float(ours.std(0).max()) > 0
+
+
+def test_whole_channels_are_dropped():
+    kept = drawn(KINDS["channels"], 3)
+    assert torch.equal(kept, kept[..., :1, :1].expand_as(kept))
+    assert {round(v, 5) for v in kept.unique().tolist()} == {0.0, round(0.5 / 0.7, 5)}
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"mask": "bool"}, {"mask": "float"}, {"scale": 0.3}])
+def test_attention_is_torchs(options):
+    """1e-6 is float32 rounding of means of numbers of order one."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 4, generator=generator) for _ in range(3))
+    options = dict(options)
+    if (kind := options.pop("mask", None)) is not None:
+        mask = torch.randn(5, 5, generator=generator)
+        options["attn_mask"] = (mask > -0.5) | torch.eye(5, dtype=torch.bool) if kind == "bool" else mask
+    ours = attention(q, k, v, **options, drop=F.dropout)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **options), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attention_is_vectorised_without_torchs_fallback(dropout):
+    model = nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+    )
+    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "execution": Execution(device="cpu", trainer="vectorised")}
+    prepared, _ = prepare(model, federation((5, 8)), fedavg(), **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert updates(prepared).abs().sum() > 0

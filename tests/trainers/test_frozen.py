@@ -1,0 +1,174 @@
+"""Frozen parts: statistics that stand still are allowed, frozen parameters are held once, and only what is trained counts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers.chunk_size import footprint
+
+LOCAL = Sgd(lr=0.1, steps=2, max_examples=4)
+
+
+class Residual(nn.Module):
+    """A small pretrained ResNet: convolutions, batch norms with statistics of their own, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.1))
+        self.head = nn.Linear(4, 3)
+        for _ in range(3):
+            self(torch.randn(8, 1, 6, 6))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        return self.head(torch.relu(x + self.block(x)).mean((2, 3)))
+
+
+def federation(shape=(1, 6, 6), sizes=(4, 2, 7, 1)):
+    generator = torch.Generator().manual_seed(1)
+    return Federation.from_clients(
+        [(torch.randn(n, *shape, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
+    )
+
+
+def updates(model, trainer, **options):
+    execution = Execution(device="cpu", trainer=trainer)
+    simulation, _ = prepare(model, federation(), fedavg(), local=LOCAL, rounds=1, execution=execution, **options)
+    state = simulation.begin()
+    return simulation.updates(state, state.w.float(), torch.arange(4), 1), simulation
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("head_only", [False, True])
+def test_a_pretrained_network_in_eval_mode_trains_and_its_statistics_stand_still(head_only, secure):
+    model = Residual().eval()
+    if head_only:
+        model.requires_grad_(False)
+        model.head.requires_grad_(True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=1.0)
+    run = train(model, federation(), algorithm, local=LOCAL, rounds=2, secure=secure, progress=False, device="cpu")
+    after = run.model.state_dict()
+    for name in dict(model.named_buffers()):
+        assert torch.equal(after[name], before[name])
+    assert not torch.equal(after["head.weight"], before["head.weight"])
+    assert torch.equal(after["stem.weight"], before["stem.weight"]) == head_only
+
+
+def test_a_network_in_eval_mode_is_vectorised_as_the_loop_trains_it():
+    """Dropout is on, batch norm's statistics are not touched; 1e-6 of a largest entry of order one is float32 rounding."""
+    rows, simulation = updates(Residual().eval(), "vectorised")
+    module = simulation.task.model
+    assert not module.norm.training
+    assert module.block[2].training
+    torch.testing.assert_close(rows, updates(Residual().eval(), "loop")[0], rtol=0, atol=1e-6)
+
+
+def test_statistics_that_move_are_refused_with_a_remedy_that_works():
+    with pytest.raises(
+        InputError, match=r"keeps 'running_mean' from batch to batch.*freeze all such layers with model\.eval"
+    ):
+        updates(Residual().train(), "vectorised")
+
+
+class Largest(TorchDispatchMode):
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes() // 4 > self.numbers:
+                self.numbers = leaf.untyped_storage().nbytes() // 4
+        return out
+
+
+class Adapter(nn.Module):
+    """W frozen, and a product of two thin matrices beside it: LoRA, written by hand."""
+
+    def __init__(self, width, rank):
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted(width=64, rank=2):
+    torch.manual_seed(3)
+    return nn.Sequential(
+        Adapter(width, rank), nn.Tanh(), Adapter(width, rank), nn.Linear(width, 3).requires_grad_(False)
+    )
+
+
+def test_adapters_alone_are_trained_sent_and_counted():
+    model, clients = adapted(), federation((64,))
+    simulation, _ = prepare(model, clients, fedavg(), local=LOCAL, rounds=1, device="cpu")
+    assert simulation.task.layout.dimension == 2 * 2 * 64 * 2
+    assert footprint(simulation.task).dimension == 2 * 2 * 64 * 2
+    run = train(model, clients, fedavg(), local=LOCAL, rounds=3, progress=False, device="cpu")
+    for (name, before), after in zip(model.named_parameters(), run.model.parameters(), strict=True):
+        assert torch.equal(before, after) != before.requires_grad, name
+
+
+@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "loop"])
+def test_frozen_parameters_are_held_once(trainer):
+    """No tensor of a chunk of 32 clients comes near 32 copies of a frozen matrix; 4 rows of width 256 each do not either."""
+    width, count = 256, 32
+    clients, model = federation((width,), [4] * count), adapted(width, 1)
+    execution = Execution(device="cpu", trainer=trainer)
+    simulation, _ = prepare(model, clients, fedavg(), local=LOCAL, rounds=1, execution=execution)
+    w, everybody = simulation.begin().w.float(), torch.arange(count)
+    with Largest() as seen:
+        simulation.trainer(w, everybody, simulation.plan(everybody, 1), 1)
+    assert 0 < seen.numbers < 4 * width * width
+    frozen = {p.data_ptr() for p in simulation.task.model.parameters() if not p.requires_grad}
+    for twin in (simulation.task.apart().model, *simulation.task.copies):
+        assert {p.data_ptr() for p in twin.parameters() if not p.requires_grad} == frozen
+
+
+def test_a_lazy_layer_is_answered_with_the_fix():
+    model, clients = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)), federation((5,))
+    with pytest.raises(InputError, match=r"'0\.weight' of the model has no shape yet; run one batch through the model"):
+        train(model, clients, fedavg(), local=LOCAL, rounds=1, progress=False)
+    model(clients.client(0)[0][:2])
+    assert train(model, clients, fedavg(), local=LOCAL, rounds=1, progress=False).history
+
+
+def test_an_optimiser_of_torch_is_answered_with_ours():
+    model = nn.Linear(5, 3)
+    for theirs, words in (
+        (torch.optim.Adam(model.parameters(), lr=0.01), r"local=AdamW\(lr=0\.01, steps=10\)"),
+        (torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), r"local=Sgd\(lr=0\.5, steps=10\)"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(model, federation((5,)), fedavg(), local=theirs, rounds=1, progress=False)
+
+
+def test_adapters_of_peft_are_trained_alone():
+    """A language model from a configuration, without a download."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    wrapped = peft.get_peft_model(transformers.GPT2LMHeadModel(config), peft.LoraConfig(r=2, target_modules=["c_attn"]))
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = wrapped
+
+        def forward(self, x):
+            return self.inner(input_ids=x).logits
+
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(0, 11, (3, 6), generator=generator) for _ in range(4)]
+    clients = Federation.from_clients([(t[:, :-1], t[:, 1:]) for t in tokens])
+    simulation, _ = prepare(Logits(), clients, fedavg(), local=LOCAL, rounds=1, device="cpu")
+    assert simulation.task.layout.dimension == 2 * (8 + 24)
+    assert train(Logits(), clients, fedavg(), local=LOCAL, rounds=1, progress=False, device="cpu").history
