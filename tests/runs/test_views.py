@@ -63,7 +63,8 @@ def test_a_run_is_drawn_without_a_display(run, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     figure = run.plot()
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["test loss", "global step size η_g", "clip C"]
+    assert titles[0] == "test loss"
+    assert titles[-2:] == ["global step size η_g", "clip C"]
     drawn = figure.axes[0].lines[0].get_ydata()
     assert list(drawn) == [record["test_loss"] for record in run.history]
     assert figure._repr_png_().startswith(b"\x89PNG")
