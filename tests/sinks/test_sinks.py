@@ -8,7 +8,7 @@ from dpfedexp import InputError
 from dpfedexp.sinks import MLflow, TensorBoard, WandB
 from tests.runs.small import ROUNDS, small_run
 
-SENT = {"test_loss", "eta_g", "clip", "update_norm", "epsilon_total"}
+SENT = {"test_loss", "test_mae", "test_rmse", "test_r2", "eta_g", "clip", "update_norm", "epsilon_total"}
 
 
 class FakeWandB:

@@ -12,19 +12,8 @@ from dpfedexp.advice.message import Advice
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
 from dpfedexp.report.header import RunHeader, read_header, read_statement
 from dpfedexp.runs.file_names import CHECKPOINT, CONFIG, METRICS, STATEMENT_TEXT
-from dpfedexp.runs.plot import metrics_in
+from dpfedexp.runs.plot import STEERING, metrics_in, name_of
 from dpfedexp.runs.results import read_advice, read_history, read_text
-
-NAMES = {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "distance": "distance to the optimum",
-    "eta_g": "global step size η_g",
-    "clip": "clip C",
-    "update_norm": "length of the released update ‖c̄‖",
-    "epsilon_total": "ε so far",
-    "seconds": "seconds per round",
-}
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,9 @@ class RunRecord:
     @property
     def failure(self) -> str | None:
         """Why the run is of no use: its verdict, or a value that is no number any more."""
-        lost = [_name(key) for key in (*self.metrics, "eta_g") if self.history and self.history[-1].get(key, 0) is None]
+        lost = [
+            name_of(key) for key in (*self.metrics, "eta_g") if self.history and self.history[-1].get(key, 0) is None
+        ]
         return self.verdict or (f"{lost[0]} is not a finite number after the last round." if lost else None)
 
     @property
@@ -80,9 +71,9 @@ def read_run(folder: Path) -> RunRecord:
 
 def run_section(run: RunRecord, chart: str = "run") -> Section:
     """One run: its metrics, step size, clip and ε over rounds, its privacy statement and its configuration."""
-    keys = [*run.metrics, *(key for key in ("eta_g", "clip", "epsilon_total") if _varies(run, key))]
-    panels = [Panel(_name(key), "round", _name(key), [run.series(key, _name(key))]) for key in keys]
-    rows = [[_name(key), run.last(key)] for key in (*run.metrics, "eta_g", "clip", "epsilon_total")]
+    keys = [*run.metrics, *(key for key in (*STEERING, "epsilon_total") if _varies(run, key))]
+    panels = [Panel(name_of(key), "round", name_of(key), [run.series(key, name_of(key))]) for key in keys]
+    rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     planned = "" if run.header.rounds in (None, len(run.history)) else f" of {run.header.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
@@ -108,7 +99,7 @@ def sweep_section(runs: Sequence[RunRecord]) -> Section:
     """Several runs side by side."""
     metrics = list(dict.fromkeys(key for run in runs for key in run.metrics))
     panels = [
-        Panel(_name(key), "round", _name(key), [run.series(key, run.name) for run in runs])
+        Panel(name_of(key), "round", name_of(key), [run.series(key, run.name) for run in runs])
         for key in (*metrics, "eta_g")
     ]
     rows = [
@@ -121,7 +112,7 @@ def sweep_section(runs: Sequence[RunRecord]) -> Section:
         ]
         for run in runs
     ]
-    columns = ["run", "rounds", *(_name(key) for key in metrics), "η_g", "ε total"]
+    columns = ["run", "rounds", *(name_of(key) for key in metrics), "η_g", "ε total"]
     return Section(
         name="comparison",
         title=f"{len(runs)} runs side by side",
@@ -137,12 +128,6 @@ def _epsilon(run: RunRecord) -> str:
 def _varies(run: RunRecord, key: str) -> bool:
     values = [r[key] for r in run.history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
     return len(set(values)) > 1
-
-
-def _name(key: str) -> str:
-    if key.startswith("nonprivate_"):
-        return f"{key.removeprefix('nonprivate_').replace('_', ' ')} (not private)"
-    return NAMES.get(key, key.replace("_", " "))
 
 
 def _slug(name: str) -> str:

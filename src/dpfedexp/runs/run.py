@@ -19,7 +19,7 @@ from dpfedexp.files import undate
 from dpfedexp.runs.facts import RunFacts
 from dpfedexp.runs.file_names import LEDGER
 from dpfedexp.runs.outlets import OUTLETS
-from dpfedexp.runs.plot import figure_of, metrics_in
+from dpfedexp.runs.plot import STEERING, figure_of, metrics_in
 from dpfedexp.runs.results import (
     numbers,
     read_advice,
@@ -146,7 +146,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         last = self.history[-1] if self.history else {}
-        keys = [*metrics_in(self.history), "eta_g", "clip"]
+        keys = [*metrics_in(self.history), *STEERING]
         rows = [(key, f"{last[key] + 0.0:.4g}") for key in keys if isinstance(last.get(key), int | float)]
         if self.facts is not None:
             rows += [("parameters d", f"{self.facts.parameters:,}")]

@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.report.document import Chart, Panel, Section, Series, Table
-from dpfedexp.report.runs import NAMES, RunRecord, read_run
+from dpfedexp.report.runs import RunRecord, read_run
+from dpfedexp.runs.plot import name_of
 from dpfedexp.sweep.grid import Trial
 from dpfedexp.sweep.price import charges, price
 from dpfedexp.sweep.run import Outcome, Plan
@@ -67,10 +68,8 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         ]
         for label in ranked
     ]
-    columns = ["setting", *(NAMES.get(name, name.replace("_", " ")) for name in (metric, *others)), "ε of one run"]
-    panel = Panel(
-        NAMES.get(metric, metric), "round", NAMES.get(metric, metric), _curves(ranked[:MOST_CURVES], groups, metric)
-    )
+    columns = ["setting", *(name_of(name) for name in (metric, *others)), "ε of one run"]
+    panel = Panel(name_of(metric), "round", name_of(metric), _curves(ranked[:MOST_CURVES], groups, metric))
     try:
         paid = price([(trial.label, charges(plan.folder(trial))) for trial in runs], delta).sentences
     except InputError as error:
@@ -81,7 +80,7 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         title=f"{len(groups)} settings, {len(runs)} runs",
         text=[
             *paid,
-            f"Best first by {NAMES.get(metric, metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
+            f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],
         tables=[Table("What was found", columns, rows)],
         charts=[Chart("sweep", "Over rounds", _caption(len(ranked)), [panel])],
