@@ -38,25 +38,36 @@ def test_a_callback_ends_the_run_and_loses_nothing(on_round, reason, source, tmp
     run = small_run(on_round=on_round, out=tmp_path / "run")
     assert (len(run.history), len(run.ledger), run.stopped) == (2, 2, reason)
     assert (run.privacy.rounds, run.privacy.planned_rounds, run.privacy.stopping) == (2, ROUNDS, source)
-    assert f"2 of {ROUNDS} planned rounds ran, and the figures are computed for those that ran" in run.privacy.text
+    assert f"2 of {ROUNDS} planned rounds ran." in run.privacy.text
     assert outcome(verify_run(tmp_path / "run")) == "holds"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["stopped"] == reason
 
 
-def test_the_statement_of_a_run_that_stopped_itself_names_the_cost_of_the_whole_plan():
-    """When it stops depends on what was released, so only the plan's figure holds however that was decided."""
-    whole, short = small_run(), small_run(on_round=returns)
+def test_the_statement_of_a_run_that_stopped_itself_has_the_cost_of_the_whole_plan(tmp_path):
+    """When it stops depends on what was released, so no figure but the plan's holds however that was decided."""
+    whole, short = small_run(), small_run(on_round=returns, out=tmp_path / "run")
+    assert short.privacy.epsilon_total == pytest.approx(whole.privacy.epsilon_total, rel=1e-12)
+    assert short.privacy.attack_success == whole.privacy.attack_success
+    assert short.privacy.epsilon_total > short.history[-1]["epsilon_total"]
     assert short.privacy.planned_epsilon_total == pytest.approx(whole.privacy.epsilon_total, rel=1e-12)
-    assert f"that of the whole plan, epsilon = {whole.privacy.shown['epsilon_total']}" in short.privacy.text
+    assert "the figures are those of all the rounds that were planned" in short.privacy.text
+    assert f"all {ROUNDS} planned" in short.privacy.text
     assert "Stopped early" not in whole.privacy.text
-    assert f"stopped early, {whole.privacy.shown['epsilon_total']} for the whole plan" in repr(short.privacy)
+    assert f"stopped early, epsilon of all {ROUNDS} planned" in repr(short.privacy)
+    # A statement that claims the rounds that ran alone is found out.
+    path = tmp_path / "run" / "privacy.json"
+    claim = json.loads(path.read_text())
+    claim["epsilon_total"] = short.history[-1]["epsilon_total"]
+    path.write_text(json.dumps(claim))
+    assert outcome(verify_run(tmp_path / "run")) == "false"
 
 
 def test_the_page_of_a_run_that_stopped_itself_says_so(tmp_path):
     run = small_run(on_round=returns, out=tmp_path / "run")
     header = read_run(tmp_path / "run").header
     assert header.stopped == "enough"
-    assert f"({run.privacy.planned_epsilon_total:.3f} for the whole plan)" in header.text
+    assert f"ε = {run.privacy.epsilon_total:.3f}" in header.text
+    assert f"(of all {ROUNDS} planned rounds)" in header.text
     text = run_section(read_run(tmp_path / "run")).text
     assert "Stopped early: enough" in text
     assert any(line.startswith(f"2 of {ROUNDS} planned rounds") for line in text)

@@ -111,8 +111,8 @@ def _epsilon(statement: dict[str, Any] | None, last: dict[str, Any] | None) -> s
     at = f" at δ = {delta:g}" if isinstance(delta, int | float) else ""
     if statement is None:
         return f"ε = {spent:.3f} so far"
-    plan = statement.get("planned_epsilon_total") if statement.get("stopping") else None
-    return f"ε = {spent:.3f}{at}" + (f" ({plan:.3f} for the whole plan)" if isinstance(plan, int | float) else "")
+    plan = statement.get("planned_rounds") if statement.get("stopping") else None
+    return f"ε = {spent:.3f}{at}" + (f" (of all {plan} planned rounds)" if isinstance(plan, int) else "")
 
 
 def _ledger_header(folder: Path) -> dict[str, Any]:

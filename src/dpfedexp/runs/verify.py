@@ -92,6 +92,8 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
     statement = PrivacyStatement.from_charges(
         ledger.charges(),
         claim.delta,
+        planned=_plan(ledger.charges(), claim),
+        stopping=claim.stopping,
         algorithm=claim.algorithm,
         clients=claim.clients,
         simulated=claim.simulated,
@@ -104,10 +106,17 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         not_covered=claim.not_covered,
         # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
         chosen=claim.chosen,
-        stopping=claim.stopping,
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
+
+
+def _plan(charges: Sequence[tuple[Event, int]], claim: PrivacyStatement) -> list[tuple[Event, int]] | None:
+    """The charges of a run that stopped early as if it had not: its rounds are all alike."""
+    if not claim.stopping or claim.planned_rounds is None or not charges:
+        return None
+    event, _ = max(charges, key=lambda charge: charge[1])
+    return [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
 
 
 def _reporting(header: dict[str, Any]) -> int:

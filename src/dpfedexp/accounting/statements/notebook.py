@@ -18,9 +18,7 @@ def summary(s: Promise) -> str:
         return f"{s.algorithm}, nothing released yet"
     n = shown(s)
     bound = "" if s.exact else "at most "
-    plan = (
-        f"; stopped early, {n['planned_epsilon_total']} for the whole plan" if s.stopping and s.planned_rounds else ""
-    )
+    plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
     return (
         f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
         f"({s.adjacency}, {s.setting}), {s.strength}{plan}"

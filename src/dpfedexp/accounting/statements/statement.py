@@ -54,14 +54,16 @@ class PrivacyStatement(Promise):
             algorithm: the name that the text uses.
             clients: how many there are, a public number.
             simulated: whether the noise came from a seed.
-            planned: the charges of the whole run, where it stopped early or still runs.
+            planned: the charges of the whole run, where it stopped early or still runs. If somebody decided the end, who may have
+                looked at what was released, the figures are those of the plan: that some rounds were not made may tell something.
             not_covered: what the guarantee leaves out beside the usual list.
             reporting: in a local run, how many clients at least report in every round, each from its own data and the released
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
             stopping: what decided that the run ended before its last planned round, where somebody decided it.
         """
-        charges = [(event, n) for event, n in charges if n]
+        made = [(event, n) for event, n in charges if n]
+        charges = made if planned is None or not stopping else [(event, n) for event, n in planned if n]
         total = compose(charges, delta)
         own = view(charges, delta)
         advantage = membership_advantage(total)
@@ -77,7 +79,7 @@ class PrivacyStatement(Promise):
             setting=total.setting,
             adjacency=total.adjacency,
             clients=clients,
-            rounds=_rounds(charges),
+            rounds=_rounds(made),
             epsilon_round=own.epsilon_round,
             epsilon_total=total.epsilon,
             delta=delta,

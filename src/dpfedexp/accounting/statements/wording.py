@@ -180,7 +180,7 @@ def _total(s: Promise, n: dict[str, str]) -> str:
     ]
     if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
         sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
-    if s.planned_rounds is not None and s.planned_rounds != s.rounds:
+    if s.planned_rounds is not None and s.planned_rounds != s.rounds and not s.stopping:
         sentences.append(
             f"The plan is {n['planned_rounds']} rounds, which would cost epsilon = {n['planned_epsilon_total']} in total."
         )
@@ -216,16 +216,10 @@ def _stopping(s: Promise, n: dict[str, str]) -> list[str]:
     if not s.stopping:
         return []
     planned = n.get("planned_rounds", n["rounds"])
-    sentence = (
-        f"Stopped early: {n['rounds']} of {planned} planned rounds ran, and the figures are computed for those that ran. "
-        f"{_STOPPING[s.stopping]}"
-    )
-    if s.planned_epsilon_total is not None:
-        sentence += (
-            " Where a run ends may itself tell something about the clients; the figure that holds however it was decided is "
-            f"that of the whole plan, epsilon = {n['planned_epsilon_total']}."
-        )
-    return [sentence]
+    return [
+        f"Stopped early: {n['rounds']} of {planned} planned rounds ran. {_STOPPING[s.stopping]} Where a run "
+        "ends may itself tell something about the clients, so the figures are those of all the rounds that were planned."
+    ]
 
 
 def _chosen(s: Promise) -> list[str]:
@@ -277,6 +271,8 @@ def _large_delta(s: Promise, n: dict[str, str]) -> list[str]:
 
 
 def _all_rounds(s: Promise, n: dict[str, str]) -> str:
+    if s.stopping and s.planned_rounds is not None:
+        return f"all {n['planned_rounds']} planned"
     return "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
 
 
