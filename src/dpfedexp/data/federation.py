@@ -270,9 +270,8 @@ class Federation(Partitioned):
 
         Args:
             path: the folder.
-            files: which files of it, as a pattern: .npz, .pt (a dict of tensors or a pair; no code in it is run) and .csv with a
-                line of column names.
-            target: the array or column to be predicted; see `from_pandas`. Of a pair the arrays are called inputs and targets.
+            files: which files of it, as a pattern: .npz, .safetensors, and .csv with a line of column names.
+            target: the array or column to be predicted; see `from_pandas`.
             features: see `from_pandas`; by default all that is in a file beside the target.
             categories: see `from_pandas`.
             dtype: see `Federation`.

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
@@ -28,9 +29,10 @@ def test_npz_files_are_clients_by_name(tmp_path) -> None:
     assert np.array_equal(made.client(2)[0], X[:3])
 
 
-def test_pt_files_hold_a_dict_or_a_pair(tmp_path) -> None:
-    torch.save({"inputs": torch.from_numpy(X[:1]), "targets": torch.from_numpy(Y[:1])}, tmp_path / "a.pt")
-    torch.save((torch.from_numpy(X[1:]), torch.from_numpy(Y[1:])), tmp_path / "b.pt")
+def test_safetensors_files_hold_tensors_by_name(tmp_path) -> None:
+    for name, part in (("a", slice(0, 1)), ("b", slice(1, None))):
+        tensors = {"inputs": torch.from_numpy(X[part].copy()), "targets": torch.from_numpy(Y[part].copy())}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
     made = Federation.from_folder(str(tmp_path))
     assert made.sizes.tolist() == [1, 3]
     assert np.array_equal(made.client(1)[0], X[1:])
@@ -86,11 +88,15 @@ def test_csv_files_that_do_not_fit_get_a_sentence(tmp_path, files, sentence: str
 def test_folders_and_files_that_cannot_be_read_get_a_sentence(tmp_path) -> None:
     with pytest.raises(InputError, match="which is no folder; give the folder that holds one file per client"):
         Federation.from_folder(tmp_path / "nothing")
+    (tmp_path / "a.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match=r"'a.safetensors' can't be read as .safetensors: "):
+        Federation.from_folder(tmp_path)
+    (tmp_path / "a.safetensors").unlink()
     (tmp_path / "a.npz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"'a.npz' can't be read as .npz: .*; write it anew or move it away"):
         Federation.from_folder(tmp_path)
     np.savez(tmp_path / "a.npz", inputs=X, targets=Y)
-    torch.save((torch.from_numpy(X), torch.from_numpy(Y)), tmp_path / "a.pt")
+    save_file({"inputs": torch.from_numpy(X), "targets": torch.from_numpy(Y)}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="the client 'a' has several files; give one per client"):
         Federation.from_folder(tmp_path)
 
@@ -104,7 +110,7 @@ def test_a_file_cannot_run_code(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "files").mkdir()
     torch.save({"inputs": Intruder()}, tmp_path / "files" / "a.pt")
-    with pytest.raises(InputError, match=r"'a.pt' can't be read as .pt"):
+    with pytest.raises(InputError, match=r"'a.pt' in .* is a pickle, .*; write it as .safetensors or .npz"):
         Federation.from_folder(tmp_path / "files")
     np.savez(tmp_path / "files" / "a.npz", inputs=np.array([Intruder()], dtype=object))
     (tmp_path / "files" / "a.pt").unlink()

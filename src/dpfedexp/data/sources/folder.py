@@ -1,18 +1,17 @@
-"""A folder with one file per client: .npz, .pt or .csv; the file's name without its ending is the client's id."""
+"""A folder with one file per client: .npz, .safetensors or .csv; the file's name without its ending is the client's id."""
 
 from __future__ import annotations
 
 import csv
-import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from dpfedexp.errors import InputError, require
 
@@ -32,8 +31,10 @@ def client_files(path: str | Path, files: str) -> list[Path]:
     for file in found:
         require(
             file.is_file() and file.suffix in _READERS,
-            f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}); move it away, or say which are with "
-            "files='*.csv'.",
+            f"{file.name!r} in {str(path)!r} is a pickle, which may run code when it is read; write it as .safetensors or .npz."
+            if file.suffix in (".pt", ".pth", ".pkl", ".pickle")
+            else f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}); move it away, or say which are "
+            "with files='*.csv'.",
         )
     stems = [file.stem for file in found]
     twice = next((stem for stem in stems if stems.count(stem) > 1), None) if len(set(stems)) < len(stems) else None
@@ -55,7 +56,7 @@ def read_files(files: list[Path]) -> Iterator[Table]:
 def _read(file: Path) -> Table:
     try:
         return _READERS[file.suffix](file)
-    except (OSError, EOFError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
@@ -69,16 +70,9 @@ def _npz(file: Path) -> Table:
         return {name: stored[name] for name in stored.files}
 
 
-def _pt(file: Path) -> Table:
-    # weights_only: a file from somebody else must not run code here.
-    stored = torch.load(file, map_location="cpu", weights_only=True)
-    if isinstance(stored, tuple | list) and len(stored) == 2:
-        stored = {"inputs": stored[0], "targets": stored[1]}
-    require(
-        isinstance(stored, dict) and all(isinstance(value, Tensor) for value in stored.values()),
-        f"{file.name!r} holds a {type(stored).__name__}; it must hold a dict of tensors or a pair (inputs, targets).",
-    )
-    return {name: value.detach() for name, value in stored.items()}
+def _safetensors(file: Path) -> Table:
+    tensors: Table = load_file(file)
+    return tensors
 
 
 def _csv(file: Path) -> Table:
@@ -132,4 +126,4 @@ def _text(values: list[str]) -> NDArray[Any]:
     return np.array([value or None for value in values], dtype=object)
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {".npz": _npz, ".pt": _pt, ".csv": _csv}
+_READERS: dict[str, Callable[[Path], Table]] = {".npz": _npz, ".safetensors": _safetensors, ".csv": _csv}
