@@ -23,9 +23,8 @@ def test_sampling_is_handed_to_the_accountant(sampling, adjacency):
     assert found < epsilon(1.0, 200, 1e-6, adjacency=adjacency)
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.1])
-def test_the_three_are_inverse_to_each_other(rate):
-    how = {"sampling_rate": rate, "adjacency": "add-remove"}
+def test_the_three_are_inverse_to_each_other():
+    how = {"adjacency": "add-remove"}
     z = noise(3.0, 40, 1e-5, **how)
     assert epsilon(z, 40, 1e-5, **how) <= 3.0 < epsilon(z * 0.999, 40, 1e-5, **how)
     assert rounds(3.0, z, 1e-5, **how) == 40

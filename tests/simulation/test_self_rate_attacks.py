@@ -35,7 +35,7 @@ def federation(count=24, rows=6, first=None, wrong=False, transform=None):
 
 
 def test_a_client_whose_rows_make_the_loss_fail_stops_no_secure_run_and_is_not_named():
-    done = train(nn.Linear(4, 3), federation(wrong=True), FIXED, local=AUTO, rounds=2, secure=True, progress=False)
+    done = train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True, progress=False)
     assert len(done.history) == 2
 
 
