@@ -72,6 +72,23 @@ def test_a_private_selection_shows_the_best_run_and_nothing_of_the_others(file, 
     assert "holds a selection already" in str(again.exception)
 
 
+def test_a_selection_costs_what_its_dearest_setting_does_drawn_or_not(file, tmp_path, monkeypatch):
+    """Drawn are only the cheap ones; that a dear one might have been is part of what is shown."""
+    monkeypatch.setattr("dpfedexp.sweep.selection.number_of_runs", lambda runs, uniform: 1)
+    monkeypatch.setattr("secrets.SystemRandom.choice", lambda self, grid: grid[0])
+    out = tmp_path / "out"
+    done = sweep(file, "--grid", "algorithm.target_epsilon=1,8", "--repeats", "3", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "ε = 11.271 at δ = 1e-05" in (out / "selection.txt").read_text()
+
+
+def test_a_selection_over_settings_of_unknown_cost_is_refused_before_any_run(file, tmp_path):
+    arguments = ("--grid", "algorithm.delta=1e-5,1e-6", "--repeats", "3")
+    done = sweep(file, *arguments, "--out", tmp_path / "out")
+    assert "private selection needs algorithm.target_epsilon" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_fails_does_not_take_the_others_with_it(file, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfedexp.sweep.run._train", lambda plan, trial, threads: "it broke")
     done = sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", tmp_path / "out")

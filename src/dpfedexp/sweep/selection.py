@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dpfedexp.accounting import compose
+from dpfedexp.accounting import compose, gdp
 from dpfedexp.accounting.selection import number_of_runs, selection_epsilon
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
@@ -38,17 +38,17 @@ def select(plan: Plan, grid: Sequence[Trial], repeats: float, metric: str | None
     """
     if (plan.out / TEXT).is_file():
         raise InputError(f"the folder {str(plan.out)!r} holds a selection already; name a new one with --out.")
-    hidden = replace(plan, out=plan.out / HIDDEN)
+    hidden, mu = replace(plan, out=plan.out / HIDDEN), _dearest(plan, grid, delta)
+    epsilon = selection_epsilon(mu, delta, repeats)
     trials = _drawn(hidden.out, grid, repeats)
     outcome = run_trials(hidden, trials)
     if outcome.failed:
         raise InputError(f"a run of the selection failed, and nothing is shown: {outcome.failed[0][1]}")
     costs = [compose(charges(hidden.folder(trial)), delta) for trial in trials]
-    if any(cost.mu is None for cost in costs):
+    if any(cost.mu is None or cost.mu > mu * (1 + 1e-9) for cost in costs):
         raise InputError(
             "private selection needs rounds of Gaussian noise in which everybody takes part; these are others."
         )
-    epsilon = selection_epsilon(max(cost.mu or 0.0 for cost in costs), delta, repeats)
     runs = [read_run(hidden.folder(trial)) for trial in trials]
     name = metric_of(runs, metric)
     sign = 1.0 if higher_is_better(name) else -1.0
@@ -63,6 +63,20 @@ def select(plan: Plan, grid: Sequence[Trial], repeats: float, metric: str | None
     replace_text(plan.out / TEXT, text)
     shutil.rmtree(hidden.out)
     return text
+
+
+def _dearest(plan: Plan, grid: Sequence[Trial], delta: float) -> float:
+    """μ of the dearest setting of the grid, drawn or not: what one run with settings drawn from it costs."""
+    targets = []
+    for trial in grid:
+        algorithm = trial.settings(plan.file, plan.overrides).build_algorithm()
+        if algorithm.target_epsilon is None or algorithm.target_per != "total" or algorithm.delta != delta:
+            raise InputError(
+                f"private selection needs algorithm.target_epsilon for the whole run and delta = {delta:g} in every setting of the "
+                f"grid, so that its cost is known before any run; {trial.label} has another promise."
+            )
+        targets.append(algorithm.target_epsilon)
+    return gdp.mu(max(targets), delta)
 
 
 def _drawn(folder: Path, grid: Sequence[Trial], repeats: float) -> list[Trial]:
