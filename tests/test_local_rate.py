@@ -6,63 +6,104 @@ import pytest
 import torch
 
 from dpfedexp.local_rate import (
-    MOST_PROGRESS,
     RADII,
     RATES,
     USUAL,
     chosen,
     located,
+    nearest,
     on_grid,
+    preferred,
     slowed,
-    wants_more,
     watched,
 )
 
-CLEAN = torch.full((len(RATES),), 1e-6, dtype=torch.float64)
+CLEAN = 1e-6
 
 
-def test_a_client_wants_more_only_if_it_was_helped_more_than_by_the_next_rate_and_did_not_learn_its_data_by_heart():
-    before = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, -2.0])
-    after = torch.tensor([0.9, 1.1, 0.9, 0.4, math.inf, -2.1])
-    smaller = torch.tensor([0.95, 1.2, 0.8, 0.6, math.inf, -2.05])
-    assert wants_more(before, after, smaller).tolist() == [True, False, False, False, False, True]
-    assert MOST_PROGRESS == 0.5
+def valley(best, floor=0.0):
+    """Losses that start at 1 and are least at a client's own rate, by the distance in decades; far above it they are large."""
+    at = torch.tensor(best).double().log10()
+
+    def after(rates):
+        distance = rates.double().log10() - at
+        return torch.where(distance < 2, (floor + 0.1 * distance.square()).clamp_max(1.0), 100.0 * distance)
+
+    return after
 
 
 @pytest.mark.parametrize("at", range(len(RATES)))
-def test_clean_votes_choose_the_largest_rate_that_clients_want(at):
-    """Up to a third of a half decade, by which the prior draws the ends of the grid inwards."""
-    votes = (torch.arange(len(RATES)) <= at).double()
-    assert chosen(votes, CLEAN) == pytest.approx(RATES[at], rel=0.4)
-    assert at not in range(4, 9) or chosen(votes, CLEAN) == pytest.approx(RATES[at], rel=0.06)
+def test_a_client_finds_its_own_best_rate_wherever_it_is_on_the_grid(at):
+    after = valley([RATES[at] * 1.1, RATES[at] * 0.9], 0.5)
+    assert preferred(torch.ones(2).double(), after).tolist() == [at + 1] * 2
 
 
-@pytest.mark.parametrize("at", range(1, len(RADII)))
-def test_clean_votes_find_the_middle_of_the_update_norms(at):
-    """All updates lie between two radii of the grid, so that the middle is between them."""
-    votes = (torch.arange(len(RADII)) < at).double()
-    found = located(votes, torch.full((len(RADII),), 1e-6, dtype=torch.float64))
-    assert found == pytest.approx(RADII[at - 1] * 10**0.25, rel=0.4)
+def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says_nothing_where_nothing_moves():
+    before = torch.tensor([1.0, 1.0, 1.0, 1.0, -2.0, math.nan]).double()
+
+    def after(rates):
+        """Destroyed from 1 on, with a dead model at 100; by heart from 0.1 on; never moved; worse at any rate; a negative loss."""
+        first = torch.where(rates < 0.9, 1.0 - 0.3 * rates, torch.where(rates < 50, 9.0, 0.6))
+        return torch.stack(
+            [
+                first[0],
+                1.0 - 6.0 * rates[1].clamp_max(0.15),
+                before[2],
+                1.0 + rates[3],
+                -2.0 - rates[4].clamp_max(0.09),
+                before[5],
+            ]
+        )
+
+    found = preferred(before, after).tolist()
+    grid = [None if place == 0 else RATES[place - 1] for place in found]
+    assert grid[0] == pytest.approx(10**-0.5)
+    assert grid[1] == pytest.approx(10**-1.5)
+    assert grid[2] is None
+    assert grid[3] == RATES[0] == grid[5]
+    assert grid[4] >= 0.1
 
 
-def test_a_minority_far_above_the_right_rate_is_no_vote_for_it():
-    votes = torch.where(torch.arange(len(RATES)) <= 5, 0.95, 0.33).double()
-    assert RATES[5] < chosen(votes, torch.full_like(votes, 0.1)) < RATES[6]
+def test_a_norm_stands_at_the_nearest_radius():
+    norms = torch.tensor([0.0, 1e-9, 1.0, 1.7, 1.8, 1e9, math.inf, math.nan])
+    assert nearest(norms).tolist() == [1, 1, 11, 11, 12, len(RADII), len(RADII), 0]
 
 
-def test_noise_of_a_third_of_the_clients_on_every_bin_leaves_the_rate_known_to_half_a_decade():
-    """Each bin beside the step tells 1 from 0 by three deviations. The sum of the means would deviate by √13/3 half decades."""
-    votes, generator = (torch.arange(len(RATES)) <= 6).double(), torch.Generator().manual_seed(0)
-    noisy = votes + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 3
-    found = torch.tensor([2 * math.log10(chosen(row, torch.full_like(row, 1 / 3)) / RATES[6]) for row in noisy])
+def heap(bins, at, count=1.0):
+    return count * (torch.arange(bins) == at).double()
+
+
+@pytest.mark.parametrize("at", range(len(RATES)))
+def test_a_clean_histogram_chooses_the_rate_at_which_the_clients_stand(at):
+    assert chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.4)
+    assert at not in range(3, 10) or chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.06)
+
+
+@pytest.mark.parametrize("at", range(len(RADII)))
+def test_a_clean_histogram_finds_the_middle_of_the_update_norms(at):
+    assert located(heap(len(RADII), at), CLEAN) == pytest.approx(RADII[at], rel=0.5)
+
+
+@pytest.mark.parametrize("other", [0, 10, 12])
+def test_a_second_smaller_heap_moves_nothing(other):
+    both = heap(len(RATES), 5, 0.67) + heap(len(RATES), other, 0.33)
+    assert chosen(both, 0.02) == pytest.approx(RATES[5], rel=0.1)
+
+
+@pytest.mark.parametrize("answering", [0.4, 1.0])
+def test_noise_of_a_tenth_of_the_clients_on_every_bin_leaves_the_rate_known_to_a_third_of_a_decade(answering):
+    """A heap over three bins, of which some clients are missing, in 400 draws of the noise."""
+    clean = answering * (heap(len(RATES), 5, 0.3) + heap(len(RATES), 6, 0.4) + heap(len(RATES), 7, 0.3))
+    generator = torch.Generator().manual_seed(0)
+    noisy = clean + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 10
+    found = torch.tensor([2 * math.log10(chosen(row, 0.1) / RATES[6]) for row in noisy])
     assert float(found.mean().abs()) < 0.2
-    assert float(found.std()) < 0.7
-    assert float(found.abs().max()) < 3.0
+    assert float(found.std()) < (0.4 if answering == 1.0 else 1.3)
 
 
 @pytest.mark.parametrize("votes", [-50.0, 0.0, 0.5, 1.0, 50.0])
 def test_votes_that_are_all_noise_leave_the_usual_rate(votes):
-    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0 * torch.ones_like(CLEAN))
+    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0)
     assert found == pytest.approx(USUAL, rel=0.03)
 
 

@@ -1,9 +1,8 @@
 """The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
 
-Before the first round every client tries one rate of a public grid, the one of its bin, on the first model, and says whether it
-wants more. Rates below the right one are wanted by nearly all clients and rates above it by nearly none: the right one is where the
-bins' means step down. In every later round clients say whether local training helped, and the rate falls where it did
-not.
+Before the first round every client looks for its own best rate on a public grid, on the first model, and stands in that rate's bin:
+the right rate is the middle of the noisy histogram. In every later round clients say whether local training helped, and the rate
+falls where it did not.
 
 A client whose own loss rose in its local steps sends nothing. That is its own business, and costs no privacy.
 """
@@ -11,6 +10,7 @@ A client whose own loss rose in its local steps sends nothing. That is its own b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,15 +21,14 @@ RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 """The public grid: half decades from 10⁻⁴ to 10²."""
 RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
-BELOW = (10.0**-0.5, 0.1)
-"""The rates that a client compares its own with, as shares of it. Two of them: where one destroys the model, a larger one may end
-in a model that says nothing, which is better than that and no reason to want more."""
 MOST_PROGRESS = 0.5
 """A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
 USUAL, SPREAD = 0.1, 1.0
 """What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
-WIDTH, MISFIT = 0.5, 0.15
-"""How votes fall from all to none: from nine tenths to one within a decade of the grid, and within 0.15 of that."""
+FLAT = 1e-6
+"""A change of a loss by less than this share of it is none."""
+WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
+"""What a histogram may look like: a bell of these widths in half decades, made by these shares of the clients, to 0.05 a bin."""
 RATE_SHARE, CLIP_SHARE = 0.008, 0.002
 """The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end
 a run, a first clip that is off by half a decade costs a round or two."""
@@ -44,15 +43,36 @@ FALL = 2.0
 """How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
 
 
-def wants_more(before: Tensor, after: Tensor, smaller: Tensor) -> Tensor:
-    """Which clients want a rate at least as large as the one they tried, [n] bool.
+def preferred(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each client's own best rate as its number on the grid, counted from 1, and 0 for a client that no rate moves, [n].
+
+    A client goes up by decades while its loss falls, and falls by at most half; then it tries half a decade to either side. It
+    stops where its loss first rises: behind a rate that destroys the model, a larger one may end in a model that says nothing,
+    which is better than that and no reason to want more. Where the smallest rate is too large already, that is its vote.
 
     Args:
         before: their losses on the first model.
-        after: their losses after the local steps at the rate.
-        smaller: their least losses after the local steps at the rates of `BELOW`, which must have been worse.
+        after: from a rate for each to their losses after the local steps.
     """
-    return (after < before) & (after < smaller) & (before - after <= MOST_PROGRESS * before.abs())
+    floor, flat = before - MOST_PROGRESS * before.abs(), FLAT * before.abs()
+    walking, moved = torch.ones_like(before, dtype=torch.bool), torch.zeros_like(before, dtype=torch.bool)
+    place, least = torch.zeros_like(before, dtype=torch.int64), before
+    for number in range(0, len(RATES), 2):
+        loss = after(torch.full_like(before, RATES[number]))
+        walking &= (loss <= least + flat) & (loss >= floor)
+        moved |= ~((loss - before).abs() <= flat)
+        place, least = torch.where(walking, number, place), torch.where(walking, loss, least)
+    grid = torch.tensor(RATES, dtype=before.dtype, device=before.device)
+    lower, higher = ((place + step).clamp(0, len(RATES) - 1) for step in (-1, 1))
+    below, above = after(grid[lower]), after(grid[higher])
+    place = torch.where(below < least, lower, torch.where((above < least) & (above >= floor), higher, place))
+    return torch.where(moved, place + 1, 0)
+
+
+def nearest(norms: Tensor) -> Tensor:
+    """The radius of the grid that is nearest to each norm, by its number counted from 1, and 0 where a norm is no number, [n]."""
+    place = (2.0 * torch.log10(norms.double() / RADII[0])).round().clamp(0, len(RADII) - 1)
+    return torch.nan_to_num(place + 1, nan=0.0).long()
 
 
 def probe_noise(mu: float, rounds: int, share: float) -> float:
@@ -60,14 +80,14 @@ def probe_noise(mu: float, rounds: int, share: float) -> float:
     return 1.0 / (mu * math.sqrt(share * rounds))
 
 
-def chosen(means: Tensor, deviations: Tensor) -> float:
-    """The rate from the bins' noisy means: with clean votes, the largest rate of the grid that clients still want.
+def chosen(shares: Tensor, deviation: float) -> float:
+    """The rate from the noisy histogram of the clients' own best rates: its middle.
 
     Args:
-        means: which share of the clients of each bin wants more, noisy, [K].
-        deviations: the standard deviations of that noise, [K].
+        shares: which share of the clients stands at each rate, noisy, [K].
+        deviation: the standard deviation of that noise.
     """
-    return on_grid(RATES, _edge(RATES, means, deviations, USUAL) - 0.5)
+    return on_grid(RATES, _middle(RATES, shares, deviation, USUAL))
 
 
 def slowed(rate: float, noise_share: float) -> float:
@@ -83,30 +103,35 @@ def slowed(rate: float, noise_share: float) -> float:
     return rate / max(1.0, noise_share)
 
 
-def located(means: Tensor, deviations: Tensor) -> float:
-    """The first clip: the radius that half of the updates exceed.
+def located(shares: Tensor, deviation: float) -> float:
+    """The first clip from the noisy histogram of the update norms: its middle.
 
     Args:
-        means: which share of each bin's clients had updates longer than its radius, noisy, [K].
-        deviations: the standard deviations of that noise, [K].
+        shares: which share of the clients stands at each radius, noisy, [K].
+        deviation: the standard deviation of that noise.
     """
-    return on_grid(RADII, _edge(RADII, means, deviations, 1.0))
+    return on_grid(RADII, _middle(RADII, shares, deviation, 1.0))
 
 
-def _edge(grid: tuple[float, ...], means: Tensor, deviations: Tensor, usual: float) -> float:
-    """Where on the grid shares fall from 1 to 0: the mean of its posterior, from a prior around the usual point.
+def _middle(grid: tuple[float, ...], shares: Tensor, deviation: float, usual: float) -> float:
+    """The middle of a noisy histogram, as a fractional number on the grid: the mean of its posterior, the prior around the usual.
 
-    A step at θ has the shares 1/(1 + e^((k − θ)/`WIDTH`)). Each bin adds its squared distance from them in units of its own noise,
-    and of `MISFIT`, so that a share which no step explains, such as a third of the clients who are content with a model that says
-    nothing, decides nothing.
+    A bell in the middle θ, of width s, made by a share a of the clients, has a(F((k + ½ − θ)/s) − F((k − ½ − θ)/s)) in bin k, F
+    logistic; the bins at the ends have its tails. A bin adds its squared distance from that in units of the noise, and
+    of `MISFIT`: so a second, smaller heap, such as a third of the clients who are content with a model that says nothing, moves
+    nothing.
     """
-    edges = torch.arange(-0.5, len(grid), 0.05, dtype=torch.float64)
-    shares = torch.sigmoid((edges[:, None] - torch.arange(len(grid))) / WIDTH)
-    seen = torch.nan_to_num(means.double().cpu(), 0.5, 1.0, 0.0)
-    distance = ((seen - shares).square() / (deviations.double().cpu().square() + MISFIT**2)).sum(1)
-    prior = ((edges - 0.5 - 2.0 * math.log10(usual / grid[0])) / (2.0 * SPREAD)).square()
-    weights = torch.softmax(-(distance + prior) / 2, 0)
-    return float(weights @ edges)
+    middles = torch.arange(-0.5, len(grid), 0.05, dtype=torch.float64)
+    walls = torch.arange(len(grid) - 1) + 0.5
+    ends = torch.zeros(len(WIDTHS), len(middles), 1, dtype=torch.float64)
+    widths = torch.tensor(WIDTHS, dtype=torch.float64)[:, None, None]
+    below = torch.cat([ends, torch.sigmoid((walls - middles[:, None]) / widths), ends + 1.0], dim=2)
+    bells = torch.tensor(PRESENT, dtype=torch.float64)[:, None, None, None] * below.diff(dim=2)
+    seen = torch.nan_to_num(shares.double().cpu(), 0.0, 1.0, 0.0)
+    distance = ((seen - bells).square() / (deviation**2 + MISFIT**2)).sum(-1)
+    prior = ((middles - 2.0 * math.log10(usual / grid[0])) / (2.0 * SPREAD)).square()
+    weights = torch.softmax((-(distance + prior) / 2).flatten(), 0).reshape(distance.shape).sum((0, 1))
+    return float(weights @ middles)
 
 
 def on_grid(grid: tuple[float, ...], index: float) -> float:

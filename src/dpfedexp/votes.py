@@ -228,20 +228,20 @@ def bin_sums(values: Tensor, bins: Tensor, count: int, vote: Vote, secure: Secur
     return torch.zeros(count, dtype=torch.float64, device=held.device).index_add_(0, bins.to(held.device), held)
 
 
-def release_bins(sums: Tensor, counts: Tensor, vote: Vote, noise: Noise, secure: Secure = False) -> Tensor:
-    """The noisy mean value of each bin, [K] float64.
+def release_bins(sums: Tensor, count: float, vote: Vote, noise: Noise, secure: Secure = False) -> Tensor:
+    """The noisy mean value in each bin, over all the clients, [K] float64; a client counts as the range's middle in other bins.
 
     Formal guarantee: with the sums of `bin_sums`, and noise of standard deviation `vote.noise` on each, this is one Gaussian query
     that one client moves by at most ½ when it is left out and by at most 1 when it is replaced, over all the bins together.
 
     Args:
         sums: the sums of shares by bin, [K].
-        counts: how many clients each bin has or is expected to have, a public number, [K].
+        count: how many clients there are or are expected to be, a public number.
         vote: the range, and the noise on each bin.
         noise: where the draws come from.
         secure: whether the noise is on the lattice, and of which kind.
     """
-    require(bool((counts > 0).all()), "a bin has no clients; use fewer bins than there are clients.")
+    require(count > 0, f"count is {count!r}; it must be a positive number of clients.")
     held = sums.cpu()
     if secure:
         step = step_of(vote, secure)
@@ -250,4 +250,4 @@ def release_bins(sums: Tensor, counts: Tensor, vote: Vote, noise: Noise, secure:
     else:
         server = torch.zeros(1, dtype=torch.int64)
         noisy = held + vote.noise * noise.normal(server, len(held), held.device, torch.float64)[0]
-    return vote.middle + vote.width * noisy / counts.cpu().double()
+    return vote.middle + vote.width * noisy / count

@@ -95,17 +95,17 @@ def bins_caught(name: str, kind: type) -> bool:
 
 
 class HalfNoise(BinnedVote):
-    def release(self, sums, counts, noise):
-        return BinnedVote(replace(self.vote, noise=self.vote.noise / 2), self.bins).release(sums, counts, noise)
+    def release(self, sums, count, noise):
+        return BinnedVote(replace(self.vote, noise=self.vote.noise / 2), self.bins).release(sums, count, noise)
 
 
 class OneDrawForAllBins(BinnedVote):
-    def release(self, sums, counts, noise):
+    def release(self, sums, count, noise):
         class Repeated:
             def normal(self, clients, width, device, dtype):
                 return noise.normal(clients, 1, device, dtype).expand(1, width)
 
-        return super().release(sums, counts, Repeated())
+        return super().release(sums, count, Repeated())
 
 
 class AnswersInEveryBin(BinnedVote):

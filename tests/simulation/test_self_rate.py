@@ -198,7 +198,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
     monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
     seen = []
     collect = BinnedVote.collect
-    monkeypatch.setattr(BinnedVote, "collect", lambda self, v, b: (seen.append(v.clone()), collect(self, v, b))[1])
+    monkeypatch.setattr(BinnedVote, "collect", lambda self, v, b: (seen.append(b.clone()), collect(self, v, b))[1])
     algorithm, replaced, found = cdp_fedexp(clip=AdaptiveClip(), target_epsilon=8.0), 7, []
     for other in (1.0, 1e4):
         rows = [regression(24).client(n) for n in range(24)]
@@ -214,8 +214,6 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         )
         state = simulation.begin()
         monkeypatch.setattr("dpfedexp.simulation.self_rate.chosen", lambda means, doubt: 0.1)
-        # The same bins both times: secure runs draw them anew.
-        monkeypatch.setattr(BinnedVote, "assigned", lambda self, clients, noise: clients % self.bins)
         seen.clear()
         state = probed(simulation, state, Ledger.in_memory(), None)
         answers = torch.cat(seen).reshape(2, 24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ from dpfedexp.votes import Ask, Secure, Vote
 
 RATE, CLIP = "local rate", "first clip"
 """What the two votes are called in the ledger."""
-Values = Callable[[Tensor, Tensor], Tensor]
-"""From clients and their bins to their answers, each between 0 and 1."""
+Places = Callable[[Tensor], Tensor]
+"""From clients to the bins that they stand in, counted from 1; 0 for those that say nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Probe:
 
     def vote(self, name: str) -> BinnedVote:
         bins, noise = (len(RATES), self.rate_noise) if name == RATE else (len(RADII), self.clip_noise)
-        return BinnedVote(Vote(name, noise=noise or 1e-9), bins, self.adjacency, self.secure, drawn=True)
+        return BinnedVote(Vote(name, -1.0, 1.0, noise=noise or 1e-9), bins, self.adjacency, self.secure)
 
     def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
         """What they cost: the clip is asked for only where it adapts."""
@@ -58,33 +59,28 @@ class Probe:
         self,
         name: str,
         chunks: Iterator[Tensor],
-        values: Values,
-        population: int,
-        share: float,
+        places: Places,
+        count: float,
         noise: Noise,
-        own: Noise,
         pay: Callable[[], None],
-    ) -> tuple[Tensor, Tensor]:
-        """The noisy means of the bins and the deviations of their noise, both [K].
+    ) -> tuple[Tensor, float]:
+        """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise.
 
         Args:
             name: which of the two votes.
             chunks: the clients that take part.
-            values: what they answer.
-            population: the public number of clients.
-            share: the expected share of them that takes part.
+            places: where they stand.
+            count: how many are expected to take part, a public number.
             noise: where the noise comes from.
-            own: where clients draw their bins from.
             pay: called when all have answered and before anything of it exists outside.
         """
         vote = self.vote(name)
         sums = torch.zeros(vote.bins, dtype=torch.float64)
         for clients in chunks:
-            bins = vote.assigned(clients, own)
-            sums += vote.collect(values(clients, bins), bins).cpu()
-        counts = vote.counts(population, share).clamp_min(1.0)
+            found = places(clients)
+            sums += vote.collect(torch.where(found > 0, 1.0, math.nan), (found - 1).clamp_min(0)).cpu()
         pay()
-        return vote.release(sums, counts, noise), vote.vote.noise / counts
+        return vote.release(sums, max(count, 1.0), noise), vote.vote.width * vote.vote.noise / max(count, 1.0)
 
 
 def asked(

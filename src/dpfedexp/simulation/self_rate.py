@@ -15,7 +15,7 @@ from dpfedexp.algorithms import probe
 from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.clipping import AdaptiveClip, row_norms
 from dpfedexp.errors import LedgerError
-from dpfedexp.local_rate import BELOW, RADII, RATES, chosen, located, slowed, wants_more
+from dpfedexp.local_rate import chosen, located, nearest, preferred, slowed
 from dpfedexp.mechanisms import Mechanism, Secure
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import RATE, Simulation
@@ -51,28 +51,25 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
         return state
     w = state.w.float()
 
-    def wants(clients: Tensor, bins: Tensor) -> Tensor:
-        rates = torch.tensor(RATES, device=w.device)[bins.to(w.device)]
-
-        def loss(factor: float) -> Tensor:
-            return simulation.loss_after(w, _rows(simulation, w, clients, rates * factor), clients, BEFORE)
-
+    def best(clients: Tensor) -> Tensor:
         still = simulation.loss_after(w, w.new_zeros(len(clients), len(w)), clients, BEFORE)
-        return wants_more(still, loss(1.0), torch.minimum(*(loss(factor) for factor in BELOW))).double()
+
+        def after(rates: Tensor) -> Tensor:
+            return simulation.loss_after(w, _rows(simulation, w, clients, rates), clients, BEFORE)
+
+        return preferred(still, after)
 
     cohort = simulation.participation.expected(simulation.population)
     noise = simulation.mechanism.noise_share(len(w), cohort) or 0.0
-    rate = slowed(chosen(*_asked(simulation, vote, probe.RATE, wants, ledger, budget)), noise)
+    rate = slowed(chosen(*_asked(simulation, vote, probe.RATE, best, ledger, budget)), noise)
     memory = {**state.memory, RATE: torch.full_like(state.memory[RATE], rate)}
     if not isinstance(simulation.algorithm.clip, AdaptiveClip):
         return replace(state, memory=memory)
 
-    def longer(clients: Tensor, bins: Tensor) -> Tensor:
-        rows = _rows(simulation, w, clients, torch.full((len(clients),), rate, device=w.device))
-        radii = torch.tensor(RADII, dtype=torch.float64, device=w.device)[bins.to(w.device)]
-        return (row_norms(torch.nan_to_num(rows, 0.0, 0.0, 0.0)) > radii).double()
+    def length(clients: Tensor) -> Tensor:
+        return nearest(row_norms(_rows(simulation, w, clients, torch.full((len(clients),), rate, device=w.device))))
 
-    radius = located(*_asked(simulation, vote, probe.CLIP, longer, ledger, budget))
+    radius = located(*_asked(simulation, vote, probe.CLIP, length, ledger, budget))
     return replace(state, memory=memory, radius=radius)
 
 
@@ -81,10 +78,9 @@ def _rows(simulation: Simulation, w: Tensor, clients: Tensor, rates: Tensor) -> 
 
 
 def _asked(
-    simulation: Simulation, vote: Probe, name: str, values: probe.Values, ledger: Ledger, budget: Budget | None
-) -> tuple[Tensor, Tensor]:
+    simulation: Simulation, vote: Probe, name: str, places: probe.Places, ledger: Ledger, budget: Budget | None
+) -> tuple[Tensor, float]:
     """Charges one of the two votes and releases it."""
-    share = simulation.participation.expected(simulation.population) / simulation.population
     noise = None if simulation.system is not None else f"seed {simulation.streams.seed}, {name}"
     event, private = vote.vote(name).event(simulation.sampling), simulation.mechanism.is_private
     if private and budget is not None:
@@ -106,11 +102,9 @@ def _asked(
     return vote.answers(
         name,
         _chunks(simulation, cohort),
-        _of_holders(simulation, values),
-        simulation.population,
-        share,
+        _of_holders(simulation, places),
+        simulation.participation.expected(simulation.population),
         simulation.noise.at(f"probe noise, {name}", BEFORE),
-        simulation.noise.at(f"probe bins, {name}", BEFORE),
         pay,
     )
 
@@ -120,32 +114,25 @@ def _chunks(simulation: Simulation, cohort: Tensor) -> Iterator[Tensor]:
     return iter(cohort.split(size)) if len(cohort) else iter(())
 
 
-def _of_holders(simulation: Simulation, values: probe.Values) -> probe.Values:
-    """The answers of clients that hold data; the others have nothing to say. In an isolated run every shape is full."""
-    sizes, public = simulation.task.clients.sizes, simulation.task.local.shape_is_public
+def _of_holders(simulation: Simulation, places: probe.Places) -> probe.Places:
+    """Where clients that hold data stand; the others have nothing to say. In an isolated run every shape is full.
 
-    def answer(clients: Tensor, bins: Tensor) -> Tensor:
-        out = torch.full((len(clients),), math.nan, dtype=torch.float64)
-        unit = simulation.unit
+    There, a client on whose data the model or the loss fails says nothing, and stops nobody.
+    """
+    sizes, public, unit = simulation.task.clients.sizes, simulation.task.local.shape_is_public, simulation.unit
+
+    def learn(who: Tensor) -> Tensor:
+        return places(who)[:, None].float()
+
+    def standing(clients: Tensor) -> Tensor:
+        out = torch.zeros(len(clients), dtype=torch.int64)
         if unit is None:
             real = torch.nonzero(sizes[clients] > 0).flatten()
             if len(real):
-                out[real] = values(clients[real], bins[real]).cpu()
+                out[real] = places(clients[real]).cpu()
             return out
         filled, real = padded(clients, sizes, unit)
-        more = torch.cat([bins, bins[-1:].expand(len(filled) - len(bins))])
-        parts = zip(filled.split(unit), more.split(unit), strict=True)
-        found = torch.cat([_apart(values, part, own, public=public) for part, own in parts])
-        return torch.where(real[: len(clients)], found[: len(clients)].cpu(), out)
+        parts = [learnt_apart(learn, part, unit, like=torch.zeros(1), public=public) for part in filled.split(unit)]
+        return torch.where(real[: len(clients)], torch.cat(parts)[: len(clients), 0].long().cpu(), out)
 
-    return answer
-
-
-def _apart(values: probe.Values, part: Tensor, bins: Tensor, *, public: bool) -> Tensor:
-    """The answers of one full shape, where a client on whose data the model or the loss fails says no and stops nobody."""
-
-    def learn(who: Tensor) -> Tensor:
-        own = bins if torch.equal(who, part) else bins[(part == who[0]).nonzero()[0]].expand(len(who))
-        return values(who, own)[:, None]
-
-    return learnt_apart(learn, part, len(part), like=torch.zeros(1), public=public)[:, 0].double()
+    return standing

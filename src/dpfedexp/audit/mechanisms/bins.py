@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from dpfedexp.accounting import Sampling
@@ -35,26 +34,22 @@ def bin_cases() -> dict[str, BinnedVote]:
 
 @checked
 def audit_bins(name: str, mechanism: BinnedVote, samples: int, seed: int, confidence: float) -> list[Result]:
-    """ε at δ = 0.01 without any assumption, and μ. Every sample is a release with new bins and new noise."""
+    """ε at δ = 0.01 without any assumption, and μ. Every sample is a release with new noise."""
     here, there = (_seen(mechanism, affordable(samples), seed + other, bool(other)) for other in (0, 1))
     return gaussian_results(name, mechanism.event(Sampling()), here, there, confidence)
 
 
 def _seen(mechanism: BinnedVote, count: int, seed: int, there: bool) -> Floats:
-    """The bins of so many releases, and which of them the client was in, which the attacker is told."""
+    """The bins of so many releases; the client is in the first."""
     leaves = mechanism.adjacency == "add-remove" and there
     values = torch.full((CLIENTS,), 5.0, dtype=torch.float64)
     values[-1] = -_HOSTILE if there else _HOSTILE
     present = slice(0, CLIENTS - leaves)
     noises = _noises(mechanism, seed)
-    counts, rows = mechanism.counts(CLIENTS), []
-    for number in range(count):
-        # The client's own bin is drawn whether it is there or not: the attacker sees the bins from there on.
-        bins = mechanism.assigned(torch.arange(CLIENTS), noises("bins", number))
-        sums = mechanism.collect(values[present], bins[present])
-        means = mechanism.release(sums, counts, noises("central noise", number))
-        rows.append(torch.roll(means * counts, -int(bins[-1])).tolist())
-    return np.array(rows)
+    bins = torch.arange(CLIENTS).flip(0) % mechanism.bins
+    sums = mechanism.collect(values[present], bins[present])
+    rows = [mechanism.release(sums, CLIENTS, noises("central noise", number)) * CLIENTS for number in range(count)]
+    return torch.stack(rows).numpy()
 
 
 def _noises(mechanism: BinnedVote, seed: int) -> Callable[[str, int], Noise]:
