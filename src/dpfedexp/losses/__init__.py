@@ -23,7 +23,7 @@ from dpfedexp.losses.named import (
     negative_log_likelihood,
     poisson,
 )
-from dpfedexp.losses.reading import Reading, reading_of
+from dpfedexp.losses.reading import Reading, read, reading_of
 
 __all__ = [
     "ALIASES",
@@ -43,6 +43,7 @@ __all__ = [
     "negative_log_likelihood",
     "plain",
     "poisson",
+    "read",
     "reading_of",
     "resolve",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfedexp.errors import InputError
 from dpfedexp.losses.named import Loss
-from dpfedexp.losses.reading import Reading, reading_of
+from dpfedexp.losses.reading import Reading, read, reading_of
 from dpfedexp.losses.shapes import class_dimension, same_but_ones, shape
 
 _CLOSE = 1e-4
@@ -20,7 +20,7 @@ _ROWS = 65536
 
 def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     """Raises `InputError` where the loss does not give one right number for each of these rows, of which there are at least two."""
-    outputs, targets = _without_coincidence(outputs, targets)
+    outputs, targets = _without_coincidence(read(loss, outputs), targets)
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if both:
         _check_classes(reading_of(loss), outputs, targets)
@@ -77,9 +77,9 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
         outputs: of a few rows, for the number of classes.
         targets: all of them.
     """
+    outputs, reading = read(loss, outputs), reading_of(loss)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
         return
-    reading = reading_of(loss)
     if reading.kind == "binary":
         least, most = (float(value) for value in _range(targets))
         if least < 0 or most > 1:
