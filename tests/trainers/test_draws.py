@@ -293,7 +293,10 @@ def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
     mask[:2] = False
     mask = mask if kind == "bool" else torch.zeros(5, 5).masked_fill(~mask, -torch.inf)
     found = []
-    for attend in (F.scaled_dot_product_attention, lambda *args, **options: attention(*args, **options, drop=F.dropout)):
+    for attend in (
+        F.scaled_dot_product_attention,
+        lambda *args, **options: attention(*args, **options, drop=F.dropout),
+    ):
         output = attend(q, k, v, attn_mask=mask)
         found.append((output, *torch.autograd.grad(output.square().sum(), (q, k, v))))
     assert float(found[1][0][:, :2].detach().abs().max()) == 0.0

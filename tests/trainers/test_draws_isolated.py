@@ -73,7 +73,7 @@ def federation(name: str, garbage: bool) -> Federation:
             x, more = 1e6 * x, more.fill_(torch.nan if client % 2 else torch.inf)
         inputs = {"tuple": (x, more), "dict": {"more": more, "x": x}}.get(name, x)
         parts.append((inputs, torch.randint(0, 3, (rows,), generator=generator)))
-    return Federation.from_clients(parts)
+    return Federation.from_clients(parts, finite=False)
 
 
 def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tensor:
@@ -95,11 +95,14 @@ def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tenso
 @pytest.mark.parametrize("how", LOCALS)
 @pytest.mark.parametrize("name", modules())
 def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
+    refusal, mine = "", torch.zeros(0)
     try:
         mine = row_of_mine(name, how, trainer, garbage=False)
-    except InputError as refusal:
+    except InputError as reason:
+        refusal = str(reason)
+    if refusal:
         # What a machine can't keep apart is refused; one client at a time always can be.
-        assert "depends on the others" in str(refusal)
+        assert "depends on the others" in refusal
         assert "loop" not in trainer
         return
     assert bool(mine.isfinite().all())

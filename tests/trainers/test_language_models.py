@@ -70,7 +70,9 @@ def test_logits_are_measured_and_other_parts_are_not_guessed():
     assert run.trainer == "vectorised"
     assert 0.0 <= run.history[-1]["test_accuracy"] <= 1.0
     encoder = transformers.LlamaModel(model_of("llama").config)
-    with pytest.raises(InputError, match=r"returns \{last_hidden_state: .*'logits'.* give loss a function \(outputs, targets\)"):
+    with pytest.raises(
+        InputError, match=r"returns \{last_hidden_state: .*'logits'.* give loss a function \(outputs, targets\)"
+    ):
         train(encoder, clients, fedavg(), loss="ce", **options)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dpfedexp.errors import InputError
-from dpfedexp.losses.check import check_labels, check_loss, check_per_example
+from dpfedexp.losses.check import check_labels, check_loss, check_per_example, doubt_of
 from dpfedexp.losses.from_torch import TorchLoss, from_torch
 from dpfedexp.losses.named import (
     ALIASES,
@@ -36,6 +36,7 @@ __all__ = [
     "check_loss",
     "check_per_example",
     "cross_entropy",
+    "doubt_of",
     "half_squared_error",
     "huber",
     "mean_absolute_error",

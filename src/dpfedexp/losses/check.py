@@ -48,6 +48,46 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     check_per_example(losses, len(targets))
 
 
+def doubt_of(loss: Loss, outputs: Any) -> str | None:
+    """A sentence where the outputs are almost surely not what the loss takes them for, though nothing fails.
+
+    Args:
+        loss: which loss.
+        outputs: of a few rows, with the operations that made them.
+    """
+    outputs, reading = read(loss, outputs), reading_of(loss)
+    if not isinstance(outputs, Tensor):
+        return None
+    last = _last_operation(outputs)
+    if reading.kind == "binary" and reading.threshold == 0.0 and last == "Sigmoid":
+        return (
+            "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
+            "loss=nn.BCELoss()."
+        )
+    if reading.kind == "classes" and last == "Softmax":
+        return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
+    if reading.log_probabilities and bool((outputs > 0).any()):
+        return (
+            "the loss takes log-probabilities, and the model's outputs are above 0: end the model with nn.LogSoftmax(dim=-1), or "
+            "choose loss='cross-entropy', which takes logits."
+        )
+    return None
+
+
+_SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
+
+
+def _last_operation(outputs: Tensor) -> str:
+    """What made the numbers, such as "Sigmoid"; operations that only change their shape do not count."""
+    step = outputs.grad_fn
+    while step is not None:
+        name = step.name().partition("Backward")[0]
+        if name not in _SHAPING:
+            return name
+        step = step.next_functions[0][0] if step.next_functions else None
+    return ""
+
+
 def check_per_example(losses: Tensor, batch: int) -> None:
     _check_tensor(losses)
     if tuple(losses.shape) != (batch,):

@@ -137,7 +137,8 @@ def _module(kind: type[nn.Module], options: Mapping[str, Any]) -> nn.Module:
 def _reading(module: nn.Module) -> Reading:
     if isinstance(module, (*_CLASSES, nn.MultiMarginLoss)):
         ignored: Any = getattr(module, "ignore_index", IGNORED)
-        return Reading("classes", ignored=int(ignored), second=True)
+        logs = isinstance(module, nn.NLLLoss)
+        return Reading("classes", ignored=int(ignored), second=True, log_probabilities=logs)
     if isinstance(module, _BINARY):
         return Reading("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
     if isinstance(module, _NUMBERS):

@@ -31,6 +31,7 @@ class Reading:
         log: whether outputs are logarithms of the expected numbers.
         ignored: the label that does not count.
         second: whether classes are the second dimension where last would fit too.
+        log_probabilities: whether the outputs of classes are log-probabilities, and not logits.
     """
 
     kind: Literal["classes", "binary", "numbers", "unknown", "other"] = "unknown"
@@ -38,12 +39,13 @@ class Reading:
     log: bool = False
     ignored: int = IGNORED
     second: bool = False
+    log_probabilities: bool = False
 
 
 _CLASSES, _BINARY, _NUMBERS = Reading("classes"), Reading("binary"), Reading("numbers")
 _READINGS: dict[Loss, Reading] = {
     cross_entropy: _CLASSES,
-    negative_log_likelihood: _CLASSES,
+    negative_log_likelihood: Reading("classes", log_probabilities=True),
     binary_cross_entropy: _BINARY,
     half_squared_error: _NUMBERS,
     mean_squared_error: _NUMBERS,

@@ -23,10 +23,12 @@ def compared(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if outputs is None:
+        raise InputError("the model returns None; end its forward with `return`.")
     if not isinstance(part, Tensor):
         raise InputError(
-            f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the targets; "
-            "give loss a function (outputs, targets) that takes the part it needs and returns one loss per example."
+            f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the "
+            "targets; give loss a function (outputs, targets) that takes the part it needs and returns one loss per example."
         )
     return part
 

@@ -168,6 +168,8 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
             f"local is torch's {kind}, which holds one model's parameters; every client needs an optimiser of its own: give "
             f"local={ours}(lr={lr:g}, steps=10) of dpfedexp, with momentum or weight_decay where you want them."
         )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(f"model is the class {model.__name__}; give one of it, {model.__name__}(…).")
     require(
         isinstance(secure, bool) or secure == "strict",
         f"secure is {secure!r}; it must be True, False or 'strict'.",

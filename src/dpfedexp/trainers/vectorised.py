@@ -120,4 +120,6 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
             return trainer, None
         except Exception as error:
             reason = first_line(error)
+            if "data-dependent control flow" in reason:
+                reason = "it looks at values while it runs: .item(), bool() or an `if` on a tensor"
     return Loop(task, streams), reason

@@ -14,8 +14,8 @@ BLIND = "dpfedexp"
 def with_blind_masks(module: nn.Module) -> nn.Module:
     """The module itself. Its models of `transformers` that use torch's attention build every mask that they are given.
 
-    By default they leave out a mask of ones, and warn of padding without a mask, which means asking what the rows of one client hold:
-    `vmap` can't, and the numbers are the same. A model that brings another kind of attention stays as it is.
+    By default they leave out a mask of ones, and warn of padding without a mask. That means asking what the rows of one client
+    hold: `vmap` can't, and the numbers are the same. A model that brings another kind of attention stays as it is.
 
     Args:
         module: a copy that only trains.
@@ -25,7 +25,9 @@ def with_blind_masks(module: nn.Module) -> nn.Module:
     interfaces = [getattr(transformers, name, None) for name in ("AttentionInterface", "AttentionMaskInterface")]
     if kind is None or None in interfaces:
         return module
-    models = [part for part in module.modules() if isinstance(part, kind) and part.config._attn_implementation == "sdpa"]
+    models = [
+        part for part in module.modules() if isinstance(part, kind) and part.config._attn_implementation == "sdpa"
+    ]
     if models:
         _register(*interfaces)
     for model in models:
