@@ -69,6 +69,11 @@ class Forgetful(nn.Linear):
         super().forward(x)
 
 
+class Gambling(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * float(np.random.rand()))
+
+
 class Branching(nn.Linear):
     def forward(self, x):
         return super().forward(-x if x.mean().item() > 0 else x)
@@ -105,6 +110,13 @@ MODELS = {
     "words as floats": (lambda: trained(WORDS, clients()), "whole numbers and was given float32", "int64"),
     "numbers as integers": (lambda: trained(federation=clients(inputs=X.long())), "was given int64", "x.float()"),
     "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; end its forward with `return`"),
+    "draws of NumPy": (lambda: trained(Gambling(3, 3)), "from NumPy or Python's random", "draw with torch.rand"),
+    "in a wrapper": (
+        lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
+        "model is a DataParallel",
+        "give that, model.module",
+    ),
+    "without numbers": (lambda: trained(nn.Linear(3, 3, device="meta")), "'meta'", "build it on the CPU"),
     "one output": (lambda: trained(nn.Linear(3, 1)), "one output for each label", "choose loss='bce'"),
 }
 DATA = {
@@ -260,6 +272,21 @@ def test_a_model_unlike_the_trained_one_is_named_by_its_first_difference(tmp_pat
     check_sentence(str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "built the same way"))
     with pytest.raises(InputError, match="is not empty; name a new one with out or go on with resume=True"):
         trained(out=tmp_path / "run")
+
+
+def test_a_callback_that_fails_keeps_its_error_and_says_where_the_rounds_are(tmp_path):
+    model = nn.Linear(3, 3)
+
+    def full(record):
+        if record["round"] == 2:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        trained(model, rounds=3, out=tmp_path / "run", on_round=full)
+    assert caught.value.__notes__ == [
+        f"The rounds so far are in {str(tmp_path / 'run')!r}; resume=True goes on from them."
+    ]
+    assert len(trained(model, rounds=3, out=tmp_path / "run", resume=True).history) == 3
 
 
 DOUBTS = {

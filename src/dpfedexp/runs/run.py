@@ -76,6 +76,7 @@ class Run:
         """
         path, began, secure = Path(folder), time.time(), not self.privacy.simulated
         try:
+            require(not path.is_file(), f"{str(path)!r} is a file; name a new folder to save the run in.")
             path.mkdir(parents=True, exist_ok=True)
             require(
                 not any(path.iterdir()), f"the folder {str(path)!r} is not empty; name a new one to save the run in."

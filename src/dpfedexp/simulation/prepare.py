@@ -170,6 +170,8 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise InputError(f"model is the class {model.__name__}; give one of it, {model.__name__}(…).")
+    if isinstance(model, nn.Module):
+        _check_plain(model)
     require(
         isinstance(secure, bool) or secure == "strict",
         f"secure is {secure!r}; it must be True, False or 'strict'.",
@@ -187,6 +189,28 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
         ),
     ):
         require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Wrappers of torch that hide the module, and parameters without numbers."""
+    within = {
+        "DataParallel": "model.module",
+        "DistributedDataParallel": "model.module",
+        "OptimizedModule": "model._orig_mod",
+    }
+    name = type(model).__name__
+    require(
+        name not in within,
+        f"model is a {name} around another module; give that, {within.get(name)}: this package spreads and compiles.",
+    )
+    require(
+        not isinstance(model, torch.jit.ScriptModule),
+        f"model is a {name}, which torch.jit made; give the nn.Module that it was made of.",
+    )
+    require(
+        not any(p.is_meta for p in model.parameters()),
+        "the model's parameters are on the device 'meta' and have no numbers; build it on the CPU, or load its parameters first.",
+    )
 
 
 def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool) -> None:

@@ -21,7 +21,7 @@ from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_labels, check_loss, doubt_of
 from dpfedexp.noise.streams import Streams
-from dpfedexp.trainers.checks.application import applied, furthest_rows
+from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
 from dpfedexp.trainers.checks.module_state import Watch
 from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
 from dpfedexp.trainers.precision import Precision, low
@@ -160,9 +160,11 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     """
     x, y = pair_of_clients(task)
     model = copy.deepcopy(task.model).eval()
-    outputs = applied(model, each(lambda value: value[0], x))
+    own = each(lambda value: value[0], x)
+    outputs = applied(model, own)
     with torch.no_grad():
         check_loss(task.loss, outputs, y[0])
+    check_draws(copy.deepcopy(task.model), own)
     if (doubt := doubt_of(task.loss, outputs)) is not None:
         warnings.warn(doubt, stacklevel=2)
     if labels:

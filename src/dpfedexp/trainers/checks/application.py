@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,31 @@ def applied(model: nn.Module, x: Inputs) -> Any:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def check_draws(model: nn.Module, x: Inputs) -> None:
+    """Raises `InputError` where a pass draws from NumPy or Python: all clients would share the draw, and a recording repeat it.
+
+    Args:
+        model: a copy, in the mode that it trains in.
+        x: a batch of inputs.
+    """
+    before = _states()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            call(model, x)
+    except Exception:
+        return
+    if _states() != before:
+        raise InputError(
+            "the model draws random numbers from NumPy or Python's random while it runs, which all clients would share; draw with "
+            "torch.rand, torch.randn or dropout, which each client takes from its own key."
+        )
+
+
+def _states() -> tuple[Any, ...]:
+    _, keys, *place = np.random.get_state(legacy=True)
+    return bytes(keys), *place, random.getstate()
 
 
 def _why(name: str, part: nn.Module, given: Any, error: str) -> str:
