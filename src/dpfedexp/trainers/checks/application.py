@@ -60,8 +60,8 @@ def check_draws(model: nn.Module, x: Inputs) -> None:
 
 
 def _states() -> tuple[Any, ...]:
-    _, keys, *place = np.random.get_state(legacy=True)
-    return bytes(keys), *place, random.getstate()
+    numpy: Any = np.random.get_state()
+    return bytes(numpy[1]), numpy[2:], random.getstate()
 
 
 def _why(name: str, part: nn.Module, given: Any, error: str) -> str:
