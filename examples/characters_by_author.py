@@ -47,7 +47,7 @@ def authors(count: int, seed: int = 0) -> list[str]:
 
 def main(small: bool = False, folder: str | None = None) -> float:
     texts = (
-        [path.read_text() for path in sorted(Path(folder).glob("*.txt"))] if folder else authors(110 if small else 1000)
+        [path.read_text() for path in sorted(Path(folder).glob("*.txt"))] if folder else authors(110 if small else 800)
     )
     held_out = max(1, len(texts) // 10)
     clients = Federation.from_clients([rows(text) for text in texts[held_out:]])
@@ -57,7 +57,7 @@ def main(small: bool = False, folder: str | None = None) -> float:
         clients,
         cdp_fedexp(clip="adaptive", target_epsilon=8.0),
         local=Sgd(lr=1.0, momentum=0.5, steps=5),
-        rounds=3 if small else 50,
+        rounds=3 if small else 25,
         loss="cross-entropy",
         test=(np.concatenate([x for x, _ in test]), np.concatenate([y for _, y in test])),
         progress=not small,

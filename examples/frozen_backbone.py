@@ -26,7 +26,7 @@ def backbone() -> nn.Module:
 def main(small: bool = False) -> float:
     body = backbone().eval().requires_grad_(False)
     model = nn.Sequential(body, nn.Linear(64, 4)).eval()
-    count, generator = 150 if small else 1000, torch.Generator().manual_seed(1)
+    count, generator = 150 if small else 500, torch.Generator().manual_seed(1)
     patterns = torch.randn(4, 3, 16, 16, generator=generator)
 
     def images(rows):
@@ -37,13 +37,13 @@ def main(small: bool = False) -> float:
         model,
         Federation.from_clients([images(8) for _ in range(count)]),
         epsilon=8.0,
-        rounds=3 if small else None,
+        rounds=3 if small else 25,
         test=images(400),
         progress=not small,
     )
     accuracy = run.history[-1]["test_accuracy"]
     whole, head = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model[1].parameters())
-    z = noise(8.0, rounds=50, delta=1e-5)
+    z = noise(8.0, rounds=len(run.history), delta=1e-5)
     print(
         f"accuracy {accuracy:.3f}, ε = {run.privacy.epsilon_total:.3f}. Noise over clip z√d/M: {z * head**0.5 / count:.2f} for the "
         f"{head} parameters of the head, {z * whole**0.5 / count:.2f} for all {whole}."

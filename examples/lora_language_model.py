@@ -1,6 +1,9 @@
 """Fine-tuning a small language model by adapters alone: what that saves in parameters, noise and memory.
 
-python examples/lora_language_model.py
+    python examples/lora_language_model.py
+
+With `pip install dpfedexp[language]` the model is a Llama of `transformers`, built from a configuration, and the adapters are
+`peft`'s; without, both are a few lines of torch.
 """
 
 import sys
@@ -11,17 +14,23 @@ from torch import nn
 from dpfedexp import AdamW, Federation, cdp_fedexp, train
 from dpfedexp.accounting import noise
 
-WORDS, LENGTH = 50, 12
+try:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError:
+    LlamaForCausalLM = None
+
+WORDS, LENGTH, WIDTH, RANK = 30, 8, 32, 2
 
 
 class Lora(nn.Module):
     """W x + B(A x) with W frozen (Hu et al. 2022); B begins at zero."""
 
-    def __init__(self, base: nn.Linear, rank: int) -> None:
+    def __init__(self, base: nn.Linear) -> None:
         super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
+        self.base = base
+        self.down = nn.Linear(base.in_features, RANK, bias=False)
+        self.up = nn.Linear(RANK, base.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x):
@@ -31,72 +40,84 @@ class Lora(nn.Module):
 class Language(nn.Module):
     """A decoder of one block: causal attention, a feed-forward layer, and the words again."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
-        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.qkv, self.mix = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.out = nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, text):
         x = self.words(text) + self.places.weight[: text.shape[1]]
         q, k, v = self.qkv(self.first(x)).chunk(3, dim=-1)
-        x = x + self.mix(
-            nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
-        )
-        x = x + self.down(torch.relu(self.up(self.second(x))))
-        return x @ self.words.weight.T
+        x = x + self.mix(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return {"logits": self.out(x + self.down(torch.relu(self.up(self.second(x)))))}
 
 
-def sentences(rows: int, jump: int, generator: torch.Generator):
-    """Each word follows from the one before, but for a tenth of noise: `jump` is the language."""
+def language_model() -> nn.Module:
+    if LlamaForCausalLM is None:
+        return Language()
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=0, **sizes)
+    )
+
+
+def with_adapters(model: nn.Module) -> nn.Module:
+    """The same model, in which nothing but adapters trains."""
+    if LlamaForCausalLM is not None:
+        return get_peft_model(model, LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.requires_grad_(False)
+    model.qkv, model.mix, model.up, model.down = (Lora(part) for part in (model.qkv, model.mix, model.up, model.down))
+    return model
+
+
+def sentences(rows: int, jumps: list[int], generator: torch.Generator):
+    """The next word is a jump away from the one before; which jumps there are is the language."""
     text = torch.randint(0, WORDS, (rows, 1), generator=generator)
     for _ in range(LENGTH):
-        free = torch.randint(0, WORDS, (rows, 1), generator=generator)
-        follow = (text[:, -1:] + jump) % WORDS
-        text = torch.cat([text, torch.where(torch.rand(rows, 1, generator=generator) < 0.1, free, follow)], dim=1)
+        jump = torch.tensor(jumps)[torch.randint(0, len(jumps), (rows, 1), generator=generator)]
+        text = torch.cat([text, (text[:, -1:] + jump) % WORDS], dim=1)
     return text[:, :-1], text[:, 1:]
 
 
 def main(small: bool = False) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    model = Language()
-    # Stands for a download: trained on public sentences of a language of its own.
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model = language_model()
+    # Stands for a download: trained on public sentences, in which every word has four that may follow.
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(50 if small else 300):
-        x, y = sentences(64, 1, generator)
-        loss = nn.functional.cross_entropy(model(x).movedim(-1, 1), y)
+        x, y = sentences(64, [1, 2, 3, 4], generator)
+        loss = nn.functional.cross_entropy(model(x)["logits"].movedim(-1, 1), y)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     whole = sum(p.numel() for p in model.parameters())
-    model.requires_grad_(False)
-    model.qkv, model.mix, model.up, model.down = (
-        Lora(part, 4) for part in (model.qkv, model.mix, model.up, model.down)
-    )
+    model = with_adapters(model)
     adapters = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
-    users = 100 if small else 1000
+    users, rounds = (100, 3) if small else (1000, 20)
     run = train(
         model,
-        Federation.from_clients([sentences(8, 3, generator) for _ in range(users)]),
+        Federation.from_clients([sentences(2, [3], generator) for _ in range(users)]),
         cdp_fedexp(clip="adaptive", target_epsilon=8.0),
-        local=AdamW(lr=0.01, steps=5),
-        rounds=3 if small else 40,
+        local=AdamW(lr=0.01, steps=4),
+        rounds=rounds,
         loss="cross-entropy",
-        test=sentences(200, 3, generator),
+        test=sentences(200, [3], generator),
         progress=not small,
     )
-    z = noise(8.0, rounds=50, delta=1e-5)
-    print(
-        f"adapters: {adapters:,} of {whole + adapters:,} parameters; noise over clip {z * adapters**0.5 / users:.2f} instead of "
-        f"{z * whole**0.5 / users:.2f}; a chunk of {users} clients holds {4e-6 * users * adapters:.0f} MB of parameters instead of "
-        f"{4e-6 * users * whole:.0f}"
-    )
+    z = noise(8.0, rounds=rounds, delta=1e-5)
+    print(f"Trained: {adapters:,} adapter parameters beside {whole:,} frozen ones.")
+    for what, d in (("adapters", adapters), ("all parameters", whole)):
+        print(
+            f"{what}: noise over clip z√d/M = {z * d**0.5 / users:.2f}, {4e-6 * users * d:.1f} MB for {users} clients"
+        )
     before, after = run.history[0]["test_accuracy"], run.history[-1]["test_accuracy"]
     print(
-        f"next words right: {before:.1%} after one round, {after:.1%} at the end; ε = {run.privacy.epsilon_total:.3f}"
+        f"Next words right: {before:.1%} after one round, {after:.1%} at the end; ε = {run.privacy.epsilon_total:.3f}."
     )
     return adapters / whole, after
 

@@ -39,11 +39,11 @@ def main(small: bool = False) -> float:
     rng, d = np.random.default_rng(0), 10
     truth = rng.normal(size=d)
     clients = []
-    for _ in range(100 if small else 1000):
+    for _ in range(100 if small else 500):
         inputs = rng.normal(size=(20, d))
         clients.append(PrivateClient(inputs, inputs @ truth))
     strategy, w = FedAvg(), np.zeros(d)
-    for number in range(1, (4 if small else 15) + 1):
+    for number in range(1, (4 if small else 10) + 1):
         answers = []
         for client in clients:
             arrays, examples, metrics = client.fit([w], {"round": number})

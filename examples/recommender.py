@@ -45,7 +45,7 @@ def ratings(users: int, films: int, seed: int = 0):
 
 
 def main(small: bool = False) -> float:
-    users, films = (150, 40) if small else (3000, 100)
+    users, films = (150, 40) if small else (2000, 60)
     everybody = ratings(users + 50, films)
     held_out = everybody[users:]
     inputs = {name: torch.cat([x[name] for x, _ in held_out]) for name in ("film", "before", "rated")}
@@ -54,7 +54,7 @@ def main(small: bool = False) -> float:
         Federation.from_clients(everybody[:users]),
         cdp_fedexp(clip="adaptive", target_epsilon=8.0),
         local=AdamW(lr=0.03, steps=10),
-        rounds=3 if small else 60,
+        rounds=3 if small else 25,
         loss="mse",
         test=(inputs, torch.cat([y for _, y in held_out])),
         progress=not small,

@@ -33,9 +33,9 @@ def main(small: bool = False) -> Path:
     folder.mkdir(exist_ok=True)
     file = folder / "my.toml"
     file.write_text(FILE.format(clients=100 if small else 1000, rounds=2 if small else 30))
-    grid = "0.3,1" if small else "0.1,0.3,1,3"
+    grid = "0.3,1" if small else "0.1,0.3,1"
     command = [sys.executable, "-m", "dpfedexp", "sweep", str(file), "--grid", f"algorithm.clip={grid}"]
-    subprocess.run([*command, "--seeds", "1" if small else "3", "--out", str(folder / "runs")], check=True)
+    subprocess.run([*command, "--seeds", "1" if small else "2", "--out", str(folder / "runs")], check=True)
     return folder / "runs" / "report.html"
 
 

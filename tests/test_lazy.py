@@ -34,6 +34,14 @@ def test_type_checkers_see_the_names_that_the_table_loads(name):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
+def test_no_public_name_is_that_of_a_module_beside_it(name):
+    """Importing the module, for any other name in it, would put it in the name's place."""
+    package = importlib.import_module(name)
+    folder = Path(package.__file__).parent
+    assert [key for key in package._HOMES if (folder / f"{key}.py").exists() or (folder / key).is_dir()] == []
+
+
+@pytest.mark.parametrize("name", PACKAGES)
 def test_every_public_name_loads_and_is_listed(name):
     if name == "dpfedexp.flower":
         pytest.importorskip("flwr")

@@ -284,6 +284,25 @@ def test_attention_is_torchs(options):
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **options), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
+    """A row that is masked as a whole, such as the padding before a sentence, must not make a client's update NaN."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 5, 4, generator=generator, requires_grad=True) for _ in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[:2] = False
+    mask = mask if kind == "bool" else torch.zeros(5, 5).masked_fill(~mask, -torch.inf)
+    found = []
+    for attend in (
+        F.scaled_dot_product_attention,
+        lambda *args, **options: attention(*args, **options, drop=F.dropout),
+    ):
+        output = attend(q, k, v, attn_mask=mask)
+        found.append((output, *torch.autograd.grad(output.square().sum(), (q, k, v))))
+    assert float(found[1][0][:, :2].detach().abs().max()) == 0.0
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_attention_is_vectorised_without_torchs_fallback(dropout):
     model = nn.Sequential(

@@ -38,16 +38,16 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, fit, flower, paper, plan, privacy, suite, sweep, train
+    from dpfedexp.cli import audit, bench, demo, fit, flower, options, paper, plan, privacy, suite, sweep, train
 
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
-    app.command("train")(train.train)
+    app.command("train", cls=options.FileCommand)(train.train)
     app.command("init")(train.init)
     app.command("plan")(plan.plan)
     app.command("paper")(paper.paper)
     app.command("suite")(suite.suite)
-    app.command("sweep")(sweep.sweep)
+    app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.add_typer(privacy.app, name="privacy")

@@ -9,8 +9,11 @@ import json
 from enum import StrEnum
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
+from dpfedexp.errors import InputError
 from dpfedexp.json_values import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
@@ -19,6 +22,23 @@ Mechanism = StrEnum(  # type: ignore[misc]
     "Mechanism", {name.replace("-", "_"): name for name in MECHANISMS if name != "none"}
 )
 CENTRAL = Mechanism("central-gaussian")
+
+
+class FileCommand(TyperCommand):
+    """A command that takes a settings file: a setting that is typed as an option gets the `--set` that means it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from dpfedexp.config.sentences import places
+            from dpfedexp.config.settings import Settings
+
+            found = places(Settings, error.option_name.lstrip("-").replace("-", "_"))
+            if not found:
+                raise
+            write = " or ".join(f"--set {place}=…" for place in found)
+            raise InputError(f"{self.name} has no option {error.option_name}; write {write}.") from None
 
 
 class AdjacencyName(StrEnum):

@@ -26,12 +26,20 @@ def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "")
     place = _place(first)
     field = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
+        if len(place) == 1 and (found := places(section, place[0])):
+            return f"{field} is not a setting. Did you mean {' or '.join(map(repr, found))}?"
         return f"{field} is not a setting.{nearest(place[-1], _section_at(section, place[:-1]).model_fields)}"
     if first["type"] == "missing":
         return f"{field} is missing."
     # A setting that may be of several kinds has an error for each of them.
     clauses = [clause(other["msg"]) for other in errors if _place(other) == place]
     return f"{field} is {first['input']!r}; it must be {' or '.join(clauses)}."
+
+
+def places(section: type[BaseModel], name: str) -> list[str]:
+    """Where in the sections of a file there is a setting of this name, such as "algorithm.clip"."""
+    rooms = [room for room in section.model_fields if room != "resolved"]
+    return [f"{room}.{name}" for room in rooms if name in _section_at(section, [room]).model_fields]
 
 
 def _place(error: Any) -> list[str]:

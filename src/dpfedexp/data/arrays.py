@@ -32,8 +32,8 @@ def as_tensor(field: str, values: Any) -> Tensor:
     else:
         try:
             array = np.asarray(values)
-        except ValueError as error:
-            raise InputError(f"{field} is ragged ({error}); give one array whose rows have the same shape.") from None
+        except ValueError:
+            raise InputError(f"{field} is ragged; give one array whose rows have the same shape.") from None
         if array.dtype not in _HELD:
             array = _widen(field, array)
         tensor = _share(np.ascontiguousarray(array) if array.ndim else array)

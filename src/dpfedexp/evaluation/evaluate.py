@@ -11,7 +11,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
 from dpfedexp.evaluation.measures import Measure, Metric, OwnMetrics, check_metrics, measures
 from dpfedexp.inputs import Inputs, call, each, leaves
-from dpfedexp.losses import Loss, reading_of, resolve
+from dpfedexp.losses import Loss, read, reading_of, resolve
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 
@@ -64,7 +64,7 @@ def on_test_set(
             for start in range(0, len(targets), batch):
                 part = slice(start, start + batch)
                 y = targets[part]
-                outputs = call(model, _rows(inputs, part))
+                outputs = read(per_example, call(model, _rows(inputs, part)))
                 total += float(per_example(outputs, y).sum())
                 if start == 0:
                     # Outputs of several parts are the loss's own business: nothing else is known of them.

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_number, require
-from dpfedexp.local.optimiser import Clock, LocalOptimiser, Moments, check_decay
+from dpfedexp.local.optimiser import TORCH, Clock, LocalOptimiser, Moments, check_decay
 
 
-@checked
+@checked(instead=TORCH)
 @dataclass(frozen=True)
 class AdamW(LocalOptimiser):
     """The steps of `torch.optim.AdamW`, with weight decay apart from the gradient. Its moments do not outlive the round.

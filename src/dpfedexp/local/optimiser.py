@@ -18,6 +18,14 @@ from dpfedexp.local.rates import RateSchedule
 Moments = dict[str, Tensor]
 """What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
 Count = TypeVar("Count", float, Tensor)
+TORCH = {
+    "learning_rate": "lr=0.1",
+    "params": "nothing for it: the optimiser gets every client's own parameters",
+    "betas": "beta1=0.9, beta2=0.999",
+    "lr_scheduler": "schedule=CosineRate(rounds=50)",
+    "max_grad_norm": "clip_gradient=1.0",
+}
+"""What people know from elsewhere, and how it is written here."""
 
 
 @dataclass(frozen=True)

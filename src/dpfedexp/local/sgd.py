@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_number, require
-from dpfedexp.local.optimiser import ADDED, Clock, Count, LocalOptimiser, Moments, check_decay
+from dpfedexp.local.optimiser import ADDED, TORCH, Clock, Count, LocalOptimiser, Moments, check_decay
 
 
-@checked
+@checked(instead=TORCH)
 @dataclass(frozen=True)
 class Sgd(LocalOptimiser):
     """Gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dpfedexp.errors import InputError
-from dpfedexp.losses.check import check_labels, check_loss, check_per_example
+from dpfedexp.losses.check import check_labels, check_loss, check_per_example, doubt_of
 from dpfedexp.losses.from_torch import TorchLoss, from_torch
 from dpfedexp.losses.named import (
     ALIASES,
@@ -23,7 +23,7 @@ from dpfedexp.losses.named import (
     negative_log_likelihood,
     poisson,
 )
-from dpfedexp.losses.reading import Reading, reading_of
+from dpfedexp.losses.reading import Reading, read, reading_of
 
 __all__ = [
     "ALIASES",
@@ -36,6 +36,7 @@ __all__ = [
     "check_loss",
     "check_per_example",
     "cross_entropy",
+    "doubt_of",
     "half_squared_error",
     "huber",
     "mean_absolute_error",
@@ -43,6 +44,7 @@ __all__ = [
     "negative_log_likelihood",
     "plain",
     "poisson",
+    "read",
     "reading_of",
     "resolve",
 ]

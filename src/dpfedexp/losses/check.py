@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfedexp.errors import InputError
 from dpfedexp.losses.named import Loss
-from dpfedexp.losses.reading import Reading, reading_of
+from dpfedexp.losses.reading import Reading, read, reading_of
 from dpfedexp.losses.shapes import class_dimension, same_but_ones, shape
 
 _CLOSE = 1e-4
@@ -20,7 +20,7 @@ _ROWS = 65536
 
 def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
     """Raises `InputError` where the loss does not give one right number for each of these rows, of which there are at least two."""
-    outputs, targets = _without_coincidence(outputs, targets)
+    outputs, targets = _without_coincidence(read(loss, outputs), targets)
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if both:
         _check_classes(reading_of(loss), outputs, targets)
@@ -46,6 +46,46 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
             f"every output against every target; {_remedy(outputs, targets)}."
         )
     check_per_example(losses, len(targets))
+
+
+def doubt_of(loss: Loss, outputs: Any) -> str | None:
+    """A sentence where the outputs are almost surely not what the loss takes them for, though nothing fails.
+
+    Args:
+        loss: which loss.
+        outputs: of a few rows, with the operations that made them.
+    """
+    outputs, reading = read(loss, outputs), reading_of(loss)
+    if not isinstance(outputs, Tensor):
+        return None
+    last = _last_operation(outputs)
+    if reading.kind == "binary" and reading.threshold == 0.0 and last == "Sigmoid":
+        return (
+            "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
+            "loss=nn.BCELoss()."
+        )
+    if reading.kind == "classes" and last == "Softmax":
+        return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
+    if reading.log_probabilities and bool((outputs > 0).any()):
+        return (
+            "the loss takes log-probabilities, and the model's outputs are above 0: end the model with nn.LogSoftmax(dim=-1), or "
+            "choose loss='cross-entropy', which takes logits."
+        )
+    return None
+
+
+_SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
+
+
+def _last_operation(outputs: Tensor) -> str:
+    """What made the numbers, such as "Sigmoid"; operations that only change their shape do not count."""
+    step = outputs.grad_fn
+    while step is not None:
+        name = step.name().partition("Backward")[0]
+        if name not in _SHAPING:
+            return name
+        step = step.next_functions[0][0] if step.next_functions else None
+    return ""
 
 
 def check_per_example(losses: Tensor, batch: int) -> None:
@@ -77,9 +117,9 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
         outputs: of a few rows, for the number of classes.
         targets: all of them.
     """
+    outputs, reading = read(loss, outputs), reading_of(loss)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
         return
-    reading = reading_of(loss)
     if reading.kind == "binary":
         least, most = (float(value) for value in _range(targets))
         if least < 0 or most > 1:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from dpfedexp.errors import InputError
 from dpfedexp.losses.named import Loss, binary_cross_entropy, cross_entropy, mean_absolute_error, mean_squared_error
 from dpfedexp.losses.reading import Reading
-from dpfedexp.losses.shapes import IGNORED, aligned, over_counted, with_classes_second
+from dpfedexp.losses.shapes import IGNORED, aligned, compared, over_counted, with_classes_second
 
 FUNCTIONS: dict[Callable[..., Any], type[nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
@@ -91,6 +91,7 @@ class TorchLoss:
         return self.__qualname__
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = compared(outputs)
         module, reading = self._on(outputs.device), self.reading
         if isinstance(module, _CLASSES):
             outputs, targets = with_classes_second(self.name, outputs, targets, second=True)
@@ -136,7 +137,8 @@ def _module(kind: type[nn.Module], options: Mapping[str, Any]) -> nn.Module:
 def _reading(module: nn.Module) -> Reading:
     if isinstance(module, (*_CLASSES, nn.MultiMarginLoss)):
         ignored: Any = getattr(module, "ignore_index", IGNORED)
-        return Reading("classes", ignored=int(ignored), second=True)
+        logs = isinstance(module, nn.NLLLoss)
+        return Reading("classes", ignored=int(ignored), second=True, log_probabilities=logs)
     if isinstance(module, _BINARY):
         return Reading("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
     if isinstance(module, _NUMBERS):

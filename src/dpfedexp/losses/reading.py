@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dpfedexp.losses.named import (
     Loss,
@@ -17,7 +17,7 @@ from dpfedexp.losses.named import (
     negative_log_likelihood,
     poisson,
 )
-from dpfedexp.losses.shapes import IGNORED
+from dpfedexp.losses.shapes import IGNORED, compared
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Reading:
         log: whether outputs are logarithms of the expected numbers.
         ignored: the label that does not count.
         second: whether classes are the second dimension where last would fit too.
+        log_probabilities: whether the outputs of classes are log-probabilities, and not logits.
     """
 
     kind: Literal["classes", "binary", "numbers", "unknown", "other"] = "unknown"
@@ -38,12 +39,13 @@ class Reading:
     log: bool = False
     ignored: int = IGNORED
     second: bool = False
+    log_probabilities: bool = False
 
 
 _CLASSES, _BINARY, _NUMBERS = Reading("classes"), Reading("binary"), Reading("numbers")
 _READINGS: dict[Loss, Reading] = {
     cross_entropy: _CLASSES,
-    negative_log_likelihood: _CLASSES,
+    negative_log_likelihood: Reading("classes", log_probabilities=True),
     binary_cross_entropy: _BINARY,
     half_squared_error: _NUMBERS,
     mean_squared_error: _NUMBERS,
@@ -59,3 +61,8 @@ def reading_of(loss: Loss) -> Reading:
     if isinstance(own, Reading):
         return own
     return _READINGS.get(loss, Reading()) if isinstance(loss, Hashable) else Reading()
+
+
+def read(loss: Loss, outputs: Any) -> Any:
+    """What the loss looks at of a model's outputs; a function of the caller's own gets all of them."""
+    return outputs if reading_of(loss).kind == "unknown" else compared(outputs)

@@ -6,6 +6,7 @@ Nothing here broadcasts: outputs (b, 1) minus targets (b,) would be b² numbers,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,8 +18,24 @@ IGNORED = -100
 """The label that torch leaves out unless it is told another."""
 
 
+def compared(outputs: Any) -> Tensor:
+    """What a loss compares with targets: the outputs, or of several parts the one named logits, as in models of `transformers`."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if outputs is None:
+        raise InputError("the model returns None; end its forward with `return`.")
+    if not isinstance(part, Tensor):
+        raise InputError(
+            f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the "
+            "targets; give loss a function (outputs, targets) that takes the part it needs and returns one loss per example."
+        )
+    return part
+
+
 def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs in the targets' shape, where the two differ by dimensions of size 1 only, and targets in the outputs' type."""
+    outputs = compared(outputs)
     if outputs.shape != targets.shape:
         if not same_but_ones(outputs, targets):
             raise InputError(
@@ -51,6 +68,7 @@ def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -
 
 def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: bool = False) -> tuple[Tensor, Tensor]:
     """Outputs as torch wants them, [b, classes, …], and labels [b, …], or probabilities in the outputs' shape."""
+    outputs = compared(outputs)
     at = class_dimension(outputs, targets, second=second)
     if targets.is_floating_point():
         if outputs.shape == targets.shape and outputs.dim() > 1:

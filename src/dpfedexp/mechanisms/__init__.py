@@ -12,12 +12,12 @@ _HOMES = {
     "NoPrivacy": "none",
     "PrivUnit": "privunit",
     "Release": "reports",
-    "Private": "privatize",
+    "Private": "one_vector",
     "Report": "reports",
     "Secure": "base",
     "Terms": "base",
     "mechanism_class": "registry",
-    "privatize": "privatize",
+    "privatize": "one_vector",
 }
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dpfedexp.mechanisms.central_gaussian import CentralGaussian as CentralGaussian
     from dpfedexp.mechanisms.local_gaussian import LocalGaussian as LocalGaussian
     from dpfedexp.mechanisms.none import NoPrivacy as NoPrivacy
-    from dpfedexp.mechanisms.privatize import Private as Private
-    from dpfedexp.mechanisms.privatize import privatize as privatize
+    from dpfedexp.mechanisms.one_vector import Private as Private
+    from dpfedexp.mechanisms.one_vector import privatize as privatize
     from dpfedexp.mechanisms.privunit import PrivUnit as PrivUnit
     from dpfedexp.mechanisms.registry import MECHANISMS as MECHANISMS
     from dpfedexp.mechanisms.registry import mechanism_class as mechanism_class

@@ -42,6 +42,8 @@ class RunFolder:
         self.path, self.command, self.data = Path(path), command, data
         new, again = ("--out", "--resume") if command else ("out", "resume=True")
         with self._writing():
+            if self.path.is_file():
+                raise InputError(f"{str(self.path)!r} is a file; name a new folder with {new}.")
             self.path.mkdir(parents=True, exist_ok=True)
             if not resume and any(self.path.iterdir()):
                 hint = f" or go on with {again}" if checkpoint.exists(self.path) else ""

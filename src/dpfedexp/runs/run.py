@@ -76,6 +76,7 @@ class Run:
         """
         path, began, secure = Path(folder), time.time(), not self.privacy.simulated
         try:
+            require(not path.is_file(), f"{str(path)!r} is a file; name a new folder to save the run in.")
             path.mkdir(parents=True, exist_ok=True)
             require(
                 not any(path.iterdir()), f"the folder {str(path)!r} is not empty; name a new one to save the run in."
@@ -133,6 +134,7 @@ class Run:
             facts,
         )
 
+    @checked
     def plot(self) -> Figure:
         """A matplotlib figure of the metrics, the step size η_g and the clip over rounds; it needs no display."""
         return figure_of(self.history, summary(self.privacy))
@@ -181,12 +183,13 @@ class StoredParameters(nn.Module):
 
 def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Module:
     trained = copy.deepcopy(model)
-    try:
-        trained.load_state_dict(tensors)
-    except RuntimeError as error:
-        lines = str(error).strip().splitlines()
-        first = (lines[1] if len(lines) > 1 else lines[0]).strip().rstrip(".")
-        raise InputError(
-            f"model is not the network whose parameters {str(folder)!r} holds: {first}. Give one that was built the same way."
-        ) from None
+    own = trained.state_dict()
+    for name in sorted({*own, *tensors}):
+        here, there = (f"of shape {tuple(held[name].shape)}" if name in held else "missing" for held in (own, tensors))
+        require(
+            here == there,
+            f"model is not the network whose parameters {str(folder)!r} holds: {name!r} is {here} in the model and {there} in the "
+            "folder; give a model that was built the same way.",
+        )
+    trained.load_state_dict(tensors)
     return trained

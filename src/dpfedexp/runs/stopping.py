@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpfedexp.accounting.statements.promise import Source
 from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.errors import InputError, is_count, is_number, nearest, require
 from dpfedexp.runs.file_names import METRICS
 from dpfedexp.runs.outlets import right
 
@@ -101,6 +101,11 @@ class EarlyStopping:
     def __call__(self, record: Record) -> Stop | None:
         """What to do after a round: None goes on. A round in which the metric was not measured decides nothing."""
         if self.metric not in record:
+            measured = [name for name in record if name.startswith("test_")]
+            require(
+                not (measured and self.metric.startswith("test_")),
+                f"EarlyStopping watches {self.metric!r}, which is not measured.{nearest(self.metric, measured)}",
+            )
             return None
         value = record[self.metric]
         value = float(value) if isinstance(value, int | float) else math.nan

@@ -11,10 +11,11 @@ from torch import nn
 
 from dpfedexp.errors import InputError, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
-from dpfedexp.inputs import call, each, shape_of
+from dpfedexp.inputs import each, shape_of
 from dpfedexp.losses import check_labels, check_loss
 from dpfedexp.round import State
 from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.trainers.checks.application import applied
 from dpfedexp.trainers.task import Clients, first_line
 
 
@@ -51,7 +52,7 @@ def evaluation_of(
     with torch.no_grad():
         try:
             rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
-            outputs = call(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
+            outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
             check_loss(task.loss, outputs, targets[rows])
             check_labels("its targets", task.loss, outputs, targets)
         except Exception as error:
@@ -70,4 +71,16 @@ def metrics_of(model: nn.Module, simulation: Simulation, state: State, evaluate:
     """Metrics of the released parameters in a fresh copy of the model, which no client has trained."""
     fresh = copy.deepcopy(model).to(simulation.task.device)
     simulation.task.layout.write(fresh, state.reported)
-    return {name: float(value) for name, value in evaluate(fresh.eval()).items()}
+    found = evaluate(fresh.eval())
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
+        )
+    return {name: _number(name, value) for name, value in found.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number.") from None

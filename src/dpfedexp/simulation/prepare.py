@@ -29,6 +29,7 @@ from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check
 from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.forward.masks import with_blind_masks
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
 from dpfedexp.trainers.tiled import Parallel
@@ -114,7 +115,7 @@ def _task(
 ) -> tuple[Task, Clients]:
     """What every client does, tried once; and made-up clients, on which a run may decide without looking at real ones."""
     place = execution.place
-    module = _in_training(model).to(place)
+    module = with_blind_masks(_in_training(model)).to(place)
     holders = torch.nonzero(clients.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = clients.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
@@ -167,6 +168,10 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
             f"local is torch's {kind}, which holds one model's parameters; every client needs an optimiser of its own: give "
             f"local={ours}(lr={lr:g}, steps=10) of dpfedexp, with momentum or weight_decay where you want them."
         )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(f"model is the class {model.__name__}; give one of it, {model.__name__}(…).")
+    if isinstance(model, nn.Module):
+        _check_plain(model)
     require(
         isinstance(secure, bool) or secure == "strict",
         f"secure is {secure!r}; it must be True, False or 'strict'.",
@@ -184,6 +189,28 @@ def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participa
         ),
     ):
         require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Wrappers of torch that hide the module, and parameters without numbers."""
+    within = {
+        "DataParallel": "model.module",
+        "DistributedDataParallel": "model.module",
+        "OptimizedModule": "model._orig_mod",
+    }
+    name = type(model).__name__
+    require(
+        name not in within,
+        f"model is a {name} around another module; give that, {within.get(name)}: this package spreads and compiles.",
+    )
+    require(
+        not isinstance(model, torch.jit.ScriptModule),
+        f"model is a {name}, which torch.jit made; give the nn.Module that it was made of.",
+    )
+    require(
+        not any(p.is_meta for p in model.parameters()),
+        "the model's parameters are on the device 'meta' and have no numbers; build it on the CPU, or load its parameters first.",
+    )
 
 
 def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool) -> None:

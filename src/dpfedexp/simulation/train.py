@@ -230,6 +230,11 @@ def train(
                 if run_folder is not None:
                     run_folder.close()
                 raise Interrupted(_interrupted(open_run), made(End("somebody interrupted it.", "hand"))) from None
+            except Exception as error:
+                if run_folder is not None:
+                    run_folder.close()
+                    error.add_note(f"The rounds so far are in {str(run_folder.path)!r}; resume=True goes on from them.")
+                raise
             commentary.end(open_run.state.w)
         run = made(end)
         if team is not None:

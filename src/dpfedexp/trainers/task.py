@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,12 @@ from torch.func import functional_call
 
 from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import Inputs, arguments, call, each, in_float, shape_of
+from dpfedexp.inputs import Inputs, arguments, each, in_float
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
-from dpfedexp.losses import Loss, check_labels, check_loss
+from dpfedexp.losses import Loss, check_labels, check_loss, doubt_of
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
 from dpfedexp.trainers.checks.module_state import Watch
 from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
 from dpfedexp.trainers.precision import Precision, low
@@ -157,17 +159,29 @@ def check_task(task: Task, *, labels: bool = False) -> None:
     With `labels` the clients' labels are looked at too, which only a simulation may do: a refusal tells what they are.
     """
     x, y = pair_of_clients(task)
+    model = copy.deepcopy(task.model).eval()
     own = each(lambda value: value[0], x)
+    outputs = applied(model, own)
     with torch.no_grad():
-        try:
-            outputs = call(copy.deepcopy(task.model).eval(), own)
-        except Exception as error:
-            raise InputError(
-                f"the model can't be applied to a batch of inputs of shape {shape_of(own)}: {first_line(error)}"
-            ) from error
         check_loss(task.loss, outputs, y[0])
+    check_draws(copy.deepcopy(task.model), own)
+    if (doubt := doubt_of(task.loss, outputs)) is not None:
+        warnings.warn(doubt, stacklevel=2)
     if labels:
         check_labels("the clients' targets", task.loss, outputs, getattr(task.clients, "targets", None))
+        _check_words(task, model)
+
+
+def _check_words(task: Task, model: nn.Module) -> None:
+    """The least and the highest whole number of all rows are known to the embeddings of the model."""
+    inputs, prepare = getattr(task.clients, "inputs", None), getattr(task.clients, "prepare", None)
+    if inputs is None or prepare is None or not any(isinstance(part, nn.Embedding) for part in model.modules()):
+        return
+    rows = furthest_rows(inputs)
+    if len(rows) > 0:
+        x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            applied(model, x)
 
 
 def first_line(error: Exception) -> str:

@@ -120,4 +120,8 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
             return trainer, None
         except Exception as error:
             reason = first_line(error)
+            if "data-dependent control flow" in reason:
+                reason = "it looks at values while it runs: .item(), bool() or an `if` on a tensor"
+            elif "called random operation" in reason:
+                reason = "it draws random numbers within an operation of torch, such as nn.LSTM(dropout=…)"
     return Loop(task, streams), reason

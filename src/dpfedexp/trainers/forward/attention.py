@@ -28,7 +28,7 @@ def attention(
         drop: what drops a share of the weights.
 
     Returns:
-        The values' means by weight, [..., l, e].
+        The values' means by weight, [..., l, e]; 0 where all is masked, as torch has it.
     """
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -39,5 +39,8 @@ def attention(
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
-    weights = torch.softmax(scores, -1)
+        nothing = (scores == -torch.inf).all(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    else:
+        weights = torch.softmax(scores, -1)
     return (drop(weights, dropout_p) if dropout_p > 0 else weights) @ value

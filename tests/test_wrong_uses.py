@@ -1,0 +1,374 @@
+"""What new users type by mistake, and the words that the one sentence they get must hold: what is wrong, and the fix."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpfedexp
+from dpfedexp import (
+    AdamW,
+    EarlyStopping,
+    Execution,
+    Federation,
+    FixedSize,
+    InputError,
+    Poisson,
+    Run,
+    Sgd,
+    cdp_fedexp,
+    dp_scaffold,
+    fit,
+    train,
+)
+from dpfedexp.accounting import epsilon, noise
+from dpfedexp.cli import main
+from dpfedexp.mechanisms import privatize
+
+RAW = (
+    "Traceback",
+    "pydantic",
+    "mat1",
+    "torch.Size",
+    "Error:",
+    "vmap",
+    "object has no attribute",
+    "positional argument",
+)
+"""Words of other people's software, which no answer may hold."""
+X, LABELS, NUMBERS, BITS = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), torch.randn(4), torch.tensor([0, 1, 1, 0])
+
+
+def clients(targets=LABELS, inputs=X) -> Federation:
+    return Federation.from_clients([(inputs, targets)] * 6)
+
+
+def trained(model=None, federation=None, algorithm=None, **options):
+    settings = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "progress": False, "device": "cpu", **options}
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0) if algorithm is None else algorithm
+    return train(nn.Linear(3, 3) if model is None else model, federation or clients(), algorithm, **settings)
+
+
+def measured(**options):
+    return trained(test=(X, LABELS), **options)
+
+
+def table(**options) -> Federation:
+    rows = {"user": ["a", "b", "b"], "age": [1.0, 2.0, np.nan], "city": ["x", "y", "z"], "y": [0, 1, 0]}
+    return Federation.from_pandas(rows, **{"by": "user", "target": "y", "features": ["age"], **options})
+
+
+class Forgetful(nn.Linear):
+    def forward(self, x):
+        super().forward(x)
+
+
+class Gambling(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * float(np.random.rand()))
+
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        return super().forward(-x if x.mean().item() > 0 else x)
+
+
+WORDS = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 3))
+IMAGES = torch.randn(4, 28, 28)
+BATCH_NORM = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+MODELS = {
+    "a class": (lambda: trained(nn.Linear), "model is the class Linear; give one of it, Linear(…)"),
+    "nothing to train": (
+        lambda: trained(nn.Flatten()),
+        "no trainable parameters; at least one must have requires_grad=True",
+    ),
+    "lazy": (lambda: trained(nn.LazyLinear(3)), "has no shape yet; run one batch through the model"),
+    "half precision": (lambda: trained(nn.Linear(3, 3).half()), "parameters in float16", "model.float()"),
+    "batch norm": (lambda: trained(BATCH_NORM), "running_mean", "Freeze it with", "or use GroupNorm"),
+    "too many features": (
+        lambda: trained(nn.Linear(5, 3)),
+        "the Linear takes 5 features",
+        "build it with in_features=3",
+    ),
+    "no channels": (
+        lambda: trained(nn.Conv2d(1, 4, 3), clients(inputs=IMAGES)),
+        "takes rows of 1 channels",
+        "x[:, None]",
+    ),
+    "unknown word": (
+        lambda: trained(WORDS, Federation.from_clients([(torch.full((4, 3), n), LABELS) for n in range(8)])),
+        "layer '0' (Embedding) knows the numbers from 0 to 4 and was given numbers from 0 to 7",
+        "num_embeddings=8",
+    ),
+    "words as floats": (lambda: trained(WORDS, clients()), "whole numbers and was given float32", "int64"),
+    "numbers as integers": (lambda: trained(federation=clients(inputs=X.long())), "was given int64", "x.float()"),
+    "no return": (lambda: trained(Forgetful(3, 3)), "the model returns None; end its forward with `return`"),
+    "draws of NumPy": (lambda: trained(Gambling(3, 3)), "from NumPy or Python's random", "draw with torch.rand"),
+    "in a wrapper": (
+        lambda: trained(nn.DataParallel(nn.Linear(3, 3))),
+        "model is a DataParallel",
+        "give that, model.module",
+    ),
+    "without numbers": (lambda: trained(nn.Linear(3, 3, device="meta")), "'meta'", "build it on the CPU"),
+    "one output": (lambda: trained(nn.Linear(3, 1)), "one output for each label", "choose loss='bce'"),
+}
+DATA = {
+    "a list of clients": (lambda: trained(federation=[(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
+    "no owners": (lambda: Federation.from_arrays(X, LABELS), "who holds which row", "give assignment or client_ids"),
+    "too few owners": (lambda: Federation.from_arrays(X, LABELS, client_ids=[0, 1]), "2 ids and there are 4 rows"),
+    "too few targets": (lambda: Federation.from_arrays(X, LABELS[:3], [0] * 4), "4 rows and targets has 3"),
+    "inputs alone": (lambda: Federation.from_clients([X, X]), "clients[0] is a Tensor", "a pair (inputs, targets)"),
+    "ragged": (lambda: Federation.from_clients([([[1, 2], [3]], [0, 1])]), "is ragged; give one array"),
+    "other shapes": (lambda: Federation.from_clients([(X, LABELS), (X[:, :2], LABELS)]), "all clients must agree"),
+    "not a number": (lambda: clients(inputs=X * torch.nan), "not finite", "remove or repair"),
+    "misspelt column": (lambda: table(by="usr"), "by names the column 'usr'", "Did you mean 'user'?"),
+    "missing value": (lambda: table(), "column 'age' has no value in 1 of 3 rows", "drop those rows"),
+    "text column": (lambda: table(features=["city"]), "holds text; give its public list, categories={'city': [...]}"),
+    "unlisted category": (
+        lambda: table(features=["city"], categories={"city": ["x", "y"]}),
+        "holds 'z' in row 2",
+        "add it to the list",
+    ),
+    "no folder": (
+        lambda: Federation.from_folder("nowhere", target="y"),
+        "no folder; give the folder that holds one file",
+    ),
+    "too many clients": (lambda: Federation.iid(X, LABELS, clients=10), "clients is 10", "4 rows"),
+}
+LOSSES = {
+    "misspelt": (lambda: trained(loss="mes"), "loss is 'mes', which does not exist", "Did you mean 'mse'?"),
+    "a class": (lambda: trained(loss=nn.MSELoss), "loss is the class MSELoss; give one of it, MSELoss()"),
+    "a mean over the batch": (
+        lambda: trained(loss=lambda o, y: nn.functional.cross_entropy(o, y)),
+        "one number per example, for example with reduction='none'",
+    ),
+    "broadcast": (
+        lambda: trained(nn.Linear(3, 1), clients(NUMBERS), loss=lambda o, y: (o - y).square().mean(1)),
+        "every output against every target",
+        "nn.Flatten(0)",
+    ),
+    "labels from 1": (lambda: trained(federation=clients(LABELS + 1)), "labels from 1 to 3", "number them from 0"),
+    "labels of ±1": (lambda: trained(nn.Linear(3, 1), clients(2 * BITS - 1), loss="bce"), "(targets + 1) / 2"),
+    "many outputs for a number": (
+        lambda: trained(federation=clients(NUMBERS)),
+        "one output for every target",
+        "(b, 3)",
+    ),
+    "half a test set": (lambda: trained(test=(X,)), "test is a tuple of 1; it must be a pair (inputs, targets)"),
+    "a loader as test set": (lambda: trained(test=DataLoader(TensorDataset(X))), "test is a DataLoader", "a pair"),
+    "a metric by name": (lambda: measured(metrics="f1"), "metrics is a str; it must be a dict such as"),
+    "a metric per example": (
+        lambda: measured(metrics={"o": lambda o, y: o}),
+        "metrics['o'] returned a Tensor",
+        "one number",
+    ),
+    "metrics of nothing": (lambda: trained(metrics={"o": lambda o, y: 0.0}), "give test=(inputs, targets)"),
+    "an evaluation that is no dict": (
+        lambda: trained(evaluate=lambda m: 0.3),
+        "evaluate returned a float",
+        "a dict of numbers",
+    ),
+}
+OPTIMISERS = {
+    "torch's own": (
+        lambda: trained(local=torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1)),
+        "local is torch's SGD",
+        "give local=Sgd(lr=0.1, steps=10)",
+    ),
+    "learning_rate": (lambda: Sgd(learning_rate=0.1, steps=2), "no argument 'learning_rate'. Write lr=0.1"),
+    "betas": (lambda: AdamW(lr=0.1, steps=2, betas=(0.9, 0.99)), "no argument 'betas'. Write beta1=0.9"),
+    "steps and epochs": (lambda: Sgd(lr=0.1, steps=2, epochs=1), "give exactly one of them"),
+    "nesterov alone": (lambda: Sgd(lr=0.1, steps=2, nesterov=True), "without momentum; give momentum too"),
+    "schedule by name": (lambda: Sgd(lr=0.1, steps=2, schedule="cosine"), "a schedule such as CosineRate(rounds=50)"),
+    "scaffold with AdamW": (
+        lambda: trained(algorithm=dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2)),
+        "which AdamW does not have; use Sgd",
+    ),
+}
+PRIVACY = {
+    "the function itself": (lambda: trained(algorithm=cdp_fedexp), "algorithm is a function", "such as cdp_fedexp(…)"),
+    "no noise": (lambda: cdp_fedexp(clip=1.0), "target_epsilon is None; give exactly one"),
+    "epsilon": (lambda: cdp_fedexp(clip=1.0, epsilon=8.0), "no argument 'epsilon'. Write target_epsilon=8.0"),
+    "epsilon of train": (lambda: trained(epsilon=8.0), "Write algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)"),
+    "negative clip": (
+        lambda: cdp_fedexp(clip=-1.0, noise_multiplier=1.0),
+        "clip is -1.0; it must be a positive number",
+    ),
+    "delta": (lambda: cdp_fedexp(clip=1.0, target_epsilon=8.0, delta=1.0), "delta is 1.0; it must be between 0 and 1"),
+    "no noise to account": (lambda: epsilon(0.0, rounds=5, delta=1e-5), "noise_multiplier is 0.0", "positive number"),
+    "negative epsilon": (lambda: noise(-1.0, rounds=5, delta=1e-5), "target_epsilon is -1.0", "above 0"),
+    "no clip": (lambda: privatize(torch.ones(3)), "privatize needs the argument 'clip'"),
+    "everybody twice": (lambda: Poisson(2.0), "participation rate is 2.0; it must be above 0 and at most 1"),
+    "a share as a number": (lambda: trained(participation=0.1), "it must be Full(), Poisson(rate) or FixedSize(count)"),
+    "too large a cohort": (lambda: trained(participation=FixedSize(100)), "cohort is 100", "at most 6"),
+}
+RUNS = {
+    "learning rate of train": (
+        lambda: trained(lr=0.1),
+        "train has no argument 'lr'. Write local=Sgd(lr=0.1, steps=10)",
+    ),
+    "half a round": (lambda: trained(rounds=2.5), "rounds is 2.5; it must be a positive whole number"),
+    "gpu": (lambda: trained(device="gpu"), "device is 'gpu'; it must be a torch device such as 'cpu' or 'cuda'"),
+    "American trainer": (lambda: trained(execution=Execution(trainer="vectorized")), "Did you mean 'vectorised'?"),
+    "nearly secure": (lambda: trained(secure="yes"), "secure is 'yes'; it must be True, False or 'strict'"),
+    "no callback": (lambda: trained(on_round="print"), "on_round is 'print'; it must be a function of one record"),
+    "misspelt watch": (
+        lambda: measured(on_round=EarlyStopping("test_los")),
+        "which is not measured. Did you mean 'test_loss'?",
+    ),
+    "a file as folder": (lambda: trained(out=__file__), "is a file; name a new folder with out"),
+    "resume from nowhere": (lambda: trained(resume=True), "resume is True, but checkpoint is missing"),
+    "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; name one that a run was"),
+    "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Did you mean 'epsilon'?"),
+    "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
+}
+USES = {
+    f"{room}: {name}": use
+    for room, uses in (
+        ("model", MODELS),
+        ("data", DATA),
+        ("loss", LOSSES),
+        ("optimiser", OPTIMISERS),
+        ("privacy", PRIVACY),
+        ("run", RUNS),
+    )
+    for name, use in uses.items()
+}
+
+
+def check_sentence(text: str, words: tuple[str, ...]) -> None:
+    assert [word for word in words if word not in text] == [], text
+    assert [raw for raw in RAW if raw in text] == [], text
+    assert "\n" not in text.strip()
+    assert text.rstrip().endswith((".", "?")), text
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_wrong_use_is_answered_by_a_sentence_with_the_fix(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    act, *words = USES[name]
+    warnings.simplefilter("ignore")
+    with pytest.raises(InputError) as caught:
+        act()
+    check_sentence(str(caught.value), tuple(words))
+
+
+def test_a_misspelt_name_of_the_package_gets_the_right_one():
+    with pytest.raises(AttributeError, match=r"no attribute 'cdp_fedex'\. Did you mean 'cdp_fedexp'\?"):
+        _ = dpfedexp.cdp_fedex
+
+
+def test_a_model_unlike_the_trained_one_is_named_by_its_first_difference(tmp_path):
+    trained(out=tmp_path / "run")
+    with pytest.raises(InputError) as caught:
+        Run.load(tmp_path / "run", nn.Linear(3, 4))
+    check_sentence(str(caught.value), ("'bias' is of shape (4,) in the model and of shape (3,)", "built the same way"))
+    with pytest.raises(InputError, match="is not empty; name a new one with out or go on with resume=True"):
+        trained(out=tmp_path / "run")
+
+
+def test_a_callback_that_fails_keeps_its_error_and_says_where_the_rounds_are(tmp_path):
+    model = nn.Linear(3, 3)
+
+    def full(record):
+        if record["round"] == 2:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        trained(model, rounds=3, out=tmp_path / "run", on_round=full)
+    assert caught.value.__notes__ == [
+        f"The rounds so far are in {str(tmp_path / 'run')!r}; resume=True goes on from them."
+    ]
+    assert len(trained(model, rounds=3, out=tmp_path / "run", resume=True).history) == 3
+
+
+DOUBTS = {
+    "sigmoid": (
+        lambda: trained(nn.Sequential(nn.Linear(3, 1), nn.Sigmoid(), nn.Flatten(0)), clients(BITS), loss="bce"),
+        ("ends with a sigmoid", "leave the model's out", "nn.BCELoss()"),
+    ),
+    "softmax": (
+        lambda: trained(nn.Sequential(nn.Linear(3, 3), nn.Softmax(1))),
+        ("ends with a softmax", "leave the softmax out"),
+    ),
+    "nll of logits": (
+        lambda: trained(nn.Sequential(nn.Linear(3, 3), nn.Softplus()), loss="nll"),
+        ("takes log-probabilities", "nn.LogSoftmax(dim=-1)", "loss='cross-entropy'"),
+    ),
+    "item": (lambda: trained(Branching(3, 3)), ("can't be vectorised", ".item()", "one after the other")),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_works_but_was_hardly_meant_is_said(name):
+    act, words = DOUBTS[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+    (said,) = [str(one.message) for one in caught if one.category is UserWarning]
+    check_sentence(said, words)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "targets"),
+    [
+        (nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.BCELoss(), BITS),
+        (nn.Linear(3, 1), "bce", BITS),
+        (nn.Sequential(nn.Linear(3, 3), nn.LogSoftmax(1)), "nll", LABELS),
+        (nn.Sequential(nn.Linear(3, 3), nn.LogSoftmax(1)), "cross-entropy", LABELS),
+    ],
+)
+def test_what_was_meant_is_not_doubted(model, loss, targets):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", dpfedexp.errors.AdviceWarning)
+        trained(model, clients(targets), loss=loss)
+
+
+FILE = '[algorithm]\nname = "cdp_fedexp"\nclip = 0.3\nnoise_multiplier = 1.0\n[local]\nlr = 0.1\nsteps = 2\n[run]\nrounds = 1\n'
+TYPED = {
+    "trian run.toml": ("No such command 'trian'", "Did you mean 'train'?"),
+    "train nowhere.toml": ("'nowhere.toml' does not exist; `dpfedexp init` writes one",),
+    "train run.toml --rounds 3": ("train has no option --rounds; write --set run.rounds=…",),
+    "sweep run.toml --clip 3": ("sweep has no option --clip; write --set algorithm.clip=…",),
+    "train run.toml --set clip=3": ("clip is not a setting", "Did you mean 'algorithm.clip'?"),
+    "train run.toml --set algorithm.clipp=3": ("algorithm.clipp is not a setting. Did you mean 'clip'?",),
+    "train run.toml --set nonsense": ("--set is 'nonsense'; it must look like algorithm.clip=0.3",),
+    "train run.toml --set run.rounds=ten": ("run.rounds is 'ten'; it must be a valid integer",),
+    "train run.toml --set run.loss=mes": ("'mes', which does not exist. Did you mean 'mse'?",),
+    "train broken.toml": ("'broken.toml' is not valid TOML", "Expected ']'"),
+    "train run.toml --resume": ("--resume is given without --out; --out must name the folder",),
+    "sweep run.toml --grid algorithm.clip=": ("it must look like algorithm.clip=0.1,0.3,1",),
+    "sweep run.toml --grid algorithm.clip=a,b": ("algorithm.clip is 'a'; it must be a valid number or 'adaptive'",),
+    "report nowhere": ("'nowhere' does not exist; name one that a run",),
+    "privacy verify nowhere": ("'nowhere' is not a folder; give the folder that a run wrote",),
+    "privacy epsilon": ("noise-multiplier is missing", "--noise-multiplier 5"),
+    "plan --clients -3": ("--clients is -3; it must be 1 or more",),
+}
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_a_wrong_command_is_answered_by_a_sentence_and_exit_code_2(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(FILE)
+    (tmp_path / "broken.toml").write_text("[run")
+    monkeypatch.setattr(sys, "argv", ["dpfedexp", *line.split()])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert [word for word in TYPED[line] if word not in text] == [], text
+    assert [raw for raw in ("Traceback", "pydantic", "unable to parse") if raw in text] == []
+
+
+def test_the_list_is_long_enough():
+    assert len(USES) + len(DOUBTS) + len(TYPED) >= 80

@@ -1,0 +1,110 @@
+"""Nothing that another client holds shows in an update, whatever the model draws, takes in or steps with: bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, dp_fedavg
+from dpfedexp.simulation.prepare import prepare
+
+TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised")
+CLIENTS, MINE, BOUND = 13, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch):
+    """A secure run keys its draws anew; here two runs are compared bit for bit."""
+    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(40, 3)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1) + 0.5 * torch.randn(len(x), 40)) * torch.rand(())
+
+
+class Pair(nn.Module):
+    """Inputs by place or by name, and dropout of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(40, 3), nn.Linear(2, 3)
+
+    def forward(self, x, more):
+        return F.dropout(self.one(x.flatten(1)), 0.3) + F.dropout(self.two(more), 0.5)
+
+
+def modules() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    dropout = nn.Sequential(nn.Flatten(), nn.Linear(40, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3))
+    return {"dropout": dropout, "attention": Attending(), "noise": Noisy(), "tuple": Pair(), "dict": Pair()}
+
+
+LOCALS = {
+    "momentum": Sgd(lr=0.3, steps=3, momentum=0.9, nesterov=True, max_examples=BOUND),
+    "adamw": AdamW(lr=0.05, steps=3, max_examples=BOUND, clip_gradient=1.0),
+}
+
+
+def federation(name: str, garbage: bool) -> Federation:
+    """One client that stays, among others whose rows, and how many they are, may be replaced by garbage."""
+    parts = []
+    for client in range(CLIENTS):
+        replaced = garbage and client != MINE
+        generator = torch.Generator().manual_seed(client + 1000 * replaced)
+        rows = int(torch.randint(1, 2 * BOUND, (), generator=generator)) * (0 if replaced and client % 4 == 0 else 1)
+        x, more = (torch.randn(rows, *shape, generator=generator) for shape in ((5, 8), (2,)))
+        if replaced:
+            x, more = 1e6 * x, more.fill_(torch.nan if client % 2 else torch.inf)
+        inputs = {"tuple": (x, more), "dict": {"more": more, "x": x}}.get(name, x)
+        parts.append((inputs, torch.randint(0, 3, (rows,), generator=generator)))
+    return Federation.from_clients(parts, finite=False)
+
+
+def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tensor:
+    clients = federation(name, garbage)
+    simulation, _ = prepare(
+        modules()[name],
+        clients,
+        dp_fedavg(clip=1.0, noise_multiplier=2.0),
+        local=LOCALS[how],
+        rounds=1,
+        secure=True,
+        execution=Execution(device="cpu", trainer=trainer),
+    )
+    state = simulation.begin()
+    return simulation.updates(state, state.w.float(), torch.arange(CLIENTS), 1)[MINE]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("how", LOCALS)
+@pytest.mark.parametrize("name", modules())
+def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
+    refusal, mine = "", torch.zeros(0)
+    try:
+        mine = row_of_mine(name, how, trainer, garbage=False)
+    except InputError as reason:
+        refusal = str(reason)
+    if refusal:
+        # What a machine can't keep apart is refused; one client at a time always can be.
+        assert "depends on the others" in refusal
+        assert "loop" not in trainer
+        return
+    assert bool(mine.isfinite().all())
+    assert float(mine.abs().max()) > 0
+    assert torch.equal(mine, row_of_mine(name, how, trainer, garbage=True))
