@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -60,8 +61,13 @@ def sweep(
         console.print(selected(plan, planned, repeats, select, delta), highlight=False, soft_wrap=True)
         return
     outcome = run_trials(plan, planned)
-    options = "".join(f" --grid {text}" for text in grid or ()) + f" --seeds {seeds}"
-    made = section(plan, outcome, select, delta, f"dpfedexp sweep {file}{options} --out {out}")
+    options = [
+        *(f"--grid={text}" for text in grid or ()),
+        f"--seeds={seeds}",
+        *(f"--set={text}" for text in set_ or ()),
+    ]
+    options += [f"--{name}={value}" for name, value in (("data", data), ("select", select)) if value is not None]
+    made = section(plan, outcome, select, delta, shlex.join(["dpfedexp", "sweep", str(file), *options, f"--out={out}"]))
     save(made, out)
     page = report(out)
     terminal.show(console, made)

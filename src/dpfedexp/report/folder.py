@@ -34,6 +34,8 @@ def _page(folder: Path, command: str) -> Page:
     if saved := saved_sections(folder):
         title = TITLES.get(saved[0].name, REPRODUCED) if len(saved) == 1 else REPRODUCED
         subtitle = "Client-level private federated learning whose server step size sets itself."
+        if [section.name for section in saved] == ["sweep"]:
+            subtitle = "Many settings on the same clients, and what trying them costs."
         return Page(title, subtitle, saved, command)
     if is_run(folder):
         run = read_run(folder)

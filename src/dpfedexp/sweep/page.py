@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from dpfedexp.errors import InputError, nearest
@@ -79,6 +80,7 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         name="sweep",
         title=f"{len(groups)} settings, {len(runs)} runs",
         text=[
+            replace(next(iter(runs.values())).header, epsilon="").text,
             *paid,
             f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],

@@ -47,7 +47,7 @@ class Price:
         ]
         if self.selected is not None:
             found.append(
-                f"Private selection, `--select` with `--repeats`, shows only the best of a secret number of runs, as many on "
+                f"Private selection (--select and --repeats) shows only the best of a secret number of runs, as many on "
                 f"average, and costs ε = {self.selected:.3f} in all."
             )
         elif self.why:
