@@ -114,7 +114,7 @@ class Mechanism(ABC):
     is_local: ClassVar[bool]
     """Whether a client's own report is the release, so that the server need not be trusted."""
     needs_helper: ClassVar[bool] = False
-    """Whether a second aggregator makes the sum together with the server, so that a client must not send a report to one of them."""
+    """Whether a second aggregator makes the sum with the server, so that a client may send neither of them a report."""
     is_private: ClassVar[bool] = True
     """Whether it promises anything at all."""
     numerators: ClassVar[tuple[Numerator, ...]] = ()
