@@ -135,9 +135,20 @@ def test_a_client_whose_site_trusts_another_helper_is_left_out_and_the_others_ar
     federation = Federation(tmp_path)
     other = "9c" * 32
     federation.grid.contexts[3].node_config["dpfedexp-helper-key"] = other
-    strategy, _ = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
     assert strategy.state.round == 1
     assert charges(federation.file) == 1
+    shown = result.train_metrics_clientapp[1]
+    assert (shown["asked"], shown["valid"], shown["refused"], shown["missing"]) == (6, 5, 1, 0)
+
+
+def test_sites_that_all_trust_another_helper_fail_the_round(tmp_path):
+    federation = Federation(tmp_path)
+    for node in range(1, CLIENTS + 1):
+        federation.grid.contexts[node].node_config["dpfedexp-helper-key"] = "9c" * 32
+    with pytest.raises(RoundFailed, match="their sites must pin this helper's key"):
+        federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    assert charges(federation.file) == 0
 
 
 def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatch):

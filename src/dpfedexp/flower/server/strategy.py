@@ -136,8 +136,7 @@ class DpFedExp(Strategy):
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
 
-    has_helper: ClassVar[bool] = False
-    """Whether the sums are made together with a second aggregator."""
+    has_helper: ClassVar[bool] = False  # whether a second aggregator makes the sums too
 
     # What a run is bound to, set by `begin`.
     layout: Layout
@@ -237,7 +236,7 @@ class DpFedExp(Strategy):
         if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
-        release = self._released(server_round, mechanism, sums, expected)
+        release, counts = self._released(server_round, mechanism, sums, counts)
         state, eta_g = advance(
             self.algorithm, release, self.state, share=expected / self.clients, tau_eta_l=self.tau_eta_l
         )
@@ -264,8 +263,8 @@ class DpFedExp(Strategy):
     def _added(self, replies: Iterable[Message], width: int, public: bool, votes: int) -> tuple[Sums, Counts]:
         return add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
 
-    def _released(self, server_round: int, mechanism: Mechanism, sums: Sums, expected: float) -> Release:
-        return mechanism.release(sums, expected, self.noise(), self.noise())
+    def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
+        return mechanism.release(sums, self.participation.expected(self.clients), self.noise(), self.noise()), counts
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

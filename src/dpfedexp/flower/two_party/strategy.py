@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -113,39 +114,42 @@ class TwoPartyFedExp(DpFedExp):
             raise InputError(f"mechanism {self.mechanism.kind!r} has no helper; use DpFedExp.")
         return self.mechanism.columns(self.layout.dimension)
 
-    def _released(self, server_round: int, mechanism: Mechanism, sums: Sums, expected: float) -> Release:
+    def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
         if not isinstance(mechanism, TwoPartyGaussian):
             raise InputError(f"mechanism {mechanism.kind!r} has no helper; use DpFedExp.")
         if not self._sent:
-            raise RoundFailed(f"round {server_round} failed: nobody was asked. It was charged.")
-        request = next(iter(self._sent.values()))
-        round_ = round_of(request, self._columns, self._flower_run)
-        answer = self._ask_helper(server_round, round_, mechanism)
+            raise RoundFailed(f"round {number} failed: nobody was asked. It was charged.")
+        round_ = round_of(next(iter(self._sent.values())), self._columns, self._flower_run)
+        answer = self._ask_helper(number, round_)
         own: Words | None = None
         if "server" in mechanism.sides:
             own = to_words(mechanism.noise_units(round_.columns, "server", self.noise(), self.noise()))
         total = unmasked([sent.words for sent in self._received.values()], answer, own)
-        count, self._received = len(self._received), {}
+        left = len(self._received)
+        self._received = {}
         try:
-            return mechanism.decode(from_words(total), count, expected)
+            release = mechanism.decode(from_words(total), left, self.participation.expected(self.clients))
         except InputError as reason:
-            raise RoundFailed(f"round {server_round} failed: {reason} It was charged.") from None
+            raise RoundFailed(f"round {number} failed: {reason} It was charged.") from None
+        return release, Counts(counts.asked, left, counts.refused + counts.valid - left)
 
-    def _ask_helper(self, server_round: int, round_: Round, mechanism: Mechanism) -> Words:
+    def _ask_helper(self, number: int, round_: Round) -> Words:
         """The helper's answer for the clients whose seeds it can open: fewer than were received where a client sent a bad one."""
         while True:
             seeds = [(node, sent.sealed) for node, sent in sorted(self._received.items())]
-            reply = self._exchange(server_round, round_, seeds)
+            reply = self._exchange(number, round_, seeds)
             closed = reply.content.config_records.get(HELPER, ConfigRecord()).get("closed")
             if not isinstance(closed, list):
                 return read_answer(reply, round_, set_digest(round_, seeds))
             bad = set(closed) & set(self._received)
-            if not bad:
-                raise RoundFailed(f"round {server_round} failed: the helper names no client that it was asked for.")
             _log.warning("The helper can't open the seeds of %d clients; they are left out", len(bad))
             self._received = {node: sent for node, sent in self._received.items() if node not in bad}
-            counts = Counts(len(self._sent), len(self._received), len(bad))
-            self._check_floor(server_round, counts, mechanism)
+            of = self.clients if self.sampling.kind == "full" else len(self._sent)
+            if not bad or len(self._received) < math.ceil(self.floor * of):
+                raise RoundFailed(
+                    f"round {number} failed: the helper can't open the seeds of so many clients that fewer than the floor are "
+                    "left; their sites must pin this helper's key. It was charged."
+                )
 
     def _exchange(self, server_round: int, round_: Round, seeds: list[tuple[int, bytes]]) -> Message:
         fields: dict[str, Any] = {
