@@ -44,7 +44,7 @@ class Federation:
     def __init__(self, folder, *, reply_of=None, clients=CLIENTS, **limits):
         self.folder, self.clients = folder, clients
         (folder / "helper").mkdir()
-        self.file = helper_file(folder / "helper", **{"total": 1e3, "per_round": 1e2, **limits})
+        self.file = helper_file(folder / "helper", **{"total": 1e3, "per_round": 1e2, "max_clip": 1e6, **limits})
         self.problem, self.model = problem(clients)
         app = plain_app(self.problem, self.model, LOCAL)
         self.grid = LoopbackGrid(app, clients + 1, reply_of=reply_of)
@@ -305,3 +305,23 @@ def test_sampling_counts_for_readers_of_the_models_only(tmp_path):
     statement, one = strategy.statement, strategy.mechanism.event(Sampling())
     assert statement.epsilon_total == compose([(one, 1)], 1e-5).epsilon
     assert statement.models_only.epsilon_total < compose([(one.to_readers(), 1)], 1e-5).epsilon
+
+
+def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_among_them(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+    monkeypatch.setenv("DPFEDEXP_HELPER", str(federation.file.path))
+    monkeypatch.setenv("DPFEDEXP_HELPER_KEY", public_key(federation.file))
+    for context in federation.grid.contexts.values():
+        context.node_config.pop("dpfedexp-helper", None)
+        context.node_config.pop("dpfedexp-helper-key", None)
+    federation.problem, _ = problem(CLIENTS + 1)
+    federation.grid.app = plain_app(federation.problem, federation.model, LOCAL)
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1)
+    assert strategy.helper == 1
+    assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
+def test_hosted_clients_are_refused(tmp_path):
+    federation = Federation(tmp_path)
+    with pytest.raises(InputError, match="one client per node"):
+        federation.run(ALGORITHMS["free"], clients_per_node=2)

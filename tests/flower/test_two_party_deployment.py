@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from dpfedexp.flower.local.deployment import Deployment, marked
 
 from ..aggregation.parties import helper_file, public_key
 from .app_folder import make_app
-from .test_deployment import checkpoint, finish, start, wait_until
+from .test_deployment import checkpoint, counts, start
 
 CLIENTS = 3
-FEDERATION = {"clients": CLIENTS, "floor": 0.6, "round_timeout": 120.0, "node_timeout": 60.0, "budget": None}
+FEDERATION = {"clients": CLIENTS, "floor": 0.6, "round_timeout": 300.0, "node_timeout": 120.0, "budget": None}
 ALGORITHM = {"name": "cdp_fedexp", "target_epsilon": None, "noise_multiplier": 2.0, "clip": 0.5, "step": "paper"}
 GUARD = """
 max_epsilon_per_round = 1e3
@@ -67,14 +68,19 @@ TRAIN = """
 
 
 class WithHelper(Deployment):
-    """Nodes with a guard that pins the helper's key; the last node is the helper."""
+    """Nodes with a guard that pins the helper's key; the last node is the helper, which is started by `start_helper`."""
 
     helper = guard = ""
 
     def start_supernode(self, index, key=None):
-        is_helper = index == self.nodes - 1
-        self.node_config = {"dpfedexp-helper": self.helper} if is_helper else {"dpfedexp-guard": self.guard}
+        if index == self.nodes - 1:
+            return None
+        self.node_config = {"dpfedexp-guard": self.guard}
         return super().start_supernode(index, key)
+
+    def start_helper(self):
+        self.node_config = {"dpfedexp-helper": self.helper}
+        super().start_supernode(self.nodes - 1)
 
 
 def app_of(place: Path, name: str, aggregation: str, *, silent=False, kills=False, rounds=2) -> Path:
@@ -116,12 +122,25 @@ def app_of(place: Path, name: str, aggregation: str, *, silent=False, kills=Fals
     return app
 
 
+def finish(process: subprocess.Popen, app: Path) -> str:
+    """The streamed log of a run that has ended; every message of it starts a process that reads MNIST."""
+    try:
+        process.wait(600.0)
+    finally:
+        process.kill()
+        process.wait()
+    return (app / "run.log").read_text()
+
+
 def rounds_of(path: Path) -> list[int]:
     with Ledger.open(path, read_only=True) as ledger:
         return [entry.round for entry in ledger.entries]
 
 
-@pytest.mark.skipif(not os.environ.get("DPFEDEXP_DATA"), reason="needs MNIST in DPFEDEXP_DATA")
+@pytest.mark.skipif(
+    not (os.environ.get("DPFEDEXP_DATA") and os.environ.get("DPFEDEXP_SLOW")),
+    reason="takes minutes: needs DPFEDEXP_SLOW=1, and MNIST in DPFEDEXP_DATA",
+)
 def test_real_processes_with_tls_on_mnist(tmp_path):
     """One deployment for all of it, because starting one is what takes time."""
     (tmp_path / "helper").mkdir()
@@ -140,21 +159,22 @@ def test_real_processes_with_tls_on_mnist(tmp_path):
     assert marked(deployment.mark) == []
 
 
-def sums_are_those_of_plain_aggregation(deployment: Deployment, place: Path) -> None:
-    """Two rounds each, without noise: every parameter is the same, bit for bit."""
+def sums_are_those_of_plain_aggregation(deployment: WithHelper, place: Path) -> None:
+    """Two rounds each, without noise: every parameter and every number of the history is the same, bit for bit."""
     finals = []
-    for name in ("two-party", "plain"):
+    for name in ("plain", "two-party"):
+        if name == "two-party":
+            deployment.start_helper()
         app = app_of(place, name, name, silent=True)
-        if name == "plain":
-            # Without the helper's node, or it would be a client that has no guard.
-            os.killpg(deployment.supernodes[-1].pid, 9)
-            wait_until(lambda: deployment.supernodes[-1].poll() is not None, "the end of the helper")
         log = finish(start(deployment, app), app)
-        assert checkpoint(place / f"{name}-out")["round"] == 2, log
-        finals.append(load_file(place / f"{name}-out" / "round-2.safetensors")["w"])
-    assert float(finals[0].norm()) > 1.0
-    assert torch.equal(*finals)
-    deployment.start_supernode(CLIENTS)
+        content = checkpoint(place / f"{name}-out")
+        assert content["round"] == 2, log
+        assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0)] * 2, log
+        finals.append((load_file(place / f"{name}-out" / "round-2.safetensors")["w"], content["history"]))
+    (plain, history), (two, other) = finals
+    assert float(plain.norm()) > 1.0
+    assert torch.equal(plain, two)
+    assert history == other
 
 
 def everybody_is_killed_once(deployment: Deployment, place: Path, file) -> None:
@@ -162,7 +182,7 @@ def everybody_is_killed_once(deployment: Deployment, place: Path, file) -> None:
     between the helper's answer and the release. The run is resumed each time, and whatever was answered is on every ledger."""
     before = len(rounds_of(file.ledger))
     app, out = app_of(place, "killed", "two-party", kills=True), place / "killed-out"
-    short = "federation.round_timeout=30.0"
+    short = "federation.round_timeout=60.0"
     log = finish(start(deployment, app, short), app)
     assert (place / "client").exists(), log
     assert (place / "helper").exists(), log

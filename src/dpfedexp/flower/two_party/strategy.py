@@ -48,12 +48,14 @@ class TwoPartyFedExp(DpFedExp):
     helper: int | None = None
     """The helper's node, once it is known."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    _received: dict[int, Masked]
+
+    def begin(self, initial_arrays: ArrayRecord) -> None:
+        """Bind the algorithm to the model, and open or create the folder."""
         require(
             self.clients_per_node == 1, "two-party aggregation needs one client per node; set clients_per_node to 1."
         )
-        self._received: dict[int, Masked] = {}
+        super().begin(initial_arrays)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, ttl: float | None = None
