@@ -72,13 +72,13 @@ class TwoPartyFedExp(DpFedExp):
 
     def _find_helper(self, grid: Grid) -> int:
         """Ask every connected node whether it is a helper, until one says so."""
-        deadline, asked = time.monotonic() + self.places.timeout, set[int]()
+        deadline, answered = time.monotonic() + self.places.timeout, set[int]()
         while True:
-            new = [node for node in sorted(grid.get_node_ids()) if node not in asked]
-            asked |= set(new)
+            new = [node for node in sorted(grid.get_node_ids()) if node not in answered]
             record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
             seconds = max(1.0, min(60.0, deadline - time.monotonic()))
             replies = exchange(grid, [Message(record, node, "train", ttl=seconds) for node in new], seconds)
+            answered |= {reply.metadata.src_node_id for reply in replies}
             found = sorted(r.metadata.src_node_id for r in replies if not r.has_error() and HELPER in r.content)
             if found:
                 _log.info("Node %d is the helper", found[0])
