@@ -43,7 +43,7 @@ class Silence:
 def once(name):
     # The first process that comes here dies; whoever comes after it lives.
     try:
-        os.close(os.open(PLACE / name, os.O_CREAT | os.O_EXCL))
+        os.close(os.open(PLACE / f"killed-{name}", os.O_CREAT | os.O_EXCL))
     except OSError:
         return
     os.kill(os.getpid(), signal.SIGKILL)
@@ -137,12 +137,14 @@ def rounds_of(path: Path) -> list[int]:
         return [entry.round for entry in ledger.entries]
 
 
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not (os.environ.get("DPFEDEXP_DATA") and os.environ.get("DPFEDEXP_SLOW")),
     reason="takes minutes: needs DPFEDEXP_SLOW=1, and MNIST in DPFEDEXP_DATA",
 )
-def test_real_processes_with_tls_on_mnist(tmp_path):
-    """One deployment for all of it, because starting one is what takes time."""
+
+
+@pytest.fixture
+def deployment(tmp_path):
     (tmp_path / "helper").mkdir()
     file = helper_file(tmp_path / "helper", min_clients=2, per_round=1e3, total=1e4)
     guard = tmp_path / "guard.toml"
@@ -153,15 +155,14 @@ def test_real_processes_with_tls_on_mnist(tmp_path):
         "DPFEDEXP_PRIVATE": str(tmp_path / "state"),
     }
     WithHelper.helper, WithHelper.guard = str(file.path), str(guard)
-    with WithHelper(tmp_path / "up", CLIENTS + 1, tls=True, environment=quick) as deployment:
-        sums_are_those_of_plain_aggregation(deployment, tmp_path)
-        everybody_is_killed_once(deployment, tmp_path, file)
-    assert marked(deployment.mark) == []
+    with WithHelper(tmp_path / "up", CLIENTS + 1, tls=True, environment=quick) as running:
+        yield running
+    assert marked(running.mark) == []
 
 
-def sums_are_those_of_plain_aggregation(deployment: WithHelper, place: Path) -> None:
+def test_sums_are_those_of_plain_aggregation(deployment, tmp_path):
     """Two rounds each, without noise: every parameter and every number of the history is the same, bit for bit."""
-    finals = []
+    finals, place = [], tmp_path
     for name in ("plain", "two-party"):
         if name == "two-party":
             deployment.start_helper()
@@ -177,27 +178,28 @@ def sums_are_those_of_plain_aggregation(deployment: WithHelper, place: Path) -> 
     assert history == other
 
 
-def everybody_is_killed_once(deployment: Deployment, place: Path, file) -> None:
+def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed(deployment, tmp_path):
     """By kill -9: in round 1 a client before it answers and the helper between charge and answer, in round 2 the server app
     between the helper's answer and the release. The run is resumed each time, and whatever was answered is on every ledger."""
-    before = len(rounds_of(file.ledger))
+    deployment.start_helper()
+    place, books = tmp_path, tmp_path / "helper" / "helper.ledger.jsonl"
     app, out = app_of(place, "killed", "two-party", kills=True), place / "killed-out"
     short = "federation.round_timeout=60.0"
     log = finish(start(deployment, app, short), app)
-    assert (place / "client").exists(), log
-    assert (place / "helper").exists(), log
+    assert (place / "killed-client").exists(), log
+    assert (place / "killed-helper").exists(), log
     assert not (out / "checkpoint.json").exists(), "nothing was released"
     assert rounds_of(out / "ledger.jsonl") == [1]
-    assert rounds_of(file.ledger)[before:] == [1]
+    assert rounds_of(books) == [1]
     log = finish(start(deployment, app, f"{short} federation.resume=true"), app)
-    assert (place / "server").exists(), log
+    assert (place / "killed-server").exists(), log
     assert checkpoint(out)["round"] == 1, log
     assert rounds_of(out / "ledger.jsonl") == [1, 1, 2]
-    assert rounds_of(file.ledger)[before:] == [1, 1, 2]
+    assert rounds_of(books) == [1, 1, 2]
     log = finish(start(deployment, app, f"{short} federation.resume=true"), app)
     assert checkpoint(out)["round"] == 2, log
     assert rounds_of(out / "ledger.jsonl") == [1, 1, 2, 2]
-    assert rounds_of(file.ledger)[before:] == [1, 1, 2, 2]
+    assert rounds_of(books) == [1, 1, 2, 2]
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["setting"] == "two-party"
     assert statement["rounds"] == 4, "what was charged and not released is in the statement too"
