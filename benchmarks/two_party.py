@@ -42,8 +42,7 @@ def accuracy(seeds: int, out: Path, data: str | None, jobs: int | None) -> dict[
         **{kind: vary(experiment("mnist-cdp-fedexp"), free | {"algorithm.aggregation": kind}) for kind in KINDS[2:]},
     }
     runs = {kind: size.runs(one) for kind, one in settings.items()}
-    curves = ("round", "test_accuracy", "eta_g", "clip")
-    planned = [run for kind in KINDS for run in trainings(runs[kind], f"two-party: {kind}", curves)]
+    planned = [run for kind in KINDS for run in trainings(runs[kind], f"two-party: {kind}")]
     images = fingerprint(data)
     results = Results(all_records({"two-party": planned}, out, images, Place(None, data, jobs))["two-party"], images)
     means, rows = {}, {}
