@@ -18,7 +18,7 @@ LAYERS = [
     {"inputs", "layout", "sums", "step_size"},
     {"clipping", "noise", "accounting", "votes"},
     {"mechanisms"},
-    {"batches", "evaluation", "local", "local_rate", "losses", "models", "participation", "server"},
+    {"aggregation", "batches", "evaluation", "local", "local_rate", "losses", "models", "participation", "server"},
     {"algorithms", "data"},
     {"advice", "round"},
     {"trainers"},

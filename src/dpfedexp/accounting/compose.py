@@ -16,7 +16,7 @@ from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnit
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
-Setting = Literal["central", "local", "none"]
+Setting = Literal["central", "local", "two-party", "none"]
 Charges = Iterable[tuple[Event, int]]
 
 GAUSSIAN = "exact Gaussian (GDP)"
@@ -143,7 +143,7 @@ def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) ->
 def is_amplified(event: GaussianEvent) -> bool:
     """Whether the sampling hides who took part from the observer.
 
-    In the local setting the observer is the server, which knows.
+    In the local setting the observer is the server, in the two-party setting an aggregator: both know.
     """
     return event.setting == "central" and event.sampling.kind != "full" and event.sampling.rate < 1.0
 

@@ -29,6 +29,9 @@ Per = Literal["total", "round"]
 Epsilons = tuple[float, float, float]
 PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 """PrivUnit's ε₀, ε₁, ε₂ of the paper's experiments."""
+Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
+"""Who adds the updates: one server that is trusted with them, or a server and a helper of which neither can read one
+(docs/two-party.md), with the noise of both or of the helper alone."""
 
 
 @checked
@@ -207,6 +210,21 @@ def clip_of(clip: Clip) -> float | AdaptiveClip:
         is_number(clip) and not isinstance(clip, bool), f"clip is {clip!r}; it must be a positive number or 'adaptive'."
     )
     return float(clip)
+
+
+def aggregated(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
+    """The algorithm of central privacy with its sums made by two aggregators; "plain" leaves it as it is."""
+    words = get_args(Aggregation)
+    if aggregation not in words:
+        raise InputError(f"aggregation is {aggregation!r}, which does not exist.{nearest(str(aggregation), words)}")
+    if aggregation in ("plain", algorithm.mechanism):
+        return algorithm
+    require(
+        algorithm.mechanism == "central-gaussian",
+        f"aggregation is {aggregation!r} with mechanism {algorithm.mechanism!r}; it needs 'central-gaussian', whose sum the two "
+        "aggregators make.",
+    )
+    return replace(algorithm, mechanism=aggregation)
 
 
 def settled(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:

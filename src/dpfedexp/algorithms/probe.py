@@ -14,7 +14,7 @@ from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
 from dpfedexp.mechanisms import Mechanism, mechanism_class
@@ -97,6 +97,11 @@ def asked(
         )
     if not kind.is_private:
         return (HELPED,), None
+    require(
+        not algorithm.mechanism.startswith("two-party"),
+        "local lr is 'auto' with two-party aggregation: the votes before the first round need a server that is trusted with them. "
+        "Give the rate: Sgd(lr=0.1, …).",
+    )
 
     adaptive = isinstance(algorithm.clip, AdaptiveClip)
 

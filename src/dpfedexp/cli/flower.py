@@ -68,6 +68,16 @@ def up(
         _follow(deployment)
 
 
+@app.command("helper-key")
+def helper_key(
+    file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
+) -> None:
+    """Make the key of a helper of two-party aggregation, and print the public key that sites put into their guard files."""
+    from dpfedexp.aggregation.sealing import new_key
+
+    print(new_key(file))
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.probe import asked
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config.sentences import clause, sentence
@@ -91,6 +92,7 @@ class AlgorithmSettings(Section):
     step: Literal["safe", "paper"] | None = None
     average_last: int | None = None
     control: str | None = None
+    aggregation: Aggregation | None = None
 
 
 class LocalSettings(Section):
@@ -348,7 +350,8 @@ def _algorithm(settings: AlgorithmSettings) -> Algorithm:
     name = settings.name
     if name not in algorithms.ALGORITHMS:
         raise InputError(f"algorithm.name is {name!r}, which does not exist.{nearest(name, algorithms.ALGORITHMS)}")
-    given = settings.model_dump(exclude_none=True, exclude={"name", "adaptive", "epsilon0", "epsilon1", "epsilon2"})
+    elsewhere = {"name", "adaptive", "epsilon0", "epsilon1", "epsilon2", "aggregation"}
+    given = settings.model_dump(exclude_none=True, exclude=elsewhere)
     if settings.adaptive is not None or settings.clip == "adaptive":
         given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings(quantile="auto")).model_dump())
     epsilons = (settings.epsilon0, settings.epsilon1, settings.epsilon2)
@@ -359,4 +362,4 @@ def _algorithm(settings: AlgorithmSettings) -> Algorithm:
     takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
     for wrong in (key for key in given if key not in takes):
         raise InputError(f"algorithm.{wrong} is not a setting of {name}; leave it out.")
-    return algorithms.ALGORITHMS[name](**given)
+    return aggregated(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")

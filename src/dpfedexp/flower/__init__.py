@@ -10,6 +10,7 @@ from dpfedexp.lazy import lazy_names
 
 _HOMES = {
     "DpFedExp": "server.strategy",
+    "TwoPartyFedExp": "two_party.strategy",
     "Guard": "node.guard",
     "deployment_noise": "noise",
     "hosted_clients": "node.mod",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dpfedexp.flower.settings import round_timeout as round_timeout
     from dpfedexp.flower.settings import strategy_from as strategy_from
     from dpfedexp.flower.training import train_local as train_local
+    from dpfedexp.flower.two_party.strategy import TwoPartyFedExp as TwoPartyFedExp
 else:
     _load, __dir__, __all__ = lazy_names(__name__, _HOMES)
 

@@ -32,6 +32,10 @@ BALLOTS = "dpfedexp.votes"
 TAU_ETA_L = "travel"
 """Record names: the request, the report, and what an app returns to its node: rows of hosted clients, and a metric for each vote by
 its name (for hosted clients a list of numbers). And the key of τη_l in a request, which earlier versions read too."""
+REFUSAL = "dpfedexp: "
+"""How the texts begin that this library puts into an error reply; the server shows no others."""
+FAILED_PRECONDITION = 6
+"""Flower's error code MOD_FAILED_PRECONDITION."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.flower.server.strategy import DpFedExp
+from dpfedexp.flower.two_party.strategy import TwoPartyFedExp
 from dpfedexp.local import LocalOptimiser
+from dpfedexp.mechanisms import mechanism_class
 from dpfedexp.participation import FixedSize
 
 
@@ -29,8 +31,10 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
     given = federation.model_dump(exclude={"round_timeout"})
     given["budget"] = federation.budget or None
-    return DpFedExp(
-        settings.build_algorithm(),
+    algorithm = settings.build_algorithm()
+    kind = TwoPartyFedExp if mechanism_class(algorithm.mechanism).needs_helper else DpFedExp
+    return kind(
+        algorithm,
         **{"participation": participation, "local": settings.build_local(), **given, **options},
     )
 

@@ -113,6 +113,8 @@ class Mechanism(ABC):
     """Its name in the registry: in settings, messages, guard files and on the command line."""
     is_local: ClassVar[bool]
     """Whether a client's own report is the release, so that the server need not be trusted."""
+    needs_helper: ClassVar[bool] = False
+    """Whether a second aggregator makes the sum with the server, so that a client may send neither of them a report."""
     is_private: ClassVar[bool] = True
     """Whether it promises anything at all."""
     numerators: ClassVar[tuple[Numerator, ...]] = ()

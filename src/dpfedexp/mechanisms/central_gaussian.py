@@ -199,17 +199,21 @@ class SecureCentralGaussian(CentralGaussian):
 
     def collect(self, report: Report) -> Sums:
         check_room(len(report.vector), self.clip, self._step)
-        units = truncate(clip(report.vector, self.clip).vectors, self._step)
-        squares = None
-        if self.numerator == "paper":
-            norms = row_norms(units.double() * self._step).clamp_max(self.clip)
-            squares = truncate(norms.square(), self._square_step).sum().double() * self._square_step
+        units, squares = self._rows(report)
         return make_sums(
             units.sum(0).double() * self._step,
-            squares,
+            None if squares is None else squares.sum().double() * self._square_step,
             collected(report.votes, self.votes, self.noise_kind),
             len(units),
         )
+
+    def _rows(self, report: Report) -> tuple[Tensor, Tensor | None]:
+        """Clients' vectors in steps of the lattice [n, width], and their squared norms in theirs where they are asked for."""
+        units = truncate(clip(report.vector, self.clip).vectors, self._step)
+        if self.numerator != "paper":
+            return units, None
+        norms = row_norms(units.double() * self._step).clamp_max(self.clip)
+        return units, truncate(norms.square(), self._square_step)
 
     def settled(self, sums: Sums) -> Sums:
         """A node's sums truncated to the lattice, where they are already if the node is honest."""

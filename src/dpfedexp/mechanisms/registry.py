@@ -46,6 +46,16 @@ MECHANISMS: dict[str, Entry] = {
         "a trusted server adds Gaussian noise to the sum",
         f"{_CHARGES}:central_gaussian_round",
     ),
+    "two-party": Entry(
+        "dpfedexp.mechanisms.two_party:TwoPartyGaussian",
+        "two aggregators that do not trust each other add Gaussian noise to the sum, and neither sees an update",
+        f"{_CHARGES}:two_party_round",
+    ),
+    "two-party-one-sided": Entry(
+        "dpfedexp.mechanisms.two_party:OneSidedGaussian",
+        "two aggregators of which only the helper adds noise: nothing is promised against the helper",
+        f"{_CHARGES}:one_sided_round",
+    ),
     "local-gaussian": Entry(
         "dpfedexp.mechanisms.local_gaussian:LocalGaussian",
         "every client adds Gaussian noise to its own update",

@@ -22,7 +22,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 """Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
 
 
-_COUNTS, _COUNT = ("central-gaussian",), "count_noise"
+_COUNTS, _COUNT = ("central-gaussian", "two-party", "two-party-one-sided"), "count_noise"
 """Mechanisms that can count the clients within the clip, and the field with the noise on the count."""
 _MOST_VOTES = 16
 

@@ -29,7 +29,7 @@ class ChaCha20:
         self._rekey()
 
     def _rekey(self) -> None:
-        self._stream = _key_stream(os.urandom(32))
+        self._stream = key_stream(os.urandom(32))
         self._left, self._owner = _BYTES_PER_KEY, os.getpid()
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -41,13 +41,14 @@ class ChaCha20:
             return np.frombuffer(self._stream.update(bytes(size)), dtype=np.uint64)
 
 
-def _key_stream(key: bytes) -> Any:
+def key_stream(key: bytes, nonce: bytes = bytes(12)) -> Any:
+    """ChaCha20 (RFC 8439) under a key of 256 bits, from block 0; its `update` turns zeros into the key stream."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20 as Algorithm
     except ModuleNotFoundError:
         raise InputError("secure noise needs cryptography; install it with: pip install 'dpfedexp[secure]'.") from None
-    return Cipher(Algorithm(key, bytes(16)), mode=None).encryptor()
+    return Cipher(Algorithm(key, bytes(4) + nonce), mode=None).encryptor()
 
 
 class ChaChaNoise:

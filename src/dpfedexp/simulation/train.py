@@ -19,6 +19,7 @@ from dpfedexp.advice.commentary import Commentary
 from dpfedexp.advice.message import Advice
 from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.arguments import checked
 from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric
@@ -83,6 +84,7 @@ def train(
     out: Path | str | RunFolder | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
+    aggregation: Aggregation = "plain",
     secure: Secure = False,
     diagnostics: bool = False,
     progress: bool = True,
@@ -121,6 +123,8 @@ def train(
             remembered of the clients goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
         resume: go on from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
             on the same device.
+        aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
+            can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/two-party.md).
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         progress: show a progress bar.
@@ -144,6 +148,7 @@ def train(
         >>> len(run.history)
         3
     """
+    algorithm = aggregated(algorithm, aggregation)
     execution = execution_on(device, execution)
     callbacks = callbacks_of(on_round)
     require(
@@ -194,9 +199,10 @@ def train(
             simulation = replace(simulation, team=team, run=open_run.name)
             commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
-            facts = facts_of(
-                simulation, open_run, clients, run_folder, {"seed": seed, "secure": secure, "budget": budget}
-            )
+            how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
+            if aggregation != "plain":
+                how["aggregation"] = aggregation
+            facts = facts_of(simulation, open_run, clients, run_folder, how)
             if run_folder is not None:
                 run_folder.begin(facts)
 

@@ -90,7 +90,10 @@ _KINDS: dict[str, type[GaussianEvent | PrivUnitEvent | PureEvent | NonPrivateEve
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    return {"kind": type(event).__name__, **asdict(event)}
+    fields = {"kind": type(event).__name__, **asdict(event)}
+    if not fields.get("noise_by"):  # younger than most ledgers, and said only where there is something to say
+        fields.pop("noise_by", None)
+    return fields
 
 
 def from_json(data: dict[str, Any]) -> Event:

@@ -19,7 +19,7 @@ from dpfedexp.accounting.events import (
     Sampling,
 )
 from dpfedexp.accounting.events.cap import GammaRule, direction, level_count
-from dpfedexp.accounting.events.gaussian import OWN_QUERIES, SQUARES, UPDATE
+from dpfedexp.accounting.events.gaussian import OWN_QUERIES, SQUARES, UPDATE, NoiseBy
 from dpfedexp.accounting.joint import joint_mu
 from dpfedexp.errors import InputError, require
 
@@ -86,6 +86,17 @@ def central_gaussian(
         return event
     joint, other = (replaced, left_out) if adjacency == "replace-one" else (left_out, replaced)
     return replace(event, joint_mu=joint, other_mu=other)
+
+
+def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
+    """A central round whose sum two aggregators make together, as either of them sees it: sampling hides nobody from it.
+
+    Args:
+        event: the round of a trusted server with the noise that one aggregator adds and with full participation.
+        sampling: who takes part, for readers of the models.
+        noise_by: who adds the noise.
+    """
+    return replace(event, setting="two-party", sampling=sampling, attained=False, noise_by=noise_by)
 
 
 def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sampling = Sampling()) -> GaussianEvent:
@@ -163,6 +174,17 @@ def central_gaussian_round(settings: RoundSettings) -> GaussianEvent:
     return central_gaussian(_noise(settings, "central-gaussian"), settings.adjacency, settings.sampling)
 
 
+def two_party_round(settings: RoundSettings) -> GaussianEvent:
+    _require_replace_one(settings, "two-party")
+    return two_party(central_gaussian(_noise(settings, "two-party")), settings.sampling)
+
+
+def one_sided_round(settings: RoundSettings) -> GaussianEvent:
+    _require_replace_one(settings, "two-party-one-sided")
+    event = central_gaussian(_noise(settings, "two-party-one-sided"))
+    return two_party(event, settings.sampling, "helper")
+
+
 def local_gaussian_round(settings: RoundSettings) -> GaussianEvent:
     _require_replace_one(settings, "local-gaussian")
     return local_gaussian(_noise(settings, "local-gaussian"), settings.sampling)
@@ -188,6 +210,6 @@ def _noise(settings: RoundSettings, name: str) -> float:
 def _require_replace_one(settings: RoundSettings, name: str) -> None:
     require(
         settings.adjacency == "replace-one",
-        f"adjacency is {settings.adjacency!r} with {name}; it must be 'replace-one', because a client that reports by itself "
-        "cannot be hidden by leaving it out.",
+        f"adjacency is {settings.adjacency!r} with {name}; it must be 'replace-one', because whoever receives a client's message "
+        "sees that the client is there.",
     )

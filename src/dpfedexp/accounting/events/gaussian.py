@@ -17,6 +17,8 @@ ADJACENCIES = ("replace-one", "add-remove")
 BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
 """What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
 rounding of every single report. "unknown" is the value of ledgers that do not say."""
+NoiseBy = Literal["", "both", "helper"]
+"""In a two-party round, who adds noise of the stated size: both aggregators, or only the helper. "" in every other round."""
 
 UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
 """The queries of a mechanism's own; every other query is a vote."""
@@ -89,12 +91,13 @@ class GaussianEvent:
     `joint_mu` is the exact supremum, over neighbours, of the joint shift in units of the noise, where the mechanism can prove that
     it is smaller than the root of the sum of squares (full participation only), and `other_mu` the same under the other adjacency.
     `mu` is what is charged. `attained` says that the noise is Gaussian itself and that some pair of neighbours, under either
-    adjacency, moves the release by exactly its supremum. `beside_sum` matters in a local round.
+    adjacency, moves the release by exactly its supremum. `beside_sum` matters in a local round, `noise_by` in a two-party round,
+    whose queries state the noise that one aggregator adds: what the other one can't take away.
     """
 
     family: ClassVar[Family] = "gaussian"
 
-    setting: Literal["central", "local"]
+    setting: Literal["central", "local", "two-party"]
     adjacency: Adjacency
     queries: tuple[Query, ...]
     sampling: Sampling = Sampling()
@@ -102,6 +105,7 @@ class GaussianEvent:
     other_mu: float | None = None
     attained: bool = False
     beside_sum: BesideSum = "unknown"
+    noise_by: NoiseBy = ""
 
     @property
     def exact(self) -> bool:
@@ -128,6 +132,16 @@ class GaussianEvent:
         joint, other = (None if mu is None else mu * factor for mu in (self.joint_mu, self.other_mu))
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 
+    def to_readers(self) -> GaussianEvent:
+        """A two-party round for somebody who sees the models only: the noise of both, and not who took part.
+
+        The sum of two independent Gaussian noises has √2 times the standard deviation of each.
+        """
+        factor = math.sqrt(0.5) if self.noise_by == "both" else 1.0
+        whole = self.sampling.kind == "full"
+        event = replace(self.scaled(factor), setting="central", noise_by="")
+        return event if whole else replace(event, joint_mu=None, other_mu=None)
+
     def unsampled(self) -> GaussianEvent:
         """The same release for somebody who knows who took part."""
         return replace(self, sampling=Sampling())
@@ -135,11 +149,12 @@ class GaussianEvent:
     def hosted(self, clients: int) -> tuple[GaussianEvent, int]:
         """What an answer for so many clients of one holder is charged with, and how often.
 
-        Central: all the holder's data together move the sum `clients` times as far as one client's, in every query of the round
-        (by the triangle inequality the joint shift too), while the noise stays the same. Local: each client's report has noise of
-        its own, so the reports compose, which for Gaussian noise is exactly one event with √clients times the shift.
+        In a sum (central or two-party) all the holder's data together move it `clients` times as far as one client's, in every
+        query of the round (by the triangle inequality the joint shift too), while the noise stays the same. Local: each client's
+        report has noise of its own, so the reports compose, which for Gaussian noise is exactly one event with √clients times the
+        shift.
         """
-        return self.scaled(clients if self.setting == "central" else math.sqrt(clients)), 1
+        return self.scaled(math.sqrt(clients) if self.setting == "local" else clients), 1
 
     def beside(self, earlier: Iterable[object]) -> GaussianEvent:
         """What pays for this answer to a round that the same holder answered before, with `earlier` charged for it.
@@ -147,9 +162,9 @@ class GaussianEvent:
         A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
         √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
         """
-        if self.setting != "central":
+        if self.setting == "local":
             return self
-        before = gdp.compose(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == "central")
+        before = gdp.compose(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == self.setting)
         return self if before == 0 or self.mu == 0 else self.scaled(math.sqrt(1.0 + 2.0 * before / self.mu))
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:

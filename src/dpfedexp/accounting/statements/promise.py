@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dpfedexp.accounting.events.gaussian import NoiseBy
+
 TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
 METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
 Source = Literal["private", "public", "test", "unknown"]
@@ -41,10 +43,11 @@ class Promise:
         large_delta: δ is at least 1/clients.
         other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no
             meaning.
-        models_only: a local run against whoever sees only the released models, when `reporting` clients at least report
-            in every round; None, with the reason beside it, where there is no such figure.
+        models_only: a local or two-party run against whoever sees only the released models, when `reporting` clients at
+            least report in every local round; None, with the reason beside it, where there is no such figure.
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
         chosen: what `fit` chose, in words; empty where everything was given.
+        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
     """
 
@@ -79,3 +82,4 @@ class Promise:
     votes: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     stopping: Source | Literal["hand", ""] = ""
+    noise_by: NoiseBy = ""

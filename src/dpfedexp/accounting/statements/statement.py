@@ -15,6 +15,7 @@ from typing import Any, Literal
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent
+from dpfedexp.accounting.events.gaussian import NoiseBy
 from dpfedexp.accounting.statements.notebook import statement_html, summary
 from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, Source, View
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
@@ -102,6 +103,7 @@ class PrivacyStatement(Promise):
             no_models_only=no_readers,
             votes=_votes(charges),
             stopping=stopping,
+            noise_by=_noise_by(charges),
             **_plan(planned, delta),
         )
 
@@ -173,6 +175,12 @@ def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
     """How cohorts were drawn: one kind, or all that occur."""
     kinds = {event.sampling.kind for event, _ in charges if event.sampling is not None}
     return ", ".join(sorted(kinds)) or "full"
+
+
+def _noise_by(charges: Sequence[tuple[Event, int]]) -> NoiseBy:
+    """Who adds the noise of a two-party run: the helper alone as soon as one of its rounds has no other."""
+    sides = {event.noise_by for event, _ in charges if isinstance(event, GaussianEvent)}
+    return "helper" if "helper" in sides else "both" if "both" in sides else ""
 
 
 def _rounds(charges: Sequence[tuple[Event, int]]) -> int:

@@ -17,7 +17,7 @@ from dpfedexp.accounting.statements.promise import View
 OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
 
 NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
-NO_ADD_REMOVE = "a client's own report shows that the client is there; only what it holds can be hidden"
+NO_ADD_REMOVE = "a client's own message shows that the client is there; only what it holds can be hidden"
 NOT_COUNTED = (
     "it is not known how many clients report in every round, each from its own data and the released models alone"
 )
@@ -54,7 +54,7 @@ def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
     """The view under the other adjacency, or None and why there is none."""
     turned: list[tuple[Event, int]] = []
     for event, n in charges:
-        if event.setting == "local":
+        if event.setting in ("local", "two-party"):
             return None, NO_ADD_REMOVE
         if event.family == "none":
             return None, ""
@@ -65,11 +65,13 @@ def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
 
 
 def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
-    """A local run against whoever sees nothing but the models, or None and why there is no figure.
+    """A local or two-party run against whoever sees nothing but the models, or None and why there is no figure.
 
     Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
     their noise in every round and keep it to themselves.
     """
+    if charges and all(isinstance(event, GaussianEvent) and event.setting == "two-party" for event, _ in charges):
+        return view([(e.to_readers(), n) for e, n in charges if isinstance(e, GaussianEvent)], delta), ""
     if not charges or any(event.setting != "local" for event, _ in charges):
         return None, ""
     gaussian = [(event, n) for event, n in charges if isinstance(event, GaussianEvent)]

@@ -17,7 +17,29 @@ _AGAINST = {
         "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client "
         "adds the noise itself, so nobody has to be trusted with its data."
     ),
+    "two-party": (
+        "Against whom: {whom}. Neither aggregator receives an update that it can read: the server has it under a mask, and the "
+        "helper has the mask. {rests} Sampling hides nobody from an aggregator, which sees who takes part."
+    ),
 }
+
+_TWO_PARTY = {
+    "both": {
+        "whom": "the server and the helper, each by itself, and anyone who sees the released models, whatever else they know",
+        "rests": (
+            "Each of them adds all of the noise that its figure needs, and can't take the other's away. The figure against the "
+            "server holds if the helper adds its noise, and that against the helper if the server does."
+        ),
+    },
+    "helper": {
+        "whom": "the server, and anyone but the helper who sees the released models, whatever else they know",
+        "rests": (
+            "Only the helper adds noise, so the figures hold if it does. Against the helper nothing is promised: it knows its own "
+            "noise, and learns every round's sum from the released models, though no single update."
+        ),
+    },
+}
+_COLLUSION = "If server and helper work together, they can read every client's update, and nothing here protects anybody from them."
 
 _ADJACENCY = {
     "replace-one": "replace-one: everything that the client holds is replaced by something else.",
@@ -78,7 +100,7 @@ def statement_text(s: Promise) -> str:
         f"Privacy of {s.algorithm}: {n['rounds']} {_plural('round', s.rounds)}, "
         f"{n['clients']} {_plural('client', s.clients)}",
         "Who is protected: every client, with all of its data at once, not only single records.",
-        _AGAINST[s.setting],
+        _against(s),
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
         f"probability delta = {n['delta']}. Smaller is better. Epsilon is:",
         _table(s, n),
@@ -98,6 +120,11 @@ def statement_text(s: Promise) -> str:
     if s.simulated:
         paragraphs.append(_SIMULATION)
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _against(s: Promise) -> str:
+    text = _AGAINST[s.setting]
+    return f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
 
 
 def wrap(text: str, width: int) -> str:
@@ -153,8 +180,9 @@ def figure(value: float) -> str:
 
 def _table(s: Promise, n: dict[str, str]) -> str:
     """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
-    local = s.setting == "local"
-    name = "against the server" if local else f"{s.adjacency} (this run's)"
+    name = {"local": "against the server"}.get(s.setting, f"{s.adjacency} (this run's)")
+    if s.setting == "two-party":
+        name = "against either aggregator" if s.noise_by == "both" else "against the server"
     rows = [("", "one round", _all_rounds(s, n), "the total is"), (name, *_cells(s, n, ""))]
     if s.other_adjacency is not None:
         rows.append((s.other_adjacency.adjacency, *_cells(s.other_adjacency, n, "other_adjacency_")))
@@ -233,6 +261,15 @@ def _chosen(s: Promise) -> list[str]:
 
 def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
     view = s.models_only
+    if view is not None and s.setting == "two-party":
+        noise = (
+            "the noise of both aggregators, if both add it and keep it to themselves. If only one does, the figures are those "
+            "against an aggregator"
+            if s.noise_by == "both"
+            else "the helper's noise"
+        )
+        sampled = "" if s.sampling == "full" else " They do not see who was drawn, so sampling counts for them."
+        return [f"Against readers of the models: they see {noise}.{sampled} Computed by: {view.accountant}."]
     if view is not None:
         at = f" at delta = {n['delta']}" if s.delta_round == 0.0 else ""
         return [

@@ -5,6 +5,7 @@
     delta = 1e-5
     mechanisms = ["local-gaussian", "privunit"]
     max_clip = 1.0
+    helper_key = "…"               # with two-party aggregation: the public key of the helper that this site trusts
 
 Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
 a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfedexp.aggregation.sealing import check_public
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, LedgerError, nearest, require
 from dpfedexp.flower.messages import Request
@@ -46,6 +48,7 @@ class Guard:
     delta: float
     mechanisms: tuple[str, ...]
     max_clip: float
+    helper_key: str | None = None
 
     @staticmethod
     @checked
@@ -73,9 +76,10 @@ class Guard:
         numbers = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
         for name in (*numbers, "mechanisms"):
             require(name in values, f"the guard file {str(path)!r} has no {name}; it must state all of its limits.")
+        known = (*numbers, "mechanisms", "helper_key")
         for name in values:
-            if name not in (*numbers, "mechanisms"):
-                raise InputError(f"guard: {name} is not a setting.{nearest(name, (*numbers, 'mechanisms'))}")
+            if name not in known:
+                raise InputError(f"guard: {name} is not a setting.{nearest(name, known)}")
         for name in numbers:
             value = values[name]
             good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
@@ -84,6 +88,8 @@ class Guard:
         require(isinstance(values["mechanisms"], list), "guard: mechanisms must be a list of names.")
         for name in values["mechanisms"]:
             check_name(name, "guard: mechanism")
+        if "helper_key" in values:
+            values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"])})
 
     @property

@@ -28,11 +28,20 @@ from dpfedexp.arguments import checked
 from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.messages import BALLOTS, HOSTED, Request, report_content, sums_content
+from dpfedexp.flower.messages import (
+    BALLOTS,
+    FAILED_PRECONDITION,
+    HOSTED,
+    REFUSAL,
+    Request,
+    report_content,
+    sums_content,
+)
 from dpfedexp.flower.node.announcement import admit_announced
 from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.flower.two_party.node import helper_reply, masked_content, pinned_key
 from dpfedexp.layout import Layout
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.noise import Noise
@@ -40,13 +49,8 @@ from dpfedexp.votes import further
 
 _log = logging.getLogger("flwr")
 
-REFUSAL = "dpfedexp: "
-"""How the texts begin that this library puts into an error reply; the server shows no others."""
-
 MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
 _OWN_CONTROL = "dpfedexp.own-control"
-_FAILED_PRECONDITION = 6
-"""Flower's error code MOD_FAILED_PRECONDITION."""
 
 
 @checked
@@ -78,6 +82,9 @@ def hosted_clients(message: Message) -> tuple[int, ...]:
 @checked
 def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
+    answered = helper_reply(message, context)
+    if answered is not None:
+        return answered
     try:
         request = Request.from_message(message)
         model = message.content.array_records.get(MODEL)
@@ -89,6 +96,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
         guard = _guard(context)
+        helper_key = pinned_key(request, guard, context)
         if guard is not None:
             guard.admit(request, run=str(context.run_id))
         else:
@@ -110,6 +118,8 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         if control is not None and request.tau_eta_l is not None:
             _remember(context, request.mechanism, control, update, request.tau_eta_l)
         report = privatize(update, request.mechanism, ballots=_ballots(trained, request))
+        if request.mechanism.needs_helper:
+            return Message(masked_content(report, request, context, helper_key), reply_to=message)
         if request.clients:
             return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
         return Message(report_content(report, request), reply_to=message)
@@ -127,7 +137,7 @@ def _guard(context: Context) -> Guard | None:
 
 
 def _refuse(message: Message, reason: str) -> Message:
-    return Message(Error(_FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
+    return Message(Error(FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
 
 
 def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:

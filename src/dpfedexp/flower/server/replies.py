@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.messages import Request, read_sums
-from dpfedexp.flower.node.mod import REFUSAL
+from dpfedexp.flower.messages import REFUSAL, Request, read_sums
 from dpfedexp.sums import Sums
 
 _log = logging.getLogger("flwr")
@@ -43,7 +42,7 @@ def add_replies(
         if request is None:
             continue
         try:
-            require(not reply.has_error(), _reason(reply))
+            require(not reply.has_error(), reason_of(reply))
             sums = sums + read_sums(reply, request, width)
         except InputError as reason:
             refused += request.size
@@ -52,7 +51,7 @@ def add_replies(
     return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
 
 
-def _reason(reply: Message) -> str:
+def reason_of(reply: Message) -> str:
     """Only this library's own refusals are shown: any other text could hold something about the client's data."""
     reason = (reply.error.reason or "") if reply.has_error() else ""
     if not reason.startswith(REFUSAL):

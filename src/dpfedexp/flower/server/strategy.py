@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -39,11 +39,12 @@ from dpfedexp.flower.server.replies import Counts, add_replies
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
-from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms import Mechanism, Release, mechanism_class
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.noise import Noise
 from dpfedexp.participation import Full, Poisson
 from dpfedexp.round import State, advance
+from dpfedexp.sums import Sums
 from dpfedexp.votes import Ask
 
 _log = logging.getLogger("flwr")
@@ -112,6 +113,10 @@ class DpFedExp(Strategy):
         self.participation = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
             raise InputError("participation must be Full() or Poisson(rate); a deployment has no other sampling.")
+        require(
+            self.has_helper or not mechanism_class(algorithm.mechanism).needs_helper,
+            f"mechanism is {algorithm.mechanism!r}, whose sums a helper makes too; use TwoPartyFedExp in place of DpFedExp.",
+        )
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
         self.folder, self.resume = Path(folder), resume
         self.clients_per_node, self.floor = clients_per_node, floor
@@ -130,6 +135,8 @@ class DpFedExp(Strategy):
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
+
+    has_helper: ClassVar[bool] = False  # whether a second aggregator makes the sums too
 
     # What a run is bound to, set by `begin`.
     layout: Layout
@@ -188,10 +195,11 @@ class DpFedExp(Strategy):
         if self.budget is not None:
             self.ledger.check(self.budget, event)
         asked = choose(self.places.nodes_of_round(grid), self.clients_per_node, self.sampling)
+        shared = secrets.token_hex(16) if mechanism.needs_helper else None
         self._sent = {
             node: Request(
                 server_round,
-                secrets.token_hex(16),
+                shared or secrets.token_hex(16),
                 mechanism,
                 self.sampling,
                 clients if self.clients_per_node > 1 else (),
@@ -223,12 +231,12 @@ class DpFedExp(Strategy):
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
         width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
-        sums, counts = add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
+        sums, counts = self._added(replies, width, public, votes)
         self._check_floor(server_round, counts, mechanism)
         if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
-        release = mechanism.release(sums, expected, self.noise(), self.noise())
+        release, counts = self._released(server_round, mechanism, sums, counts)
         state, eta_g = advance(
             self.algorithm, release, self.state, share=expected / self.clients, tau_eta_l=self.tau_eta_l
         )
@@ -251,6 +259,12 @@ class DpFedExp(Strategy):
         self.state, self.history = state, history
         self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
+
+    def _added(self, replies: Iterable[Message], width: int, public: bool, votes: int) -> tuple[Sums, Counts]:
+        return add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
+
+    def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
+        return mechanism.release(sums, self.participation.expected(self.clients), self.noise(), self.noise()), counts
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

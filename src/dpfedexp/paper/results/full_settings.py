@@ -20,6 +20,7 @@ ELSEWHERE: Any = {"resolved": True, "data": {"path"}, "run": {"device", "chunk_s
 """Where a run happens, which its result does not depend on."""
 
 ADDED_SINCE: Tree = {
+    "algorithm.aggregation": None,
     "algorithm.step": "paper",
     "local.max_examples": None,
     "local.optimiser": "sgd",

@@ -1,0 +1,141 @@
+"""The helper operator's own file: its key, its limits, and the ledger beside it.
+
+    private_key = "helper.key"           # beside the file, or a whole path; `dpfedexp flower helper-key` writes it
+    min_clients = 10
+    max_epsilon_per_round = 4.0
+    max_epsilon_total = 20.0
+    delta = 1e-5
+    mechanisms = ["two-party"]
+    max_clip = 1.0
+
+Its path comes from the node's own environment (DPFEDEXP_HELPER) or configuration (`--node-config 'dpfedexp-helper="…"'`), never
+from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.aggregation.binding import Round
+from dpfedexp.aggregation.helper import FEWEST, Helper
+from dpfedexp.aggregation.sealing import PrivateKey
+from dpfedexp.errors import InputError, LedgerError, is_count, is_number, nearest, require
+from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.price import Refused, total
+from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.mechanisms.registry import check_name
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+from dpfedexp.noise import Noise
+
+NODE_KEY, VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
+_NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
+_NAMES = (*_NUMBERS, "private_key", "min_clients", "mechanisms")
+
+
+@dataclass(frozen=True)
+class HelperFile:
+    """What one helper agrees to.
+
+    Formal guarantee: all answers under this file together are within `max_epsilon_total` for every client, whichever runs asked and
+    whichever of them the client was in.
+    """
+
+    path: Path
+    private_key: Path
+    min_clients: int
+    max_epsilon_per_round: float
+    max_epsilon_total: float
+    delta: float
+    mechanisms: tuple[str, ...]
+    max_clip: float
+
+    @staticmethod
+    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> HelperFile | None:
+        """The file of a node that is a helper, None on any other node."""
+        path = environment.get(VARIABLE, node_config.get(NODE_KEY))
+        return None if path is None else HelperFile.load(Path(str(path)).expanduser())
+
+    @staticmethod
+    def load(path: Path | str) -> HelperFile:
+        """The limits in a helper's file; a sentence if it can't be read or does not state all of them."""
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"the helper's file {str(path)!r} can't be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"the helper's file {str(path)!r} is not valid TOML: {error}.") from None
+        for name in _NAMES:
+            require(name in values, f"the helper's file {str(path)!r} has no {name}; it must state all of its limits.")
+        for name in values:
+            require(name in _NAMES, f"helper: {name} is not a setting.{nearest(name, _NAMES)}")
+        for name in _NUMBERS:
+            value = values[name]
+            right = is_number(value) and not isinstance(value, bool) and value > 0
+            require(right, f"helper: {name} is {value!r}; it must be a positive number.")
+        require(values["delta"] < 1, f"helper: delta is {values['delta']}; it must be below 1.")
+        fewest = values["min_clients"]
+        require(
+            is_count(fewest) and fewest >= FEWEST,
+            f"helper: min_clients is {fewest!r}; it must be a whole number of at least {FEWEST}.",
+        )
+        require(isinstance(values["mechanisms"], list), "helper: mechanisms must be a list of names.")
+        for name in values["mechanisms"]:
+            check_name(name, "helper: mechanism")
+        require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
+        key = path.parent / Path(values["private_key"]).expanduser()
+        return HelperFile(path, **{**values, "private_key": key, "mechanisms": tuple(values["mechanisms"])})
+
+    @property
+    def ledger(self) -> Path:
+        return self.path.with_name(self.path.stem + ".ledger.jsonl")
+
+    def helper(self, noise: Callable[[], Noise] = deployment_noise) -> Helper:
+        """The helper with this file's key, limits and ledger."""
+        return Helper(PrivateKey.load(self.private_key), self.min_clients, self.admit, noise)
+
+    def admit(self, round_: Round, mechanism: TwoPartyGaussian) -> None:
+        """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
+        kind = mechanism.kind
+        require(
+            kind in self.mechanisms, f"mechanism {kind!r} is not allowed here; allowed: {', '.join(self.mechanisms)}."
+        )
+        require(
+            mechanism.clip <= self.max_clip,
+            f"clip {mechanism.clip:g} is above this helper's max_clip of {self.max_clip:g}.",
+        )
+        # For a client that is in every set: the helper sees who takes part, so sampling hides nobody.
+        event = mechanism.client_event()
+        epsilon = total([(event, 1)], self.delta)
+        require(
+            epsilon <= self.max_epsilon_per_round,
+            f"the round costs epsilon {epsilon:.4g} at delta {self.delta:g}, above this helper's max_epsilon_per_round of "
+            f"{self.max_epsilon_per_round:g}.",
+        )
+        try:
+            with guard_ledger(self.path, self.ledger) as ledger:
+                answered = [entry.round for entry in ledger.entries if entry.run == round_.run]
+                require(
+                    all(number < round_.number for number in answered),
+                    f"round {round_.number} comes after an answer to round {max(answered, default=0)} of the same run: every round "
+                    "is answered once, for one set of clients, and rounds go up.",
+                )
+                require(
+                    all(entry.noise != round_.nonce for entry in ledger.entries),
+                    "the nonce was answered before; every round has a nonce of its own.",
+                )
+                require(
+                    total([*ledger.charges(), (event, 1)], self.delta) <= self.max_epsilon_total,
+                    f"the round would take this helper above its max_epsilon_total of {self.max_epsilon_total:g}.",
+                )
+                ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce)
+        except (LedgerError, OSError) as error:
+            raise Refused(
+                f"this helper's own ledger can't be used: {error}",
+                shown="this helper's own ledger can't be used; its own log says why.",
+            ) from None

@@ -1,0 +1,226 @@
+"""Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
+
+A client's row lies on the lattice of secure noise and is split in two (`noise/masks.py`): the server adds up the differences, the
+helper the masks. The helper adds noise of full size before it answers, and the server adds as much before it shows anything. The
+wire protocol and its threat model are in docs/two-party.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.events.charges import two_party
+from dpfedexp.accounting.events.gaussian import NoiseBy
+from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.base import Mechanism, Terms
+from dpfedexp.mechanisms.calibration import with_noise
+from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
+from dpfedexp.mechanisms.reports import Release, Report
+from dpfedexp.noise import Noise
+from dpfedexp.noise.lattice import add_noise, check_room
+from dpfedexp.noise.masks import masked_sum
+from dpfedexp.sums import Sums
+from dpfedexp.votes import HALF, estimate, inside, step_of
+
+Side = Literal["server", "helper"]
+
+_FAR = 64.0
+"""So many standard deviations no noise ever reaches: with probability below e⁻²⁰⁰⁰."""
+_ROWS: dict[Side, tuple[int, int]] = {"server": (0, 0), "helper": (1, 1000)}
+"""The first row of each side's draws from the stream of the vector and from that of the scalars: they never meet."""
+
+
+@dataclass(frozen=True)
+class TwoPartyGaussian(SecureCentralGaussian):
+    """`SecureCentralGaussian` by two aggregators, each of which adds noise of standard deviation zC to the whole sum.
+
+    Formal guarantee: each aggregator sees uniform words or random seeds, and the sum with noise that it does not know. So against
+    either one the release has noise zC under replace-one adjacency, and sampling, which it sees, amplifies nothing; against
+    readers of the models it has √2·zC. That needs one of the two to be honest: the helper for the promise against the server, the
+    server for the promise against the helper. Together they see every update.
+
+    Rows are clipped and put on the lattice by the client itself: nobody else can, so a client's protection rests on nobody
+    else's clipping, and the sum's use on everybody's.
+    """
+
+    kind = "two-party"
+    needs_helper = True
+    sides: ClassVar[tuple[Side, ...]] = ("server", "helper")
+    noise_by: ClassVar[NoiseBy] = "both"
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        super().check_terms(terms)
+        require(
+            terms.adjacency == "replace-one",
+            "adjacency is 'add-remove' with two-party aggregation: both aggregators see who takes part, so only what a client "
+            "holds can be hidden; use 'replace-one'.",
+        )
+
+    @classmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        plain = replace(terms, target_epsilon=None, secure=False)
+
+        def make(z: float) -> Mechanism:
+            return cls(**CentralGaussian.bound(replace(plain, noise_multiplier=z)).settings())
+
+        mechanism = with_noise(terms, make)
+        # Everybody may be drawn at once.
+        mechanism.check_headroom(math.ceil(terms.cohort / terms.sampling.rate))  # type: ignore[attr-defined]
+        return mechanism
+
+    def secure(self, strict: bool = False) -> TwoPartyGaussian:
+        return replace(self, strict=True) if strict else self
+
+    def event(self, sampling: Sampling) -> GaussianEvent:
+        return two_party(super().event(Sampling()), sampling, self.noise_by)
+
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return len(self.sides) * super().noise_variance(denominator, count)
+
+    def collect(self, report: Report) -> Sums:
+        """The sums by way of both aggregators; without noise they are those of a trusted server, bit for bit."""
+        check_room(len(report.vector), self.clip, self._step)
+        return self.from_units(masked_sum(self.units(report)), len(report.vector))
+
+    def units(self, report: Report) -> Tensor:
+        """A client's side of the protocol: its row of whole numbers, [n, w] int64.
+
+        Its columns are the vector, then the squared norm with `numerator="paper"`, then the shares of the votes.
+        """
+        vectors, squares = self._rows(report)
+        columns = [vectors] if squares is None else [vectors, squares[:, None].to(torch.int64)]
+        if self.votes:
+            if report.votes is None:
+                raise InputError("the report holds no votes; it must have a column for each of them.")
+            steps = self._vote_steps.to(report.votes.device)
+            columns.append((inside(report.votes) / steps).round().to(vectors.device, torch.int64))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+    def columns(self, dimension: int) -> int:
+        """How long a row is for a model of this dimension."""
+        return self.width(dimension) + (self.numerator == "paper") + len(self.votes)
+
+    def from_units(self, total: Tensor, count: int) -> Sums:
+        """The sums of `count` clients from the sum of their rows, [w] int64."""
+        width = len(total) - (self.numerator == "paper") - len(self.votes)
+        values = total.double() * self._steps(len(total)).to(total.device)
+        squares = values[width] if self.numerator == "paper" else values.new_zeros(())
+        return Sums(values[:width], squares, values[len(total) - len(self.votes) :], count)
+
+    def noise_units(self, columns: int, side: Side, noise: Noise, scalar_noise: Noise) -> Tensor:
+        """What one aggregator adds to the sum of rows of so many columns: whole numbers, [w] int64."""
+        width = columns - (self.numerator == "paper") - len(self.votes)
+        first, scalar = _ROWS[side]
+        deviations = self._deviations(columns)
+        steps = self._steps(columns)
+        parts = [self._drawn(width, self._step, float(deviations[0]), noise, first)]
+        parts += [
+            self._drawn(1, float(steps[place]), float(deviations[place]), scalar_noise, scalar + place - width)
+            for place in range(width, columns)
+        ]
+        return torch.cat(parts)
+
+    def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
+        """Both aggregators' noise; where they are two machines, each adds its own and the server calls `decode`."""
+        total = self._to_units(sums)
+        for side in self.sides:
+            total = total + self.noise_units(len(total), side, noise, scalar_noise).to(total.device)
+        return self.decode(total, sums.count, denominator)
+
+    def decode(self, total: Tensor, count: int, denominator: float) -> Release:
+        """The release from the noisy sum of `count` clients' rows, [w] int64.
+
+        Raises `InputError` where a number is larger than honest rows and noise can make it: then some mask was not taken off,
+        because a seed was left out, was another one, or the answer is wrong. The chance that masks go unnoticed is below 2⁻¹⁰ in
+        every single coordinate.
+        """
+        self.check_headroom(count)
+        most = self._most(len(total), count).to(total.device)
+        require(
+            bool((total.double().abs() <= most).all()),
+            "the unmasked sum is larger than so many clients and the noise can make it: a mask is still on it. The helper answered "
+            "for other clients, or a client's seed is not the one that it masked with.",
+        )
+        noisy = self.from_units(total, count)
+        mean = noisy.vector / denominator
+        variance = self.noise_variance(denominator, count)
+        votes = {
+            vote.name: estimate(float(value), denominator, vote)
+            for vote, value in zip(self.votes, noisy.votes, strict=True)
+        }
+        if self.numerator == "free":
+            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
+        statistic = float(noisy.squares) / denominator if self.numerator == "paper" else None
+        return Release(mean, statistic, votes, self.clip, variance=variance)
+
+    def check_headroom(self, count: int) -> None:
+        """Raises `InputError` where the rows of so many clients and the noise could need 2⁵² or more, long before mod 2⁶⁴ wraps."""
+        columns = self.columns(1)
+        room = self._most(columns, count)
+        if not bool((room < 2.0**52).all()):
+            raise InputError(
+                f"the sum of {count} clients and two noises needs more than 52 bits on the lattice of secure noise; use more noise "
+                "or fewer clients."
+            )
+
+    def _most(self, columns: int, count: int) -> Tensor:
+        """The largest value of every column: that of honest rows, and of noise that never happens."""
+        width = columns - (self.numerator == "paper") - len(self.votes)
+        bounds = [self.clip**2] * (self.numerator == "paper") + [HALF] * len(self.votes)
+        own = torch.cat(
+            [torch.full((width,), self.clip, dtype=torch.float64), torch.tensor(bounds, dtype=torch.float64)]
+        )
+        return (count * own + len(self.sides) * _FAR * self._deviations(columns)) / self._steps(columns)
+
+    def _to_units(self, sums: Sums) -> Tensor:
+        parts = [sums.vector.double()]
+        if self.numerator == "paper":
+            parts.append(sums.squares.double().reshape(1).to(sums.vector.device))
+        values = torch.cat([*parts, sums.votes.double().to(sums.vector.device)])
+        units = values / self._steps(len(values)).to(values.device)
+        require(
+            bool((units == units.round()).all()),
+            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism.",
+        )
+        return units.to(torch.int64)
+
+    def _drawn(self, width: int, step: float, deviation: float, noise: Noise, row: int) -> Tensor:
+        zeros = torch.zeros(1, width, dtype=torch.float64)
+        return (add_noise(zeros, step, deviation, noise, self.strict, row)[0] / step).to(torch.int64)
+
+    @property
+    def _vote_steps(self) -> Tensor:
+        return torch.tensor([step_of(vote, self.noise_kind) for vote in self.votes], dtype=torch.float64)
+
+    def _steps(self, columns: int) -> Tensor:
+        """The lattice's step in every column."""
+        squares = [self._square_step] if self.numerator == "paper" else []
+        extra = torch.cat([torch.tensor(squares, dtype=torch.float64), self._vote_steps])
+        return torch.cat([torch.full((columns - len(extra),), self._step, dtype=torch.float64), extra])
+
+    def _deviations(self, columns: int) -> Tensor:
+        """The standard deviation of one aggregator's noise in every column."""
+        extra = [self._square_noise] if self.numerator == "paper" else []
+        extra += [vote.noise for vote in self.votes]
+        own = torch.full((columns - len(extra),), self.noise_multiplier * self.clip, dtype=torch.float64)
+        return torch.cat([own, torch.tensor(extra, dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
+class OneSidedGaussian(TwoPartyGaussian):
+    """`TwoPartyGaussian` where only the helper adds noise: the noise of central privacy, for half of the promise.
+
+    Formal guarantee: against the server and readers of the models the release has noise zC; who sees the cohort gains nothing by
+    sampling. Against the helper nothing is promised: it knows its own noise, and sees the models.
+    """
+
+    kind = "two-party-one-sided"
+    sides = ("helper",)
+    noise_by = "helper"

@@ -1,0 +1,327 @@
+"""Two aggregators on Flower: real messages, real serialisation, a helper's file with its ledger, and parties that misbehave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from dpfedexp.accounting import Ledger, compose
+from dpfedexp.accounting.events import Sampling
+from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
+from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower import DpFedExp, TwoPartyFedExp, strategy_from
+from dpfedexp.flower.messages import REPORT, REQUEST
+from dpfedexp.flower.two_party import helper_file as files
+from dpfedexp.flower.two_party.node import HELPER
+from dpfedexp.participation import Poisson
+from dpfedexp.round import advance
+
+from ..aggregation.parties import charges, helper_file, public_key
+from .loopback import LoopbackGrid, plain_app, problem
+from .test_agreement import LOCAL, Silence
+
+CLIENTS = 6
+ALGORITHMS = {
+    "free": cdp_fedexp(clip=0.5, noise_multiplier=1.0, step="paper"),
+    "paper": cdp_fedexp(clip=0.5, noise_multiplier=1.0, numerator="paper", step="paper"),
+    "adaptive": cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=1.0, step="paper"),
+    "scaffold": dp_scaffold(clip=0.5, noise_multiplier=1.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+
+
+class Federation:
+    """Six clients that pin the key of one helper, which is node 7."""
+
+    def __init__(self, folder, *, reply_of=None, clients=CLIENTS, **limits):
+        self.folder, self.clients = folder, clients
+        (folder / "helper").mkdir()
+        self.file = helper_file(folder / "helper", **{"total": 1e3, "per_round": 1e2, "max_clip": 1e6, **limits})
+        self.problem, self.model = problem(clients)
+        app = plain_app(self.problem, self.model, LOCAL)
+        self.grid = LoopbackGrid(app, clients + 1, reply_of=reply_of)
+        for node, context in self.grid.contexts.items():
+            if node == clients + 1:
+                context.node_config["dpfedexp-helper"] = str(self.file.path)
+            else:
+                context.node_config["dpfedexp-helper-key"] = public_key(self.file)
+
+    def strategy(self, algorithm, name="run", **options):
+        given = {"rounds": 2, "node_timeout": 1, "local": LOCAL, "clients": self.clients, **options}
+        return TwoPartyFedExp(aggregated(algorithm, "two-party"), folder=self.folder / name, **given)
+
+    def run(self, algorithm, name="run", **options):
+        strategy = self.strategy(algorithm, name, **options)
+        return strategy, strategy.start(self.grid, ArrayRecord(self.model.state_dict()), timeout=5)
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    monkeypatch.setattr(files, "deployment_noise", Silence)
+    # The default of an argument is bound when its function is made.
+    helper = files.HelperFile.helper
+    monkeypatch.setattr(files.HelperFile, "helper", lambda self: helper(self, Silence))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_models_are_those_of_plain_aggregation_bit_for_bit_without_noise(name, tmp_path, silent):
+    federation = Federation(tmp_path)
+    _, two = federation.run(ALGORITHMS[name], noise=Silence)
+    grid = LoopbackGrid(federation.grid.app, CLIENTS)
+    plain = DpFedExp(
+        ALGORITHMS[name],
+        clients=CLIENTS,
+        rounds=2,
+        folder=tmp_path / "plain",
+        local=LOCAL,
+        noise=Silence,
+        node_timeout=1,
+    )
+    one = plain.start(grid, ArrayRecord(federation.model.state_dict()), timeout=5)
+    for mine, theirs in zip(two.arrays.values(), one.arrays.values(), strict=True):
+        assert np.array_equal(mine.numpy(), theirs.numpy())
+    for number in (1, 2):
+        mine, theirs = two.train_metrics_clientapp[number], one.train_metrics_clientapp[number]
+        assert dict(mine) == dict(theirs)
+
+
+def test_a_run_charges_both_ledgers_and_states_what_holds_against_whom(tmp_path):
+    federation = Federation(tmp_path)
+    strategy, result = federation.run(ALGORITHMS["adaptive"])
+    assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 2
+    text = str(strategy.statement)
+    assert "against either aggregator" in text
+    assert "If server and helper work together" in text
+    assert result.train_metrics_clientapp[2]["valid"] == CLIENTS
+
+
+def test_no_message_but_the_masked_row_and_the_sealed_seed_leaves_a_client(tmp_path):
+    seen = []
+    federation = Federation(tmp_path, reply_of=lambda message, reply: seen.append((message, reply)) or reply)
+    federation.run(ALGORITHMS["free"], rounds=1)
+    replies = [
+        reply for _, reply in seen if not reply.has_error() and REPORT in reply.content and REQUEST in reply.content
+    ]
+    assert len(replies) == CLIENTS
+    for reply in replies:
+        assert set(reply.content[REQUEST]) == {"round", "nonce", "seed"}
+        assert len(reply.content[REQUEST]["seed"]) == 80
+        words = reply.content[REPORT]["vector"].numpy()
+        assert words.dtype == np.uint64
+        # A row in the clear is small; words under a mask are uniform, so some of 21 are above 2⁶², and some below 3·2⁶².
+        assert (words.view(np.int64) > 2**60).any()
+        assert (words.view(np.int64) < -(2**60)).any()
+    asked = [message for message, _ in seen if HELPER in message.content and "seeds" in message.content[HELPER]]
+    assert len(asked) == 1
+    assert set(asked[0].content) == {HELPER}, "the helper gets no model, no masked row and no report"
+
+
+def test_a_client_without_a_pinned_key_sends_nothing(tmp_path):
+    federation = Federation(tmp_path)
+    del federation.grid.contexts[3].node_config["dpfedexp-helper-key"]
+    _, result = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    assert result.train_metrics_clientapp[1]["refused"] == 1
+
+
+def test_a_client_whose_site_trusts_another_helper_is_left_out_and_the_others_are_counted(tmp_path):
+    federation = Federation(tmp_path)
+    other = "9c" * 32
+    federation.grid.contexts[3].node_config["dpfedexp-helper-key"] = other
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    assert strategy.state.round == 1
+    assert charges(federation.file) == 1
+    shown = result.train_metrics_clientapp[1]
+    assert (shown["asked"], shown["valid"], shown["refused"], shown["missing"]) == (6, 5, 1, 0)
+
+
+def test_sites_that_all_trust_another_helper_fail_the_round(tmp_path):
+    federation = Federation(tmp_path)
+    for node in range(1, CLIENTS + 1):
+        federation.grid.contexts[node].node_config["dpfedexp-helper-key"] = "9c" * 32
+    with pytest.raises(RoundFailed, match="their sites must pin this helper's key"):
+        federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    assert charges(federation.file) == 0
+
+
+def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+    guard = tmp_path / "guard.toml"
+    limits = 'max_epsilon_per_round = 50.0\nmax_epsilon_total = 500.0\ndelta = 1e-5\nmechanisms = ["two-party"]\nmax_clip = 1.0\n'
+    guard.write_text(limits + f'helper_key = "{public_key(federation.file)}"\n', encoding="utf-8")
+    context = federation.grid.contexts[2]
+    del context.node_config["dpfedexp-helper-key"]
+    context.node_config["dpfedexp-guard"] = str(guard)
+    _, result = federation.run(ALGORITHMS["free"], rounds=1)
+    assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+    (entry,) = Ledger.open(tmp_path / "guard.ledger.jsonl").entries
+    assert entry.event.setting == "two-party"
+
+
+def test_a_strategy_without_a_helper_refuses_a_mechanism_that_needs_one(tmp_path):
+    with pytest.raises(InputError, match="use TwoPartyFedExp"):
+        DpFedExp(aggregated(ALGORITHMS["free"], "two-party"), clients=2, rounds=1, folder=tmp_path)
+
+
+def test_a_configuration_names_the_aggregation(tmp_path):
+    config = {
+        "federation.clients": 6,
+        "federation.rounds": 2,
+        "federation.folder": str(tmp_path),
+        "algorithm.name": "cdp_fedexp",
+        "algorithm.clip": 0.5,
+        "algorithm.noise_multiplier": 1.0,
+        "algorithm.aggregation": "two-party",
+    }
+    assert type(strategy_from(config)) is TwoPartyFedExp
+    assert type(strategy_from({**config, "algorithm.aggregation": "plain"})) is DpFedExp
+
+
+def _changed_answer(kind):
+    """What the helper's answer becomes on the way to the server."""
+
+    def change(message, reply):
+        if HELPER not in message.content or "seeds" not in message.content[HELPER] or reply.has_error():
+            return reply
+        fields, vector = dict(reply.content[HELPER]), reply.content[REPORT]["vector"].numpy().copy()
+        if kind == "another nonce":
+            fields["nonce"] = "00" * 16
+        elif kind == "another set":
+            fields["digest"] = "00" * 32
+        elif kind == "another length":
+            vector = vector[:-1]
+        elif kind == "floats":
+            vector = vector.astype(np.float64)
+        elif kind == "dropped seeds":
+            vector += np.frombuffer(np.random.default_rng(1).bytes(vector.nbytes), np.uint64)
+        elif kind == "silence":
+            return None
+        reply.content = RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), HELPER: ConfigRecord(fields)})
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("another nonce", "another round or another set"),
+        ("another set", "another round or another set"),
+        ("another length", "shape"),
+        ("floats", "type is not uint64"),
+        ("dropped seeds", "a mask is still on it"),
+        ("silence", "the helper did not answer"),
+    ],
+)
+def test_a_server_refuses_a_helper_that_misbehaves_and_releases_nothing(kind, words, tmp_path):
+    federation = Federation(tmp_path, reply_of=_changed_answer(kind))
+    strategy = federation.strategy(ALGORITHMS["free"], rounds=1)
+    with pytest.raises(RoundFailed, match=words):
+        strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=1)
+    assert strategy.state.round == 0
+    assert len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 1, "it is charged before the helper is asked"
+
+
+def test_a_client_is_left_out_whose_seed_was_forged_on_the_way(tmp_path):
+    def forge(message, reply):
+        if message.metadata.dst_node_id == 2 and REQUEST in message.content and not reply.has_error():
+            fields = dict(reply.content[REQUEST])
+            fields["seed"] = bytes(80)
+            reply.content = RecordDict({REPORT: reply.content[REPORT], REQUEST: ConfigRecord(fields)})
+        return reply
+
+    federation = Federation(tmp_path, reply_of=forge)
+    strategy, _ = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+    assert strategy.state.round == 1
+    assert charges(federation.file) == 1
+
+
+def test_the_helpers_floor_holds_whatever_the_servers_is(tmp_path):
+    federation = Federation(tmp_path, min_clients=7)
+    strategy = federation.strategy(ALGORITHMS["free"], rounds=1)
+    with pytest.raises(RoundFailed, match="no fewer than 7"):
+        strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=1)
+    assert charges(federation.file) == 0
+
+
+@pytest.fixture
+def other_run():
+    """What Flower does when a run is resumed: another id, for the server app and for every node."""
+    before = TaskIdentity.run_id
+
+    def change(grid):
+        TaskIdentity.run_id = 2
+        for context in grid.contexts.values():
+            context.run_id = 2
+
+    yield change
+    TaskIdentity.run_id = before
+
+
+def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pays_again(
+    tmp_path, monkeypatch, other_run
+):
+    federation = Federation(tmp_path)
+    strategy = federation.strategy(ALGORITHMS["free"])
+
+    def dies(algorithm, release, state, **more):
+        if state.round == 1:
+            raise RuntimeError("killed")
+        return advance(algorithm, release, state, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpfedexp.flower.server.strategy.advance", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
+    assert charges(federation.file) == 2
+    other_run(federation.grid)
+    resumed, _ = federation.run(ALGORITHMS["free"], resume=True)
+    assert resumed.state.round == 2
+    assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
+
+
+def test_the_same_run_is_not_answered_twice_for_one_round(tmp_path):
+    federation = Federation(tmp_path)
+    federation.run(ALGORITHMS["free"], rounds=1)
+    for context in federation.grid.contexts.values():
+        context.state.clear()  # clients that forget that they answered, so that it is the helper who remembers
+    again = federation.strategy(ALGORITHMS["free"], "again", rounds=1)
+    with pytest.raises(RoundFailed, match="every round is answered once"):
+        again.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=1)
+    assert charges(federation.file) == 1
+
+
+def test_sampling_counts_for_readers_of_the_models_only(tmp_path):
+    federation = Federation(tmp_path, clients=12, min_clients=2)
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
+    strategy, _ = federation.run(algorithm, rounds=1, participation=Poisson(0.7), floor=0.1)
+    statement, one = strategy.statement, strategy.mechanism.event(Sampling())
+    assert statement.epsilon_total == compose([(one, 1)], 1e-5).epsilon
+    assert statement.models_only.epsilon_total < compose([(one.to_readers(), 1)], 1e-5).epsilon
+
+
+def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_among_them(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+    monkeypatch.setenv("DPFEDEXP_HELPER", str(federation.file.path))
+    monkeypatch.setenv("DPFEDEXP_HELPER_KEY", public_key(federation.file))
+    for context in federation.grid.contexts.values():
+        context.node_config.pop("dpfedexp-helper", None)
+        context.node_config.pop("dpfedexp-helper-key", None)
+    federation.problem, _ = problem(CLIENTS + 1)
+    federation.grid.app = plain_app(federation.problem, federation.model, LOCAL)
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1)
+    assert strategy.helper == 1
+    assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
+def test_hosted_clients_are_refused(tmp_path):
+    federation = Federation(tmp_path)
+    with pytest.raises(InputError, match="one client per node"):
+        federation.run(ALGORITHMS["free"], clients_per_node=2)

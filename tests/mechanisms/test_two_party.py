@@ -1,0 +1,231 @@
+"""Two aggregators: the same sums as one, bit for bit; noise of both; and what is refused before a run begins."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
+from dpfedexp.accounting import compose
+from dpfedexp.accounting.events import Sampling
+from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.clipping import AdaptiveClip, clip
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
+from dpfedexp.noise.masks import expand, fresh_seed, from_words, hide, masked_sum, to_words
+from dpfedexp.noise.streams import Streams
+from dpfedexp.votes import Ask
+
+D, CLIENTS = 7, 12
+EVERYTHING = {
+    "free": cdp_fedexp(clip=0.3, noise_multiplier=2.0),
+    "paper": cdp_fedexp(clip=0.3, noise_multiplier=2.0, numerator="paper"),
+    "no step size": dp_fedavg(clip=0.3, noise_multiplier=2.0),
+    "adaptive clip": cdp_fedexp(clip=AdaptiveClip(initial=0.3), noise_multiplier=2.0, numerator="paper"),
+}
+
+
+def bound(name, kind=TwoPartyGaussian, votes=()):
+    algorithm = aggregated(EVERYTHING[name], kind.kind)
+    return algorithm.bind(D, float(CLIENTS), Sampling(), 3, votes=votes)
+
+
+def plain_twin(mechanism):
+    names = ("clip", "noise_multiplier", "adjacency", "numerator", "scalar_multiplier", "votes", "strict")
+    return SecureCentralGaussian(**{name: getattr(mechanism, name) for name in names})
+
+
+def reports(mechanism, seed=0, clients=CLIENTS, further=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = clip(torch.randn(clients, D, generator=generator), mechanism.clip)
+    ballots = {"ballots": torch.rand(clients, further, generator=generator)} if further else {}
+    return mechanism.randomize(rows, torch.arange(clients), Streams(0).at("local noise", 1), **ballots)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("further", [0, 2])
+def test_sums_are_those_of_one_trusted_server_bit_for_bit(name, further):
+    mechanism = bound(name, votes=tuple(Ask(f"vote {place}") for place in range(further)))
+    report = reports(mechanism, further=further)
+    two, one = mechanism.collect(report), plain_twin(mechanism).collect(report)
+    assert torch.equal(two.vector, one.vector)
+    assert torch.equal(two.squares, one.squares)
+    assert torch.equal(two.votes, one.votes)
+    assert two.count == one.count == CLIENTS
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_release_is_the_plain_sum_and_the_two_noises_bit_for_bit(name):
+    mechanism, streams = bound(name), Streams(5)
+    noise, scalar = streams.at("central noise", 1), streams.at("central scalar noise", 1)
+    sums = plain_twin(mechanism).collect(reports(mechanism))
+    release = mechanism.release(sums, CLIENTS, noise, scalar)
+    columns = mechanism.columns(D)
+    mine, theirs = (mechanism.from_units(mechanism.noise_units(columns, s, noise, scalar), 0) for s in mechanism.sides)
+    noisy = (sums.vector + mine.vector + theirs.vector) / CLIENTS
+    free = mechanism.numerator == "free"
+    assert torch.equal(release.c_bar, noisy[:-1] if free else noisy)
+    if free:
+        assert release.statistic == float(noisy[-1])
+    if mechanism.numerator == "paper":
+        assert release.statistic == float(sums.squares + mine.squares + theirs.squares) / CLIENTS
+    assert not torch.equal(mine.vector, theirs.vector)
+
+
+def test_each_side_has_noise_of_full_size_and_the_two_are_unrelated():
+    """20,000 draws: the relative error of a standard deviation is 0.5%, and of a correlation 0.7%; six of each are allowed."""
+    mechanism, streams = replace(bound("no step size"), clip=1.0), Streams(1)
+    noise, scalar = streams.at("central noise", 1), streams.at("central scalar noise", 1)
+    mine, theirs = (mechanism.noise_units(20_000, s, noise, scalar).double() for s in mechanism.sides)
+    for drawn in (mine, theirs):
+        assert float(drawn.std()) * mechanism._step == pytest.approx(2.0, rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack([mine, theirs]))[0, 1])) < 0.042
+
+
+def test_every_scalar_of_a_side_has_a_draw_of_its_own():
+    mechanism = bound("adaptive clip", votes=(Ask("a"), Ask("b")))
+    streams = Streams(2)
+    drawn = [
+        mechanism.noise_units(mechanism.columns(D), side, streams.at("x", 1), streams.at("y", 1))[D:].double()
+        / (mechanism._deviations(mechanism.columns(D)) / mechanism._steps(mechanism.columns(D)))[D:]
+        for side in mechanism.sides
+    ]
+    values = torch.cat(drawn).tolist()
+    assert len(values) == 8
+    assert min(abs(a - b) for i, a in enumerate(values) for b in values[:i]) > 1e-4
+
+
+words = st.integers(0, 2**64 - 1)
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_masks_cancel_whatever_the_rows_are(rows):
+    units = torch.tensor(rows, dtype=torch.int64)
+    total = [(sum(column) + 2**63) % 2**64 - 2**63 for column in zip(*rows, strict=True)]
+    assert masked_sum(units).tolist() == total
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.binary(min_size=32, max_size=32))
+@settings(max_examples=60, deadline=None)
+def test_the_two_parts_of_a_row_add_to_it(row, seed):
+    units = torch.tensor(row, dtype=torch.int64)
+    hidden = hide(to_words(units), seed)
+    assert from_words(hidden + expand(seed, len(row))).tolist() == row
+
+
+def test_a_mask_is_the_key_stream_of_chacha20_in_little_endian_words():
+    """RFC 8439 with key 00…1f: the first block by the `cryptography` package under the documented nonce."""
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    key = bytes(range(32))
+    stream = Cipher(ChaCha20(key, bytes(4) + b"dpfedexp-2p1"), None).encryptor().update(bytes(64))
+    assert expand(key, 8).tolist() == [int.from_bytes(stream[8 * i : 8 * i + 8], "little") for i in range(8)]
+    assert expand(key, 3).tolist() == expand(key, 8)[:3].tolist()
+
+
+def test_what_the_server_gets_says_nothing_of_the_row():
+    """65,536 words of one constant row: every bit is one half of the time, within six standard deviations (3/256)."""
+    hidden = hide(np.full(2**16, 12345, dtype=np.uint64), fresh_seed())
+    ones = np.unpackbits(hidden.view(np.uint8)).reshape(-1, 64).mean(0)
+    assert np.abs(ones - 0.5).max() < 6 * 0.5 / 2**8
+    assert fresh_seed() != fresh_seed()
+
+
+@given(
+    st.floats(1e-6, 1e6), st.floats(1e-2, 1e3), st.integers(1, 10**7), st.sampled_from(["free", "paper"]), st.booleans()
+)
+@settings(max_examples=100, deadline=None)
+def test_nothing_wraps_around_for_the_largest_rows_and_noise_that_pass_the_check(radius, z, cohort, numerator, strict):
+    mechanism = TwoPartyGaussian(radius, z, numerator=numerator, scalar_multiplier=z * z, strict=strict)
+    largest = int(radius / mechanism._step) * cohort + 2 * int(64 * z * radius / mechanism._step)
+    try:
+        mechanism.check_headroom(cohort)
+    except InputError:
+        assert largest > 2**50 or cohort * radius**2 / mechanism._square_step > 2**50
+        return
+    assert largest < 2**53
+    rows = torch.full((3, 2), int(radius / mechanism._step), dtype=torch.int64)
+    assert masked_sum(rows).tolist() == [3 * int(radius / mechanism._step)] * 2
+
+
+def test_a_run_whose_sums_could_wrap_around_is_refused_before_it_begins():
+    with pytest.raises(InputError, match="52 bits"):
+        aggregated(dp_fedavg(clip=1.0, noise_multiplier=1e-3), "two-party").bind(D, 1e9, Sampling(), 1)
+
+
+def test_a_mask_that_is_still_on_is_noticed():
+    mechanism = bound("free")
+    units = mechanism.units(reports(mechanism))
+    server = sum(hide(to_words(row), fresh_seed()) for row in units)
+    with pytest.raises(InputError, match="a mask is still on it"):
+        mechanism.decode(from_words(server), CLIENTS, CLIENTS)
+
+
+def test_the_charge_is_one_aggregators_noise_and_sampling_hides_nobody_from_it():
+    mechanism = bound("free")
+    full, sampled = mechanism.event(Sampling()), mechanism.event(Sampling("poisson", 0.1))
+    trusted = plain_twin(mechanism).event(Sampling())
+    assert compose([(sampled, 3)], 1e-5).epsilon == compose([(full, 3)], 1e-5).epsilon
+    assert compose([(full, 3)], 1e-5).epsilon == compose([(trusted, 3)], 1e-5).epsilon
+    readers = compose([(full.to_readers(), 3)], 1e-5)
+    assert readers.mu == pytest.approx(full.mu * 3**0.5 / 2**0.5)
+    assert compose([(sampled.to_readers(), 3)], 1e-5).epsilon < 0.5 * readers.epsilon
+    alone = bound("free", OneSidedGaussian).event(Sampling())
+    assert alone.to_readers().mu == alone.mu == full.mu
+
+
+def problem():
+    generator = torch.Generator().manual_seed(1)
+    rows = [(torch.randn(4, D - 1, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)]
+    return torch.nn.Sequential(torch.nn.Linear(D - 1, 1), torch.nn.Flatten(0)), Federation.from_clients(rows)
+
+
+@pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
+def test_train_takes_the_aggregation_and_states_it(aggregation, tmp_path):
+    model, clients = problem()
+    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "progress": False, "device": "cpu"}
+    algorithm = cdp_fedexp(clip=AdaptiveClip(initial=0.3), target_epsilon=8.0)
+    run = train(model, clients, algorithm, aggregation=aggregation, out=tmp_path / "run", **more)
+    text = str(run.privacy)
+    assert run.privacy.setting == "two-party"
+    assert run.privacy.epsilon_total == pytest.approx(8.0, rel=1e-3)
+    assert "against readers of the models" in text
+    assert "If server and helper work together, they can read every client's update" in text
+    assert ("Against the helper nothing is promised" in text) == (aggregation != "two-party")
+    readers = run.privacy.models_only.epsilon_total
+    assert readers < 0.75 * 8 if aggregation == "two-party" else readers == run.privacy.epsilon_total
+    again = train(model, clients, algorithm, aggregation=aggregation, **more)
+    assert [line["eta_g"] for line in again.history] == [line["eta_g"] for line in run.history]
+
+
+def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
+    model, clients = problem()
+    more = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "progress": False, "device": "cpu", "aggregation": "two-party"}
+    run = train(model, clients, dp_scaffold(clip=0.3, noise_multiplier=1.0), **more)
+    assert len(run.history) == 2
+    sampled = train(
+        model, clients, dp_fedavg(clip=0.3, noise_multiplier=1.0), secure=True, participation=Poisson(0.5), **more
+    )
+    assert sampled.privacy.models_only.epsilon_total < sampled.privacy.epsilon_total / 1.5
+    assert "sampling counts for them" in str(sampled.privacy)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "words"),
+    [
+        (ldp_fedexp(clip=0.3, noise_multiplier=1.0), {}, "needs 'central-gaussian'"),
+        (dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"), {}, "both aggregators see who takes part"),
+        (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"local": Sgd(lr="auto", steps=2)}, "lr is 'auto' with two-party"),
+        (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"aggregation": "three-party"}, "'three-party'"),
+    ],
+)
+def test_what_two_aggregators_can_not_do_is_refused(algorithm, more, words):
+    model, clients = problem()
+    given_ = {"local": Sgd(lr=0.1, steps=2), "rounds": 1, "progress": False, "aggregation": "two-party"} | more
+    with pytest.raises(InputError, match=words):
+        train(model, clients, algorithm, **given_)
