@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ _log = logging.getLogger("flwr")
 REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
 
+ENFORCED = "dpfedexp-enforced"
 MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
 _OWN_CONTROL = "dpfedexp.own-control"
 _FAILED_PRECONDITION = 6
@@ -70,6 +72,22 @@ def privatize(
     return mechanism.randomize(clipped, clients, noise or deployment_noise(), **given)
 
 
+def reply_content(update: Tensor, request: Request, ballots: Tensor | None) -> RecordDict:
+    """The whole content of the reply that carries this update's report."""
+    report = privatize(update, request.mechanism, ballots=ballots)
+    if request.clients:
+        return sums_content(request.mechanism.collect(report), request)
+    return report_content(report, request)
+
+
+def enforced(context: Context) -> bool:
+    """Whether the site's own process (`dpfedexp node`) clips, randomises and charges, so that this one must not do it as well.
+
+    The setting is a token that `dpfedexp node` draws when it starts. It is nobody's to type.
+    """
+    return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
+
+
 def hosted_clients(message: Message) -> tuple[int, ...]:
     """Which of the clients that this node hosts take part; empty where the node is one client."""
     return Request.from_message(message).clients
@@ -88,11 +106,12 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         request.mechanism.check_model(len(w))
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
-        guard = _guard(context)
-        if guard is not None:
-            guard.admit(request, run=str(context.run_id))
-        else:
-            admit_announced(request, context, len(w))
+        if not enforced(context):
+            guard = _guard(context)
+            if guard is not None:
+                guard.admit(request, run=str(context.run_id))
+            else:
+                admit_announced(request, context, len(w))
     except InputError as reason:
         return _refuse(message, str(reason))
     except Refused as reason:
@@ -109,10 +128,9 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         update = _update(trained, request, layout, w)
         if control is not None and request.tau_eta_l is not None:
             _remember(context, request.mechanism, control, update, request.tau_eta_l)
-        report = privatize(update, request.mechanism, ballots=_ballots(trained, request))
-        if request.clients:
-            return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
-        return Message(report_content(report, request), reply_to=message)
+        if enforced(context):
+            return trained
+        return Message(reply_content(update, request, read_ballots(trained, request)), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return _refuse(message, "the app's train function failed; the node's own log says why.")
@@ -146,7 +164,7 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
     return to_flat(records[MODEL], layout).float() - w
 
 
-def _ballots(trained: Message, request: Request) -> Tensor | None:
+def read_ballots(trained: Message, request: Request) -> Tensor | None:
     """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
     asked = further(request.mechanism.votes)
     if not asked:
