@@ -34,9 +34,9 @@ from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
+from .other_user import as_nobody, can_be_nobody
 
 WAIT = 420.0
-NOBODY = 65534
 NETWORK = "127.0.0.2"
 """An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
 FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": 90.0, "node_timeout": 60.0, "budget": None}
@@ -151,13 +151,13 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
         assert status == expected, path
     with socket.socket() as probe:
         assert probe.connect_ex((NETWORK, deployment.control_port)) != 0, "Control must be on 127.0.0.1 alone"
-    if os.geteuid() == 0:
+    if can_be_nobody():
         asked = f"import socket, ssl; s = socket.create_connection(('127.0.0.1', {deployment.control_port})); "
         asked += (
             "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
         )
         asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
-        other = subprocess.run([sys.executable, "-c", asked], user=NOBODY, capture_output=True, text=True, timeout=60)
+        other = subprocess.run(as_nobody([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=60)
         assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
 
 

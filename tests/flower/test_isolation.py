@@ -18,8 +18,8 @@ from dpfedexp.flower.local.run import app_hash
 from dpfedexp.flower.node.site import NO_REPORT
 
 from .app_folder import LOCAL, make_app
+from .other_user import NOBODY, as_nobody, can_be_nobody
 
-NOBODY = 65534
 GUARD = """
 max_epsilon_per_round = 50.0
 max_epsilon_total = 100.0
@@ -74,15 +74,14 @@ class Apart(Deployment):
         runtime = f"127.0.0.1:{command[command.index('--port') + 1]}"
         with open(self.folder / f"{name}-app.log", "ab") as log:
             subprocess.Popen(
-                [
-                    *[program("flower-superexec"), "--runtime-api-address", runtime],
-                    *["--root-certificates", str(authority), "--superexec-auth-secret-file", str(secret)],
-                ],
+                as_nobody(
+                    [
+                        *[program("flower-superexec"), "--runtime-api-address", runtime],
+                        *["--root-certificates", str(authority), "--superexec-auth-secret-file", str(secret)],
+                    ]
+                ),
                 env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
                 cwd=home,
-                user=NOBODY,
-                group=NOBODY,
-                extra_groups=[],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -91,7 +90,7 @@ class Apart(Deployment):
         return node
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can start a process as another user")
+@pytest.mark.skipif(not can_be_nobody(), reason="only root can start a process as another user")
 def test_an_app_of_another_user_reads_no_secret_and_gets_nothing_out():
     """Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed."""
     place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
@@ -109,7 +108,7 @@ def hostile_and_honest(place: Path) -> None:
     out = place / "out"
     app = make_app(
         place / "app",
-        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": 60.0},
+        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": 180.0},
         algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
         local=LOCAL,
         test={"site": str(place / "up"), "found": str(shared / "found.json")},
@@ -151,5 +150,5 @@ def run(deployment: Deployment, app: Path, *options: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=420,
     ).stdout

@@ -100,6 +100,9 @@ def test_a_loopback_connection_is_known_by_its_user(monkeypatch):
             assert is_own_user(scope) == (os.getuid() == 0)
             assert not is_own_user({"client": ("127.0.0.1", 1), "server": client.getpeername()})
             assert not is_own_user({"client": None, "server": None})
+            monkeypatch.undo()
+            client.shutdown(socket.SHUT_RDWR)
+        assert not is_own_user(scope), "the kernel lists a socket that was closed as root's, whoever opened it"
 
 
 def test_what_would_open_it_is_refused(keys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,10 @@ import typer
 from dpfedexp.errors import InputError, require
 
 PASSES_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_REFUSED = {
+    "--allow-runtime-dependency-installation": "would let an app bring code that its hash does not cover; install what it needs.",
+    "--trusted-entities": "is Flower's own list, which refuses every local app; the guard file's apps say what may run.",
+}
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
@@ -37,7 +42,9 @@ def node(
         bool(limits.apps),
         f"{str(guard)!r} lists no apps; put the hash that `dpfedexp flower hash` prints into apps = […], once it has been read.",
     )
-    check_private(limits.path)
+    check_private(limits.path, stat.S_IWGRP | stat.S_IWOTH)
+    check_private(limits.path.parent, stat.S_IWGRP | stat.S_IWOTH)
+    check_options(context.args)
     os.environ.pop("DPFEDEXP_GUARD", None)  # the app's processes inherit this environment
     run_node(context.args, Seam(Site(limits), patience, poll))
 
@@ -63,14 +70,37 @@ def superlink(
     serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes, insecure=insecure)
 
 
-def check_private(path: Path) -> None:
-    """The guard file and its folder can be written by the site's user and group alone, or who else can would set the limits."""
-    for place in (path, path.parent):
-        found = place.stat()
-        sticky = place.is_dir() and found.st_mode & stat.S_ISVTX
-        writable = 0o002 if found.st_gid == os.getegid() else 0o022
-        if found.st_mode & writable and not sticky:
-            raise InputError(
-                f"{str(place)!r} can be written by others than its owner (mode {stat.S_IMODE(found.st_mode):o}); "
-                f"chmod go-w {place}"
-            )
+def check_options(options: Sequence[str]) -> None:
+    """Refuses what would open a site that is meant to be closed."""
+    split = [word for option in options for word in (option.split("=", 1) if option.startswith("--") else [option])]
+    given = dict(zip(split, [*split[1:], ""], strict=True))
+    for name, why in _REFUSED.items():
+        require(name not in given, f"{name} {why}")
+    host = given.get("--superlink", "127.0.0.1:").rpartition(":")[0].strip("[]")
+    require(
+        "--insecure" not in given or host in ("127.0.0.1", "::1", "localhost"),
+        f"--insecure sends everything to {host} as it is; use TLS (--root-certificates).",
+    )
+    require(
+        given.get("--isolation") != "process" or "--superexec-auth-secret-file" in given,
+        "--isolation process needs --superexec-auth-secret-file, or any user of this machine can answer in the app's place.",
+    )
+    if key := given.get("--auth-supernode-private-key"):
+        check_private(Path(key).expanduser(), stat.S_IRWXG | stat.S_IRWXO)
+
+
+def check_private(path: Path, bits: int) -> None:
+    """Refuses a file or folder whose mode has one of these bits; those of the site's own group are its own."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
+    if found.st_gid == os.getegid():
+        bits &= ~stat.S_IRWXG
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
+        return
+    if found.st_mode & bits:
+        raise InputError(
+            f"{str(path)!r} can be {'read' if bits & stat.S_IROTH else 'written'} by others than the site's user (mode "
+            f"{stat.S_IMODE(found.st_mode):o}); chmod go-rwx {path}"
+        )

@@ -37,6 +37,8 @@ FLEET = frozenset(
 )
 """All that a SuperNode of flwr 1.41 asks for."""
 
+_ESTABLISHED = "01"
+
 
 class Only:
     """An application of which only what `admits` says is served; the rest is answered with 404, whatever it is.
@@ -75,8 +77,9 @@ def is_own_user(scope: Scope) -> bool:
         lines = table.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return False
-    wanted = [_address(*client), _address(*server)]
-    owners = {int(fields[7]) for fields in map(str.split, lines) if fields[1:3] == wanted}
+    # Established only: a socket that its owner has closed already is listed as root's.
+    wanted = [_address(*client), _address(*server), _ESTABLISHED]
+    owners = {int(fields[7]) for fields in map(str.split, lines) if fields[1:4] == wanted}
     return bool(owners) and owners <= {os.geteuid(), 0}
 
 

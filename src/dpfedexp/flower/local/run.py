@@ -24,7 +24,7 @@ from dpfedexp.flower.server.status import EXIT_CODES, read_status
 from dpfedexp.runs.file_names import STATUS
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
-_FOLDER = "federation.folder"
+_FOLDER, _NODES = "federation.folder", "federation.nodes"
 
 
 def app_hash(app: Path | str) -> str:
@@ -50,9 +50,11 @@ def run_app(
         settings: as for `flwr run -c`; here several may touch the same section.
         environment: for Flower's command, with FLWR_HOME.
     """
-    folder = run_folder(app, settings).resolve()
-    # The last of two settings of one name wins.
-    joined = " ".join([*settings, f"{_FOLDER}={json.dumps(str(folder))}"])
+    given = read_overrides(settings)
+    paths = paths_from_here(app, given, Path.cwd())
+    folder = Path(paths[_FOLDER])
+    # TOML writes text, numbers and truth as JSON does.
+    joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
     if run is None:
         print("The run was not started.", file=sys.stderr)
@@ -63,19 +65,37 @@ def run_app(
     return EXIT_CODES.get(status, 3)
 
 
-def run_folder(app: Path, settings: Sequence[str], here: Path | None = None) -> Path:
-    """The folder that a run of the app with these settings writes to, meant from where the user is."""
+def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """The settings of several `-c`; the last of one name wins."""
     from flwr.common.config import parse_config_args
 
+    found: dict[str, Any] = {}
+    for text in settings:
+        try:
+            given = parse_config_args([text])
+        except Exception:
+            given = {}
+        if not given:  # Flower drops what it does not understand
+            raise InputError(f"a setting is {text!r}; write settings as 'a.b=1 a.c=\"text\" a.d=true', each once.")
+        found |= given
+    return found
+
+
+def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
+    """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        written = config["tool"]["flwr"]["app"]["config"]["federation"]["folder"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        written = {
+            f"federation.{name}": value for name, value in config["tool"]["flwr"]["app"]["config"]["federation"].items()
+        }
+        paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
+        folder = str(paths[_FOLDER] or written[_FOLDER])
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
         ) from None
-    given = parse_config_args(list(settings)) if settings else {}
-    return (here or Path.cwd()) / Path(str(given.get(_FOLDER, written))).expanduser()
+    asked = {_FOLDER: folder, **({_NODES: str(paths[_NODES])} if paths[_NODES] else {})}
+    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
