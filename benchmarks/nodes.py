@@ -32,6 +32,8 @@ from dpfedexp.flower.local.new import new_app
 from dpfedexp.flower.local.run import app_hash, run_app
 
 HERE = Path(__file__).resolve().parent
+POLL = 3.0
+"""Seconds between two questions of a node that has nothing to do, as Flower's own SuperNode waits."""
 
 
 class LinkOnly(Deployment):
@@ -74,7 +76,7 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
     private = load_ssh_private_key(deployment.keys[index][0].read_bytes(), None)
     store = ObjectStoreFactory()
     state = NodeStateFactory(store).state()
-    seam = Seam(Site(guard), poll=0.5)
+    seam = Seam(Site(guard))
     authority = deployment.certificates.authority.read_bytes()  # type: ignore[union-attr]
     address = f"{deployment.host}:{deployment.port}"
     with http_request_response(address, False, authority, (private, private.public_key())) as connection:  # type: ignore[arg-type, union-attr]
@@ -93,7 +95,7 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
                 trusted_entities=None,
             )
             if run is None:
-                stop.wait(0.5)
+                stop.wait(POLL)
                 continue
             if seam._admitted is not None:
                 asked = seam._admitted

@@ -252,7 +252,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
         test={"plan": "1:2=huge 1:3=hang 2:3=die", "marks": str(place)},
     )
     first = start(deployment, app)
-    wait_until(lambda: checkpoint(out)["round"] == 1, "round 1")
+    wait_until(lambda: (out / "status.json").exists() and read_status(out)["round"] == 1, "round 1")
     assert read_status(out)["status"] == "running"
     assert json.loads((out / "privacy.json").read_text())["rounds"] == 1, "there is a statement after every round"
     model_after_one = load_file(out / "round-1.safetensors")["w"]
