@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import http.client
 import ipaddress
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
+from dpfedexp.data import synthetic_regression
+from dpfedexp.flower import train_local
+from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.local.deployment import QUIET, Deployment, marked
 from dpfedexp.flower.local.keys import make_node_key
+from dpfedexp.flower.server.status import read_status
+from dpfedexp.local import Sgd
+from dpfedexp.models import linear_regression
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
+from .other_user import as_nobody, can_be_nobody
 
-WAIT = 180.0
+WAIT = 420.0
+NETWORK = "127.0.0.2"
+"""An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
 FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": 90.0, "node_timeout": 60.0, "budget": None}
 GUARD = """
 max_epsilon_per_round = 1e30
@@ -38,16 +54,18 @@ def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_pat
     (tmp_path / "guard.toml").write_text(GUARD)
     quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
     guard = {"dpfedexp-guard": str(tmp_path / "guard.toml")}
-    with Deployment(tmp_path / "up", 3, tls=True, node_config=guard, environment=quick) as deployment:
+    with Deployment(tmp_path / "up", 3, tls=True, node_config=guard, environment=quick, host=NETWORK) as deployment:
         key, _ = make_node_key(tmp_path, "stranger")
         stranger = deployment.start_supernode(3, key=key)
         deployment.supernodes.remove(stranger)
-        with connections(deployment) as peers:
+        with connections(deployment) as peers, in_the_background(control_is_closed_to_nodes, deployment, tmp_path):
             local_run_with_clients_that_send_nonsense(deployment, tmp_path)
             central_run_whose_server_and_nodes_are_killed(deployment, tmp_path)
         unregistered_node_was_refused(deployment, stranger)
         nodes_kept_their_own_ledger_over_runs_and_restarts(tmp_path)
         no_connection_left_the_machine(deployment, peers)
+        no_update_is_on_disk(tmp_path)
+    no_update_is_on_disk(tmp_path)
     assert marked(deployment.mark) == [], "nothing may be left running"
 
 
@@ -73,17 +91,93 @@ def connections(deployment: Deployment) -> Iterator[set[str]]:
 
 
 def start(deployment: Deployment, app: Path, settings: str = "") -> subprocess.Popen:
-    """`flwr run`, its output in the app's folder."""
+    """`dpfedexp flower run`, its output in the app's folder, from which a relative folder is meant."""
     options = ["-c", settings] if settings else []
     with open(app / "run.log", "ab") as log:
         return subprocess.Popen(
-            ["flwr", "run", ".", "up", "--stream", *options],
+            [sys.executable, "-m", "dpfedexp", "flower", "run", ".", "up", *options],
             cwd=app,
             env=deployment.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+
+
+@contextlib.contextmanager
+def in_the_background(work, *arguments) -> Iterator[None]:
+    """Runs a check meanwhile; what it raises is raised at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(work, *arguments)
+        yield
+        doing.result()
+
+
+def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
+    """The attack: with a node's address of the SuperLink, its certificate and its key, register a key and run an app everywhere."""
+    home = place / "attacker"
+    home.mkdir()
+    where = f'address = "{NETWORK}:{deployment.port}"\nroot-certificates = "{deployment.certificates.authority}"\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "theirs"\n\n[superlink.theirs]\n{where}')
+    _, public = make_node_key(home, "own")
+    app = make_app(home / "app")
+    for command in (["supernode", "register", str(public)], ["supernode", "list"], ["run", str(app)], ["list"]):
+        done = subprocess.run(
+            ["flwr", *command, "theirs"],
+            env={**deployment.environment, "FLWR_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode != 0, (command, done.stdout)
+        assert "Successfully" not in done.stdout
+    paths = {
+        "/v1/fleet/activate-node": 415,  # reached, and not content with this
+        "/v1/control/start-run": 404,
+        "/v1/control/register-node": 404,
+        "/v1/runtime/acquire-task": 404,
+        "/v1/fleet/../control/start-run": 404,
+        "/v1/fleet/%2e%2e/control/start-run": 404,
+        "//v1/control/start-run": 404,
+        "/health": 404,
+        "/openapi.json": 404,
+    }
+    trust = ssl.create_default_context(cafile=str(deployment.certificates.authority))
+    for path, expected in paths.items():
+        connection = http.client.HTTPSConnection(NETWORK, deployment.port, context=trust, timeout=30)
+        connection.request("POST", path, b"", {"Content-Type": "application/x-protobuf"})
+        status = connection.getresponse().status
+        assert status == expected, path
+    with socket.socket() as probe:
+        assert probe.connect_ex((NETWORK, deployment.control_port)) != 0, "Control must be on 127.0.0.1 alone"
+    if can_be_nobody():
+        asked = f"import socket, ssl; s = socket.create_connection(('127.0.0.1', {deployment.control_port})); "
+        asked += (
+            "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
+        )
+        asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
+        other = subprocess.run(as_nobody([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=60)
+        assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
+
+
+def no_update_is_on_disk(place: Path) -> None:
+    """No file of the deployment holds what a node sent: not the update itself, nor four numbers of it in a row."""
+    clients, model = synthetic_regression(3, 20).federation, linear_regression(20)
+    for client in range(3):
+        net = copy.deepcopy(model)
+        train_local(net, *clients.client(client), local=Sgd(**LOCAL))
+        update = torch.cat([p.detach().flatten() for p in net.parameters()])
+        clipped = (update * min(1.0, 0.5 / float(update.norm()))).numpy()
+        pieces = [clipped[i : i + 4].astype(kind).tobytes() for i in range(0, 20, 4) for kind in ("<f4", "<f8")]
+        for path in place.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                assert not any(piece in content for piece in pieces), path
+    modes = {path: path.stat().st_mode & 0o077 for path in (place / "up").glob("node?")}
+    assert modes
+    assert set(modes.values()) == {0}
+    assert (place / "up").stat().st_mode & 0o077 == 0
 
 
 def wait_until(condition, what: str, seconds: float = WAIT) -> None:
@@ -152,18 +246,22 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     app = make_app(
         place / "cdp-app",
         hostile=True,
-        federation={**FEDERATION, "folder": str(out)},
+        federation={**FEDERATION, "folder": "../cdp", "nodes": str(deployment.node_list)},
         algorithm={"name": "cdp_fedexp", "target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
         local=LOCAL,
         test={"plan": "1:2=huge 1:3=hang 2:3=die", "marks": str(place)},
     )
     first = start(deployment, app)
-    wait_until(lambda: checkpoint(out)["round"] == 1, "round 1")
+    wait_until(lambda: (out / "status.json").exists() and read_status(out)["round"] == 1, "round 1")
+    assert read_status(out)["status"] == "running"
+    assert json.loads((out / "privacy.json").read_text())["rounds"] == 1, "there is a statement after every round"
     model_after_one = load_file(out / "round-1.safetensors")["w"]
+    for pid in _programs(deployment, "flwr-serverapp"):
+        os.kill(pid, signal.SIGKILL)
+    assert "killed: 1 of 3 rounds" in finish(first, app)
+    assert (first.returncode, read_status(out)["status"]) == (4, "killed")
     deployment.superlink.kill()
     deployment.superlink.wait()
-    finish(first, app)
-    wait_until(lambda: not _programs(deployment, "flwr-serverapp"), "the end of the killed server")
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1]
     deployment.start_superlink()
 
@@ -174,6 +272,10 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
 
     content = checkpoint(out)
     assert content["round"] == 3, log
+    assert (second.returncode, read_status(out)["status"]) == (0, "completed")
+    assert content["config"]["nodes"] == list(read_nodes(deployment.node_list)), (
+        "ids are those of the keys, after a restart too"
+    )
     assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 3, 0, 0), (3, 1, 0, 2)]
     assert [entry.round for entry in Ledger.open(out / "ledger.jsonl", read_only=True).entries] == [1, 2, 3]
     assert "Resuming after round 1 of 3" in log
@@ -204,7 +306,7 @@ def unregistered_node_was_refused(deployment: Deployment, stranger: subprocess.P
 
 def no_connection_left_the_machine(deployment: Deployment, peers: set[str]) -> None:
     assert "127.0.0.1" in peers, "the processes must have connections for this to mean anything"
-    assert peers <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert peers <= {"127.0.0.1", NETWORK, "::1", "::ffff:127.0.0.1"}
     assert all(deployment.environment[name] == value for name, value in QUIET.items())
 
 

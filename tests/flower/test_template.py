@@ -21,6 +21,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
 from dpfedexp.flower.local.deployment import QUIET, free_port
 from dpfedexp.flower.local.new import new_app
+from dpfedexp.flower.local.run import app_hash
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
 
@@ -113,11 +114,8 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
 
 
 def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
-    """One node that hosts 40 clients, trained as one tensor program; its guard first refuses a mechanism, then admits another."""
+    """One enforcing node that hosts 40 clients, trained as one tensor program; its guard admits one mechanism, not another."""
     folder, guard = tmp_path / "up", tmp_path / "guard.toml"
-    guard.write_text(
-        "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
-    )
     hosted = {"clients": 40, "clients_per_node": 40, "rounds": 1, "round_timeout": 120.0}
     # A sum of 40 clients moves 40 times as far as one client's update, and the guard charges for that.
     allowed = {"target_epsilon": None, "noise_multiplier": 60.0}
@@ -131,29 +129,35 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
         )
         for name, algorithm in (("allowed", allowed), ("forbidden", forbidden))
     }
+    guard.write_text(
+        "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
+        f"apps = {[app_hash(app) for app in apps.values()]}\n"
+    )
     with open(tmp_path / "up.log", "wb") as log:
         up = subprocess.Popen(
-            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--guard", guard, "--folder", folder],
+            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--enforce", "--guard", guard, "--folder", folder],
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        _wait(lambda: "flwr run . up" in (tmp_path / "up.log").read_text(), "the start of the deployment", up)
+        _wait(
+            lambda: "dpfedexp flower run . up" in (tmp_path / "up.log").read_text(), "the start of the deployment", up
+        )
         printed = (tmp_path / "up.log").read_text()
         export = re.search(r"^  export (.*)$", printed, re.MULTILINE).group(1)
         exports = dict(item.split("=", 1) for item in shlex.split(export))
         assert exports["FLWR_TELEMETRY_ENABLED"] == "0"
         shown = {
             name: subprocess.run(
-                ["flwr", "run", ".", "up", "--stream"],
+                [sys.executable, "-m", "dpfedexp", "flower", "run", ".", "up"],
                 cwd=app,
                 env=environment(**exports),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=180,
+                timeout=400,
             ).stdout
             for name, app in apps.items()
         }

@@ -8,7 +8,7 @@ run leaves a ledger that opens again and that covers every round it released. Re
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,12 +161,21 @@ class Ledger:
     def is_charged(self, round: int, event: Event, *, run: str = "", noise: str | None = None) -> bool:
         return noise is not None and self._paid.get((run, round, noise)) == event
 
-    def charge(self, round: int, event: Event, *, run: str = "", noise: str | None = None) -> bool:
+    def charge(
+        self,
+        round: int,
+        event: Event,
+        *,
+        run: str = "",
+        noise: str | None = None,
+        note: Mapping[str, str] | None = None,
+    ) -> bool:
         """Pay for a round before it is released. True when a charge was added.
 
         A charge belongs to a run, a round and a noise key. After a crash a seeded simulation computes the same round again with
         the same randomness: the same output, so nothing new is released, and what is in the ledger already is not charged twice
-        (False is returned). Without `noise` the randomness is fresh, which costs every time.
+        (False is returned). Without `noise` the randomness is fresh, which costs every time. `note` is kept in the line for whoever
+        reads it, and changes nothing in the charge.
         """
         require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
         if self._read_only:
@@ -183,7 +192,7 @@ class Ledger:
             )
         if self._writer is not None:
             content = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise, "event": to_json(event)}
-            self._writer.append(content)
+            self._writer.append({**(note or {}), **content})
         self._entries.append(entry)
         self._paid[_release(entry)] = event
         self._testify()

@@ -39,6 +39,7 @@ def _root(
 
 def _register() -> None:
     from dpfedexp.cli import audit, bench, demo, fit, flower, options, paper, plan, privacy, suite, sweep, train
+    from dpfedexp.cli.site import guard, node
 
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
@@ -50,8 +51,12 @@ def _register() -> None:
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
+    app.command("node", context_settings=node.PASSES_OPTIONS)(node.node)
+    app.command("superlink", context_settings=node.PASSES_OPTIONS)(node.superlink)
     app.add_typer(privacy.app, name="privacy")
+    flower.app.command("metrics")(guard.metrics)
     app.add_typer(flower.app, name="flower")
+    app.add_typer(guard.app, name="guard")
     app.add_typer(audit.app, name="audit")
 
 

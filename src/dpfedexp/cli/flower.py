@@ -1,4 +1,4 @@
-"""`dpfedexp flower new` and `dpfedexp flower up`."""
+"""`dpfedexp flower`: an app to start from, a deployment to try it on, and runs that say how they ended."""
 
 from __future__ import annotations
 
@@ -40,6 +40,44 @@ def new(
     )
 
 
+@app.command("hash")
+def hash_(
+    folder: Annotated[Path, typer.Argument(help="The app's folder, after its source has been read.")] = Path("."),
+) -> None:
+    """Print the hash of an app, by which a site's guard file says that it may run there."""
+    from dpfedexp.flower.local.run import app_hash
+
+    print(app_hash(folder))
+
+
+@app.command()
+def run(
+    folder: Annotated[Path, typer.Argument(help="The app's folder.")] = Path("."),
+    connection: Annotated[str, typer.Argument(help="The SuperLink's name in Flower's config.toml.")] = "up",
+    settings: Annotated[
+        list[str] | None, typer.Option("-c", help="Settings, as for flwr run.", show_default=False)
+    ] = None,
+) -> None:
+    """Run an app and show its log; the exit status is 0 if it completed, 3 if it stopped or failed, 4 if it was killed."""
+    from dpfedexp.flower.local.run import run_app
+
+    raise typer.Exit(run_app(folder, connection, settings or []))
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
+) -> None:
+    """How a run stands, from its status.json; the exit status is that of `dpfedexp flower run`."""
+    import json
+
+    from dpfedexp.flower.server.status import EXIT_CODES, read_status
+
+    content = read_status(folder)
+    print(json.dumps(content))
+    raise typer.Exit(EXIT_CODES[content["status"]])
+
+
 @app.command()
 def up(
     nodes: Annotated[int, typer.Option(help="How many SuperNodes.")] = 3,
@@ -48,6 +86,12 @@ def up(
         Path | None, typer.Option(help="A guard file: every node obeys a copy of its own, beside it.")
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="For keys and logs [default: a temporary folder].")] = None,
+    enforce: Annotated[
+        bool, typer.Option("--enforce", help="Nodes obey the guard file whatever the app does; it must list apps.")
+    ] = False,
+    settings: Annotated[
+        Path | None, typer.Option(help="A TOML file with a table for each node that needs settings: [node0] data = …")
+    ] = None,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""
     from dpfedexp.flower.local.deployment import Deployment
@@ -62,7 +106,14 @@ def up(
             signal.signal(getattr(signal, name), _interrupt)
     with (
         tempfile.TemporaryDirectory(prefix="dpfedexp-up-") as temporary,
-        Deployment(folder or temporary, nodes, tls=tls, node_config=config) as deployment,
+        Deployment(
+            folder or temporary,
+            nodes,
+            tls=tls,
+            node_config=config,
+            of_node=_read_settings(settings, nodes),
+            enforce=enforce,
+        ) as deployment,
     ):
         _explain(deployment)
         _follow(deployment)
@@ -78,6 +129,23 @@ def helper_key(
     print(new_key(file))
 
 
+def _read_settings(path: Path | None, nodes: int) -> dict[int, dict[str, str | int | float]]:
+    """The tables [node0], [node1] … of a file; other names get a sentence."""
+    if path is None:
+        return {}
+    import tomllib
+
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"settings is {str(path)!r}, which can't be read: {error}.") from None
+    known = {f"node{index}": index for index in range(nodes)}
+    for name, table in tables.items():
+        good = name in known and isinstance(table, dict)
+        require(good, f"settings: {name} is not a node; there are node0 to node{nodes - 1}, each a table.")
+    return {known[name]: table for name, table in tables.items()}
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -88,7 +156,7 @@ def _explain(deployment: Deployment) -> None:
     print(
         f"\nA SuperLink on 127.0.0.1:{deployment.port} and {deployment.nodes} SuperNodes ({how}). In the app's folder:\n"
     )
-    print(f"  export {exports}\n  flwr run . up --stream\n\nCtrl-C stops everything.\n", flush=True)
+    print(f"  export {exports}\n  dpfedexp flower run . up\n\nCtrl-C stops everything.\n", flush=True)
 
 
 def _follow(deployment: Deployment) -> None:

@@ -48,10 +48,11 @@ def to_arrays(w: Tensor, layout: Layout) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(value.numpy())) for name, value in named.items()})
 
 
-def strict_array(array: Array, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bool = True) -> np.ndarray:
     """The array's values if it is exactly of this type and shape and finite, read without believing anything it says of itself.
 
-    Sizes are compared before a byte is parsed, so an array that claims to be enormous costs nothing.
+    Sizes are compared before a byte is parsed, so an array that claims to be enormous costs nothing. `finite=False` lets NaN and
+    infinity through, for a reader that makes zeros of them.
     """
     expected = np.dtype(dtype).newbyteorder("<")
     size = math.prod(shape) * expected.itemsize
@@ -64,7 +65,7 @@ def strict_array(array: Array, dtype: str, shape: tuple[int, ...]) -> np.ndarray
     header = _header(array.data[8:offset])
     require(header == {"descr": expected.str, "fortran_order": False, "shape": shape}, "its header is wrong")
     values = np.frombuffer(array.data, dtype=expected, offset=offset)
-    require(bool(np.isfinite(values).all()), "it is not finite")
+    require(not finite or bool(np.isfinite(values).all()), "it is not finite")
     return values.reshape(shape).copy()
 
 

@@ -25,6 +25,7 @@ class FederationSettings(BaseModel):
     clients: int = Field(ge=1)
     rounds: int = Field(ge=1)
     folder: str
+    nodes: str = ""
     resume: bool = False
     rebind: bool = False
     clients_per_node: int = Field(1, ge=1)

@@ -25,6 +25,8 @@ STATEMENT_TEXT = "privacy.txt"
 ADVICE = "advice.jsonl"
 """What there was to say about the run (docs/advice.md); empty where there was nothing."""
 REPORT = "report.html"
+STATUS = "status.json"
+"""How a deployment stands: running, completed, stopped or failed, in which round, at which ε."""
 
 
 def server_tensors(round: int) -> str:

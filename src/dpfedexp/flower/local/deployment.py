@@ -1,5 +1,7 @@
 """A whole Flower deployment on loopback: SuperLink, SuperNodes, certificates and keys, started and stopped as one.
 
+The SuperLink is `dpfedexp superlink`: nodes reach a port that serves them and nothing else, and `flwr run` another one.
+
 Nothing that is started here talks to anything outside the machine: telemetry, the update check and the installation of dependencies
 at run time are off.
 """
@@ -16,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpfedexp.errors import InputError, require
@@ -25,6 +26,7 @@ from dpfedexp.flower.local.keys import Certificates, make_certificates, make_nod
 CONNECTION = "up"
 _MARK = "DPFEDEXP_DEPLOYMENT"
 _GUARD = "dpfedexp-guard"
+_OURS = [sys.executable, "-m", "dpfedexp"]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -42,6 +44,9 @@ class Deployment:
         node_config: additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every
             node gets a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs
             to one data holder.
+        of_node: additions to the configuration of single nodes, by their number.
+        enforce: the nodes are `dpfedexp node`, which needs a guard file that lists apps.
+        host: the address that nodes connect to; one of loopback.
     """
 
     def __init__(
@@ -51,11 +56,19 @@ class Deployment:
         *,
         tls: bool = False,
         node_config: Mapping[str, str | int | float] | None = None,
+        of_node: Mapping[int, Mapping[str, str | int | float]] | None = None,
         environment: Mapping[str, str] | None = None,
+        enforce: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
         self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
-        self.node_config = dict(node_config or {})
+        self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
+        self.enforce, self.host = enforce, host
+        require(
+            not enforce or _GUARD in self.node_config,
+            "nodes that enforce need a guard file; name one that lists the hash of the app in apps = […].",
+        )
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
         self.exports = {"FLWR_HOME": str(self.home), **QUIET}
@@ -79,38 +92,50 @@ class Deployment:
         self.stop()
 
     def start(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.home.mkdir(parents=True, exist_ok=True)
         if self.tls:
-            self.certificates = make_certificates(self.folder)
+            self.certificates = make_certificates(self.folder, self.host)
             self.keys = [make_node_key(self.folder, f"node{i}") for i in range(self.nodes)]
-        self.port = free_port()
+            self.node_list.write_text("".join(public.read_text() for _, public in self.keys), encoding="utf-8")
+        self.port, self.control_port = free_port(self.host), free_port()
         self.start_superlink()
-        if self.tls:
-            self.register(*(public for _, public in self.keys))
         for index in range(self.nodes):
             self.start_supernode(index)
 
+    @property
+    def node_list(self) -> Path:
+        """The public keys of the nodes that may connect."""
+        return self.folder / "nodes.pub"
+
     def start_superlink(self) -> None:
-        """The SuperLink on this deployment's port, and Flower's connection file that points to it. State is kept in a database."""
+        """The SuperLink on this deployment's ports, and Flower's connection file that points to it. State is in memory."""
         self._write_connection()
-        options = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
-        options += ["--database", str(self.folder / "superlink.db")]
+        options = ["--fleet", f"{self.host}:{self.port}", "--control-port", str(self.control_port)]
         if self.certificates:
             c = self.certificates
             options += ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.certificate)]
-            options += ["--ssl-keyfile", str(c.key), "--enable-supernode-auth"]
+            options += ["--ssl-keyfile", str(c.key), "--nodes", str(self.node_list)]
         else:
             options.append("--insecure")
-        self.superlink = self._spawn("flower-superlink", options, "superlink")
+        self.superlink = self._spawn([*_OURS, "superlink", *options], "superlink")
         self._wait_for_port(self.superlink)
 
     def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
         """SuperNode `index`, with its registered key or another one."""
-        config = {"partition-id": index, "num-partitions": self.nodes, **self.node_config}
+        config = {
+            "partition-id": index,
+            "num-partitions": self.nodes,
+            **self.node_config,
+            **self.of_node.get(index, {}),
+        }
+        command = [program("flower-supernode")]
         if _GUARD in config:
             config[_GUARD] = str(self._own_guard(index, Path(str(config[_GUARD]))))
+        if self.enforce:
+            command = [*_OURS, "node", "--guard", str(config.pop(_GUARD)), "--poll", "0.5"]
         text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
-        options = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        options = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
         options += ["--node-config", text]
         if self.certificates:
             c = self.certificates
@@ -119,7 +144,7 @@ class Deployment:
             options += ["--auth-supernode-private-key", str(key or self.keys[index][0])]
         else:
             options.append("--insecure")
-        process = self._spawn("flower-supernode", options, f"supernode{index}")
+        process = self._spawn([*command, *options], f"supernode{index}")
         self.supernodes.append(process)
         return process
 
@@ -128,15 +153,10 @@ class Deployment:
         shutil.copyfile(guard, own)
         return own
 
-    def register(self, *public_keys: Path) -> None:
-        """Tell the SuperLink which nodes may connect."""
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), CONNECTION), public_keys))
-
     def flwr(self, *arguments: str, timeout: float = 120.0, cwd: Path | None = None) -> str:
         """Flower's own command line against this deployment; returns what it prints."""
         done = subprocess.run(
-            [_program("flwr"), *arguments],
+            [program("flwr"), *arguments],
             env=self.environment,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -178,10 +198,10 @@ class Deployment:
                 return
             time.sleep(0.1)
 
-    def _spawn(self, program: str, options: list[str], name: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                [_program(program), *options],
+                command,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -191,7 +211,8 @@ class Deployment:
 
     def _write_connection(self) -> None:
         how = f'root-certificates = "{self.certificates.authority}"' if self.certificates else "insecure = true"
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
+        where = f'address = "127.0.0.1:{self.control_port}"\n{how}\n'
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
         (self.home / "config.toml").write_text(
             text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
         )
@@ -203,15 +224,15 @@ class Deployment:
                 break
             with socket.socket() as probe:
                 probe.settimeout(0.5)
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.1)
         raise InputError(f"the SuperLink did not start within {seconds:g} seconds; its log is in {self.folder}.")
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -233,7 +254,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """A program of Flower's, beside this Python or on the path."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +26,11 @@ class Certificates:
     key: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
+    """For loopback, and for the address of it that nodes connect to."""
     authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _certificate("dpfedexp local authority", authority_key, None, authority_key)
-    server = _certificate("localhost", server_key, authority, authority_key)
+    server = _certificate("localhost", server_key, authority, authority_key, {"127.0.0.1", host})
     paths = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     paths.authority.write_bytes(authority.public_bytes(Encoding.PEM))
     paths.certificate.write_bytes(server.public_bytes(Encoding.PEM))
@@ -50,6 +52,7 @@ def _certificate(
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate | None,
     signer: ec.EllipticCurvePrivateKey,
+    addresses: Iterable[str] = (),
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -68,7 +71,7 @@ def _certificate(
     if issuer is None:
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         return builder.add_extension(usage, critical=True).sign(signer, hashes.SHA256())
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(one)) for one in addresses)]
     return builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(signer, hashes.SHA256())
 
 

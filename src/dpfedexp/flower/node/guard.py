@@ -6,6 +6,8 @@
     mechanisms = ["local-gaussian", "privunit"]
     max_clip = 1.0
     helper_key = "…"               # with two-party aggregation: the public key of the helper that this site trusts
+    apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
+    answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
 
 Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
 a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
@@ -19,9 +21,11 @@ What was spent is kept over all runs and restarts (`guard_ledger.py`).
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from dpfedexp.mechanisms.registry import check_name
 
 NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @checked
@@ -49,6 +54,8 @@ class Guard:
     mechanisms: tuple[str, ...]
     max_clip: float
     helper_key: str | None = None
+    apps: tuple[str, ...] = ()
+    answer_failures: bool = False
 
     @staticmethod
     @checked
@@ -76,7 +83,7 @@ class Guard:
         numbers = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
         for name in (*numbers, "mechanisms"):
             require(name in values, f"the guard file {str(path)!r} has no {name}; it must state all of its limits.")
-        known = (*numbers, "mechanisms", "helper_key")
+        known = (*numbers, "mechanisms", "helper_key", "apps", "answer_failures")
         for name in values:
             if name not in known:
                 raise InputError(f"guard: {name} is not a setting.{nearest(name, known)}")
@@ -90,16 +97,30 @@ class Guard:
             check_name(name, "guard: mechanism")
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
-        return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"])})
+        apps = values.get("apps", [])
+        good = isinstance(apps, list) and all(isinstance(a, str) and _HASH.fullmatch(a) for a in apps)
+        require(
+            good,
+            "guard: apps must be a list of hashes of 64 hexadecimal digits, as `dpfedexp flower hash` prints them.",
+        )
+        failures = values.get("answer_failures", False)
+        require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
+        return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"]), "apps": tuple(apps)})
 
     @property
     def ledger(self) -> Path:
         return self.path.with_name(self.path.stem + ".ledger.jsonl")
 
-    def admit(self, request: Request, *, run: str = "") -> None:
+    def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
 
         The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
+
+        Args:
+            request: what the server asks for.
+            run: Flower's id of the run.
+            app: the hash of the app that trains, for the ledger's line.
+            charge: False only looks whether it would be admitted.
         """
         mechanism = request.mechanism
         kind = mechanism.kind
@@ -115,8 +136,9 @@ class Guard:
                 event = event.beside(earlier)
                 self._check_round(total([*((e, 1) for e in earlier), (event, count)], self.delta))
                 self._check_total(total([*ledger.charges(), (event, count)], self.delta))
-                for _ in range(count):
-                    ledger.charge(request.round, event, run=run)
+                note = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "app": app}
+                for _ in range(count if charge else 0):
+                    ledger.charge(request.round, event, run=run, note=note)
         except (LedgerError, OSError) as error:
             raise Refused(
                 f"this node's own ledger can't be used: {error}",

@@ -58,7 +58,6 @@ def guard_ledger(guard: Path, path: Path) -> Iterator[Ledger]:
 
 
 def _open(path: Path, anchor: Path) -> Ledger:
-    mark = _read(anchor)
     if not path.exists():
         traces = [p.name for p in (anchor, head_path(path)) if p.exists()]
         if traces:
@@ -71,29 +70,32 @@ def _open(path: Path, anchor: Path) -> Ledger:
         return ledger
     ledger = Ledger.open(path, repair=True)
     try:
-        if mark is None:
-            if len(ledger) and ledger.header["version"] != _BEFORE_ANCHORS:
-                raise LedgerError(
-                    f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
-                    f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
-                    f"{anchor.name}."
-                )
-            _check_outside(path, ledger)
+        mark = check_marks(path, anchor, ledger)
+        if mark is None or ledger.mark() != mark:
             _write(anchor, ledger)
-        elif not ledger.holds(mark):
-            age = "an older copy" if len(ledger) < mark.count else "another ledger"
-            raise LedgerError(
-                f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
-                f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
-            )
-        else:
-            _check_outside(path, ledger)
-            if ledger.mark() != mark:
-                _write(anchor, ledger)
     except BaseException:
         ledger.close()
         raise
     return ledger
+
+
+def check_marks(path: Path, anchor: Path, ledger: Ledger) -> Mark | None:
+    """The mark in the anchor. Raises `LedgerError` if the ledger is not the newest one that this machine knows of."""
+    mark = _read(anchor)
+    if mark is None and len(ledger) and ledger.header["version"] != _BEFORE_ANCHORS:
+        raise LedgerError(
+            f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
+            f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
+            f"{anchor.name}."
+        )
+    if mark is not None and not ledger.holds(mark):
+        age = "an older copy" if len(ledger) < mark.count else "another ledger"
+        raise LedgerError(
+            f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
+            f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
+        )
+    _check_outside(path, ledger)
+    return mark
 
 
 def _check_outside(path: Path, ledger: Ledger) -> None:

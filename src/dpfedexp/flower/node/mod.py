@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from dpfedexp.flower.node.announcement import admit_announced
 from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.noise import deployment_noise
-from dpfedexp.flower.two_party.node import helper_reply, masked_content, pinned_key
+from dpfedexp.flower.two_party.node import Sender, helper_reply, masked_content, pinned_key
 from dpfedexp.layout import Layout
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.noise import Noise
@@ -49,6 +50,7 @@ from dpfedexp.votes import further
 
 _log = logging.getLogger("flwr")
 
+ENFORCED = "dpfedexp-enforced"
 MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
 _OWN_CONTROL = "dpfedexp.own-control"
 
@@ -74,6 +76,24 @@ def privatize(
     return mechanism.randomize(clipped, clients, noise or deployment_noise(), **given)
 
 
+def reply_content(update: Tensor, request: Request, ballots: Tensor | None, sender: Sender) -> RecordDict:
+    """The whole content of the reply that carries this update's report; a mask needs to know who sends it."""
+    report = privatize(update, request.mechanism, ballots=ballots)
+    if request.mechanism.needs_helper:
+        return masked_content(report, request, sender)
+    if request.clients:
+        return sums_content(request.mechanism.collect(report), request)
+    return report_content(report, request)
+
+
+def enforced(context: Context) -> bool:
+    """Whether the site's own process (`dpfedexp node`) clips, randomises and charges, so that this one must not do it as well.
+
+    The setting is a token that `dpfedexp node` draws when it starts. It is nobody's to type.
+    """
+    return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
+
+
 def hosted_clients(message: Message) -> tuple[int, ...]:
     """Which of the clients that this node hosts take part; empty where the node is one client."""
     return Request.from_message(message).clients
@@ -82,7 +102,7 @@ def hosted_clients(message: Message) -> tuple[int, ...]:
 @checked
 def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
-    answered = helper_reply(message, context)
+    answered = helper_reply(message, str(context.run_id), context.node_config)
     if answered is not None:
         return answered
     try:
@@ -95,12 +115,14 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         request.mechanism.check_model(len(w))
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
-        guard = _guard(context)
-        helper_key = pinned_key(request, guard, context)
-        if guard is not None:
-            guard.admit(request, run=str(context.run_id))
-        else:
-            admit_announced(request, context, len(w))
+        helper_key = ""
+        if not enforced(context):
+            guard = _guard(context)
+            helper_key = pinned_key(request, guard, context.node_config)
+            if guard is not None:
+                guard.admit(request, run=str(context.run_id))
+            else:
+                admit_announced(request, context, len(w))
     except InputError as reason:
         return _refuse(message, str(reason))
     except Refused as reason:
@@ -117,12 +139,10 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         update = _update(trained, request, layout, w)
         if control is not None and request.tau_eta_l is not None:
             _remember(context, request.mechanism, control, update, request.tau_eta_l)
-        report = privatize(update, request.mechanism, ballots=_ballots(trained, request))
-        if request.mechanism.needs_helper:
-            return Message(masked_content(report, request, context, helper_key), reply_to=message)
-        if request.clients:
-            return Message(sums_content(request.mechanism.collect(report), request), reply_to=message)
-        return Message(report_content(report, request), reply_to=message)
+        if enforced(context):
+            return trained
+        sender = Sender(str(context.run_id), int(context.node_id), helper_key)
+        return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
         return _refuse(message, "the app's train function failed; the node's own log says why.")
@@ -156,7 +176,7 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
     return to_flat(records[MODEL], layout).float() - w
 
 
-def _ballots(trained: Message, request: Request) -> Tensor | None:
+def read_ballots(trained: Message, request: Request) -> Tensor | None:
     """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
     asked = further(request.mechanism.votes)
     if not asked:

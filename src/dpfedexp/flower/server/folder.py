@@ -35,7 +35,7 @@ _ANCHORED = "anchored"
 """In the header of ledgers whose every charge moves an anchor. Earlier ones get theirs when they are resumed."""
 
 
-UNWRITTEN = {"step": "paper", "quantile": 0.5}
+UNWRITTEN = {"step": "paper", "quantile": 0.5, "nodes": None}
 """What a setting is where the checkpoint does not name it."""
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
 
-from dpfedexp.errors import InputError, require
+from dpfedexp.accounting import Sampling
+from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.messages import REFUSAL, Request, read_sums
+from dpfedexp.mechanisms import Mechanism
 from dpfedexp.sums import Sums
 
 _log = logging.getLogger("flwr")
@@ -57,3 +60,28 @@ def reason_of(reply: Message) -> str:
     if not reason.startswith(REFUSAL):
         return "it is an error"
     return "".join(c for c in reason.removeprefix(REFUSAL) if c.isprintable())[:300]
+
+
+def check_floor(
+    number: int, counts: Counts, mechanism: Mechanism, sampling: Sampling, clients: int, floor: float
+) -> None:
+    """Raises `RoundFailed` where fewer than the floor answered: dropouts never weaken the guarantee, but a model that is moved by
+    noise alone helps nobody.
+
+    Args:
+        number: the round.
+        counts: who answered.
+        mechanism: of the round.
+        sampling: who was asked.
+        clients: how many there are.
+        floor: the fraction of the clients asked that must answer well.
+    """
+    of = clients if sampling.kind == "full" else counts.asked
+    needed = math.ceil(floor * of)
+    if counts.valid >= needed:
+        return
+    why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+    if not mechanism.counts_are_public(sampling):
+        why = f"fewer than {floor:.0%} of the clients that were asked answered well"
+    cost = "It was charged: the reports had been sent." if mechanism.is_local else "Nothing was released or charged."
+    raise RoundFailed(f"round {number} failed: {why}. {cost} Resume to try it again.")

@@ -27,15 +27,17 @@ from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
 from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
+from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import bind, deployment_noise
-from dpfedexp.flower.rate import check_rate
+from dpfedexp.flower.rate import check_rate, tau_eta_l_of
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
-from dpfedexp.flower.server.replies import Counts, add_replies
+from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
+from dpfedexp.flower.server.status import Status, write_status
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
@@ -77,6 +79,8 @@ class DpFedExp(Strategy):
         local: the clients' optimiser, which only DP-SCAFFOLD's control variates ask for.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
         votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
+        nodes: a file with the public keys of the nodes that take part, one to a line (`identity.py`): no other node is ever
+            asked, and the run is resumed with the same list only.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -101,6 +105,7 @@ class DpFedExp(Strategy):
         local: LocalOptimiser | None = None,
         noise: Callable[[], Noise] = deployment_noise,
         votes: tuple[Ask, ...] = (),
+        nodes: Path | str | None = None,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -118,7 +123,7 @@ class DpFedExp(Strategy):
             f"mechanism is {algorithm.mechanism!r}, whose sums a helper makes too; use TwoPartyFedExp in place of DpFedExp.",
         )
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
-        self.folder, self.resume = Path(folder), resume
+        self.folder, self.resume = Path(folder).expanduser().absolute(), resume
         self.clients_per_node, self.floor = clients_per_node, floor
         self.places = Places(
             clients // clients_per_node,
@@ -127,11 +132,13 @@ class DpFedExp(Strategy):
             open_to_all=algorithm.adjacency == "add-remove",
             rebind=rebind,
         )
+        if nodes:
+            self.places.allow(read_nodes(nodes))
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
         self.noise, self.votes = noise, votes
         if local is not None:
             check_rate(local)
-        self.tau_eta_l = _tau_eta_l(algorithm, local, clients_per_node)
+        self.tau_eta_l = tau_eta_l_of(algorithm, local, clients_per_node)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
@@ -170,6 +177,7 @@ class DpFedExp(Strategy):
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
             **newer_settings(self.algorithm),
+            **({} if self.places.allowed is None else {"nodes": list(self.places.allowed)}),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if self.algorithm.adjacency != "add-remove":
@@ -232,7 +240,7 @@ class DpFedExp(Strategy):
         public = mechanism.counts_are_public(self.sampling)
         width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
         sums, counts = self._added(replies, width, public, votes)
-        self._check_floor(server_round, counts, mechanism)
+        check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
         if not mechanism.is_local:
             self.ledger.charge(server_round, event, run=self.run)
         expected = self.participation.expected(self.clients)
@@ -257,6 +265,7 @@ class DpFedExp(Strategy):
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
         save_checkpoint(self.folder, checkpoint)
         self.state, self.history = state, history
+        self._publish("running")
         self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
 
@@ -309,6 +318,10 @@ class DpFedExp(Strategy):
         )
         self.begin(initial_arrays)
         self.summary()
+        _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
+        self._publish("running")
+        end: Status = "failed"
+        why = "the server's own log says why."
         result = Result()
         result.train_metrics_clientapp = {line["round"]: _record(line) for line in self.history}
         try:
@@ -322,19 +335,27 @@ class DpFedExp(Strategy):
                 if scores is not None:
                     result.evaluate_metrics_serverapp[number] = scores
                     _log.info("Round %d of %d, on the server's own data: %s", number, self.rounds, dict(scores))
+            end, why = "completed", ""
         except BudgetExceeded as reason:
+            end, why = "stopped", str(reason)
             self.stopped = str(reason)
             _log.warning("Stopped: %s", reason)
         except RoundFailed as reason:
+            why = str(reason)
             _log.error("Stopped: %s", reason)
             raise
         finally:
             self.commentary.end(self.state.w)
-            model = self.layout.unflatten(self.state.reported)
-            write_results(self.folder, model, self.statement, self.commentary.advice)
+            self._publish(end, why)
             self.ledger.close()
         result.arrays = self.reported
         return result
+
+    def _publish(self, status: Status, reason: str = "") -> None:
+        """The model so far, what was promised so far, and how the run stands, for whoever reads the folder."""
+        statement = self.statement
+        write_results(self.folder, self.layout.unflatten(self.state.reported), statement, self.commentary.advice)
+        write_status(self.folder, status, self.state.round, self.rounds, statement, reason)
 
     @property
     def statement(self) -> PrivacyStatement:
@@ -365,30 +386,6 @@ class DpFedExp(Strategy):
         """
         counts: list[int] = [line["valid"] for line in self.history if "valid" in line]
         return min([math.ceil(self.floor * self.clients), *counts])
-
-    def _check_floor(self, server_round: int, counts: Counts, mechanism: Mechanism) -> None:
-        """Dropouts never weaken the guarantee, but a model moved by noise alone helps nobody."""
-        of = self.clients if self.sampling.kind == "full" else counts.asked
-        needed = math.ceil(self.floor * of)
-        if counts.valid >= needed:
-            return
-        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
-        if not mechanism.counts_are_public(self.sampling):
-            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
-        cost = (
-            "It was charged: the reports had been sent." if mechanism.is_local else "Nothing was released or charged."
-        )
-        raise RoundFailed(f"round {server_round} failed: {why}. {cost} Resume to try it again.")
-
-
-def _tau_eta_l(algorithm: Algorithm, local: LocalOptimiser | None, clients_per_node: int) -> float | None:
-    if not algorithm.scaffold:
-        return None
-    require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
-    require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
-    if local is None or local.steps is None:
-        raise InputError("dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp.")
-    return local.tau_eta_l(local.steps)
 
 
 def _log_advice(advice: Advice) -> None:

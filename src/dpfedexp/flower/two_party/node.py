@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from dpfedexp.aggregation.binding import Round
 from dpfedexp.aggregation.client import masked
@@ -34,14 +36,23 @@ HELPER = "dpfedexp.helper"
 KEY_VARIABLE, KEY_NODE = "DPFEDEXP_HELPER_KEY", "dpfedexp-helper-key"
 
 
-def pinned_key(request: Request, guard: Guard | None, context: Context) -> str:
+@dataclass(frozen=True)
+class Sender:
+    """Whose row is masked: the run and the node as the SuperNode knows them, and the key of the helper that the site trusts."""
+
+    run: str
+    node: int
+    helper_key: str
+
+
+def pinned_key(request: Request, guard: Guard | None, node_config: Mapping[str, Any]) -> str:
     """The public key of the helper that this site trusts; "" where the request needs none."""
     if not request.mechanism.needs_helper:
         return ""
     if request.clients:
         raise InputError("two-party aggregation needs one client per node; set clients_per_node to 1.")
     key = guard.helper_key if guard is not None else None
-    key = key or os.environ.get(KEY_VARIABLE) or context.node_config.get(KEY_NODE)  # type: ignore[assignment]
+    key = key or os.environ.get(KEY_VARIABLE) or node_config.get(KEY_NODE)
     if not key:
         raise InputError(
             "this site names no helper that it trusts: two-party aggregation needs helper_key in the node's guard file."
@@ -55,13 +66,13 @@ def round_of(request: Request, columns: int, run: str) -> Round:
     return Round(run, request.round, request.nonce, columns, mechanism.clip, encode(mechanism))
 
 
-def masked_content(report: Report, request: Request, context: Context, helper_key: str) -> RecordDict:
+def masked_content(report: Report, request: Request, sender: Sender) -> RecordDict:
     """One client's row under a mask, and the seed of the mask under the helper's key, as the whole content of its reply."""
     mechanism = request.mechanism
     if not isinstance(mechanism, TwoPartyGaussian):
         raise InputError(f"mechanism {mechanism.kind!r} has no helper.")
     row = to_words(mechanism.units(report)[0])
-    sent = masked(row, round_of(request, len(row), str(context.run_id)), int(context.node_id), helper_key)
+    sent = masked(row, round_of(request, len(row), sender.run), sender.node, sender.helper_key)
     fields: dict[str, Any] = {"round": request.round, "nonce": request.nonce, "seed": sent.sealed}
     return RecordDict({REPORT: words_record(sent.words), REQUEST: ConfigRecord(fields)})
 
@@ -70,19 +81,25 @@ def words_record(words: np.ndarray) -> ArrayRecord:
     return ArrayRecord({"vector": Array(np.ascontiguousarray(words, dtype="<u8"))})
 
 
-def helper_reply(message: Message, context: Context) -> Message | None:
-    """The reply to a message for a helper, None for any other message."""
+def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:
+    """The reply to a message for a helper, None for any other message.
+
+    Args:
+        message: as it came.
+        run: the run's name, which the node's own SuperNode says.
+        node_config: the node's settings.
+    """
     record = message.content.config_records.get(HELPER)
     if record is None:
         return None
     try:
-        file = HelperFile.of_node(context.node_config)
+        file = HelperFile.of_node(node_config)
         if file is None:
             return _refused(message, "this node is no helper.")
         helper = file.helper()
         if record.get("asks") == "who":
             return Message(RecordDict({HELPER: ConfigRecord({"key": helper.key.public})}), reply_to=message)
-        answer = helper.answer(*_asked(record, str(context.run_id)))
+        answer = helper.answer(*_asked(record, run))
         fields = ConfigRecord({"nonce": str(record["nonce"]), "digest": answer.digest})
         return Message(RecordDict({REPORT: words_record(answer.words), HELPER: fields}), reply_to=message)
     except BadSeeds as reason:

@@ -12,12 +12,11 @@ app = ClientApp()
 @app.train(mods=[private_training])
 def train(message: Message, context: Context) -> Message:
     model, local = task.build_model(), local_from(context.run_config, message)
-    node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]
     if hosted_clients(message):
-        hosted = task.data_of_node(node, nodes, context.run_config["federation.clients_per_node"])
+        hosted = task.data_of_hosted(context.node_config, context.run_config["federation.clients_per_node"])
         return Message(train_hosted(message, model, hosted, local=local), reply_to=message)
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     correction = message.content.array_records.get("correction")
-    inputs, targets = task.data_of(node, nodes)
+    inputs, targets = task.data_of(context.node_config)
     task.train(model, inputs, targets, local, correction and correction.to_torch_state_dict())
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)

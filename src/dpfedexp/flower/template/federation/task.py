@@ -1,7 +1,10 @@
 """The model, the data and the training loop: the file to change for a problem of your own."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +15,7 @@ from dpfedexp.models import linear_regression, mnist_cdp_net
 
 MNIST = bool(os.environ.get("DPFEDEXP_DATA"))
 DIMENSION = 20
+Settings = Mapping[str, Any]  # a node's own: --node-config
 
 
 def build_model() -> nn.Module:
@@ -25,15 +29,18 @@ def everyone(clients: int) -> Federation | Generated:
     return mnist_federation(load_mnist(), clients) if MNIST else synthetic_regression(clients, DIMENSION).federation
 
 
-def data_of(client: int, clients: int) -> tuple[Tensor, Tensor]:
-    """The rows that one client holds."""
-    return everyone(clients).client(client)
+def data_of(node: Settings) -> tuple[Tensor, Tensor]:
+    """The rows of one node: those of the file that its setting `data` names, with arrays inputs and targets, or its example's."""
+    if "data" in node:
+        rows = np.load(str(node["data"]), allow_pickle=False)
+        return torch.from_numpy(rows["inputs"]).float(), torch.from_numpy(rows["targets"])
+    return everyone(node["num-partitions"]).client(node["partition-id"])
 
 
-def data_of_node(node: int, nodes: int, clients_per_node: int) -> Federation:
+def data_of_hosted(node: Settings, clients: int) -> Federation:
     """All the clients that one node simulates."""
-    all_ = everyone(nodes * clients_per_node)
-    return Federation.from_clients([all_.client(node * clients_per_node + c) for c in range(clients_per_node)])
+    first, all_ = node["partition-id"] * clients, everyone(node["num-partitions"] * clients)
+    return Federation.from_clients([all_.client(first + c) for c in range(clients)])
 
 
 def train(

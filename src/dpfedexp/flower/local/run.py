@@ -1,0 +1,152 @@
+"""`dpfedexp flower run`: `flwr run --stream` whose exit status says how the run ended.
+
+Flower's own command ends with 0 whatever became of the server app, and a relative folder lies where the SuperLink was started.
+Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.errors import InputError
+from dpfedexp.flower.local.deployment import QUIET, program
+from dpfedexp.flower.server.status import EXIT_CODES, read_status
+from dpfedexp.runs.file_names import STATUS
+
+_STARTED = re.compile(r"Successfully started run (\d+)")
+_FOLDER, _NODES = "federation.folder", "federation.nodes"
+
+
+def app_hash(app: Path | str) -> str:
+    """The hash of an app as Flower bundles it, by which a site's guard file names it."""
+    import hashlib
+
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return hashlib.sha256(build_fab_from_disk(Path(app))).hexdigest()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(app)!r} is not a Flower app: {error}") from None
+
+
+def run_app(
+    app: Path, connection: str, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> int:
+    """Runs an app, shows its log, and returns 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
+
+    Args:
+        app: the app's folder.
+        connection: the name of the SuperLink in Flower's config.toml.
+        settings: as for `flwr run -c`; here several may touch the same section.
+        environment: for Flower's command, with FLWR_HOME.
+    """
+    given = read_overrides(settings)
+    paths = paths_from_here(app, given, Path.cwd())
+    folder = Path(paths[_FOLDER])
+    # TOML writes text, numbers and truth as JSON does.
+    joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
+    run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+    if run is None:
+        print("The run was not started.", file=sys.stderr)
+        return 2
+    status, told = _end(folder, connection, run, environment)
+    where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']}" if told else "no status here"
+    print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
+    return EXIT_CODES.get(status, 3)
+
+
+def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """The settings of several `-c`; the last of one name wins."""
+    from flwr.common.config import parse_config_args
+
+    found: dict[str, Any] = {}
+    for text in settings:
+        try:
+            given = parse_config_args([text])
+        except Exception:
+            given = {}
+        if not given:  # Flower drops what it does not understand
+            raise InputError(f"a setting is {text!r}; write settings as 'a.b=1 a.c=\"text\" a.d=true', each once.")
+        found |= given
+    return found
+
+
+def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
+    """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
+    try:
+        config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        written = {
+            f"federation.{name}": value for name, value in config["tool"]["flwr"]["app"]["config"]["federation"].items()
+        }
+        paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
+        folder = str(paths[_FOLDER] or written[_FOLDER])
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
+        ) from None
+    asked = {_FOLDER: folder, **({_NODES: str(paths[_NODES])} if paths[_NODES] else {})}
+    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
+
+
+def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
+    """Flower's id of the run that the command started, once its output has ended or its server app was killed."""
+    run = None
+    process = subprocess.Popen(
+        command,
+        env={**environment, **QUIET, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    over = threading.Event()
+    threading.Thread(target=_end_when_killed, args=(process, folder, over), daemon=True).start()
+    with process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if (found := _STARTED.search(line)) is not None:
+                run = found[1]
+    over.set()
+    return run
+
+
+def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threading.Event) -> None:
+    """Ends the log of a server app that was alive and is not any more: Flower itself notices after a minute or more."""
+    alive = False
+    while not over.wait(1.0):
+        with contextlib.suppress(InputError):
+            status = read_status(folder)["status"]
+            alive = alive or status == "running"
+            if alive and status == "killed":
+                process.terminate()
+                return
+
+
+def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """How a run ended, and what its folder tells, where that is on this machine."""
+    told = read_status(folder) if (folder / STATUS).exists() else {}
+    flowers = _flowers_status(connection, run, environment)
+    if told and not (flowers.endswith("failed") and told["status"] == "completed"):
+        return str(told["status"]), told
+    return ("completed" if flowers == "finished:completed" else "failed"), told
+
+
+def _flowers_status(connection: str, run: str, environment: Mapping[str, str]) -> str:
+    command = [program("flwr"), "list", connection, "--run-id", run, "--format", "json"]
+    done = subprocess.run(
+        command, env={**environment, **QUIET}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    try:
+        return str(json.loads(done.stdout)["runs"][0]["status"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return "unknown"

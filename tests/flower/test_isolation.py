@@ -1,0 +1,154 @@
+"""An enforcing site on real processes, with the app as another user: what a hostile app finds, and what arrives of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dpfedexp.accounting import Ledger
+from dpfedexp.flower.local.deployment import Deployment, program
+from dpfedexp.flower.local.run import app_hash
+from dpfedexp.flower.node.site import NO_REPORT
+
+from .app_folder import LOCAL, make_app
+from .other_user import NOBODY, as_nobody, can_be_nobody
+
+GUARD = """
+max_epsilon_per_round = 50.0
+max_epsilon_total = 100.0
+delta = 1e-5
+mechanisms = ["local-gaussian"]
+max_clip = 1.0
+apps = ["{}"]
+"""
+SPY = '''
+import json, os
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+
+def spy(message, context):
+    """Node 0: looks for the site's secrets, changes what it can, and returns rows in every way that Flower has."""
+    site, found = Path(context.run_config["test.site"]), {}
+    for path in sorted(site.rglob("*")):
+        for what, flags in (("read", os.O_RDONLY), ("written", os.O_WRONLY)):
+            try:
+                os.close(os.open(path, flags))
+                found.setdefault(what, []).append(path.name)
+            except OSError:
+                pass
+    found["user"] = os.getuid()
+    Path(context.run_config["test.found"]).write_text(json.dumps(found))
+    rows = message.content.array_records["arrays"]
+    fields = {"round": 1, "nonce": message.content.config_records["dpfedexp"]["nonce"], "note": "row 47110815"}
+    return Message(
+        RecordDict({"dpfedexp.report": rows, "dpfedexp": ConfigRecord(fields), "m": MetricRecord({"rows": [4711.0815]})}),
+        reply_to=message,
+    )
+'''
+
+
+class Apart(Deployment):
+    """Nodes with `--isolation process`, and a SuperExec for each that runs the apps as another user."""
+
+    def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
+        if not name.startswith("supernode"):
+            return super()._spawn(command, name)
+        home = self.folder.parent / f"home-{name}"
+        home.mkdir()
+        secret = home / "secret"
+        secret.write_bytes(os.urandom(32))
+        for path in (home, secret):
+            os.chown(path, NOBODY, NOBODY)
+        node = super()._spawn([*command, "--isolation", "process", "--superexec-auth-secret-file", str(secret)], name)
+        authority = home / "ca.crt"
+        shutil.copyfile(self.certificates.authority, authority)
+        runtime = f"127.0.0.1:{command[command.index('--port') + 1]}"
+        with open(self.folder / f"{name}-app.log", "ab") as log:
+            subprocess.Popen(
+                as_nobody(
+                    [
+                        *[program("flower-superexec"), "--runtime-api-address", runtime],
+                        *["--root-certificates", str(authority), "--superexec-auth-secret-file", str(secret)],
+                    ]
+                ),
+                env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return node
+
+
+@pytest.mark.skipif(not can_be_nobody(), reason="only root can start a process as another user")
+def test_an_app_of_another_user_reads_no_secret_and_gets_nothing_out():
+    """Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed."""
+    place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
+    place.chmod(0o755)
+    try:
+        hostile_and_honest(place)
+    finally:
+        shutil.rmtree(place)
+
+
+def hostile_and_honest(place: Path) -> None:
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    out = place / "out"
+    app = make_app(
+        place / "app",
+        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": 180.0},
+        algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
+        local=LOCAL,
+        test={"site": str(place / "up"), "found": str(shared / "found.json")},
+    )
+    client = app / "federation" / "client_app.py"
+    text = client.read_text().replace("@app.train(mods=[private_training])\ndef train(", "def honest(")
+    client.write_text(
+        text.replace("from federation import task", "from federation import task\nfrom federation.spy import spy")
+        + "\n\n@app.train()\ndef train(message: Message, context: Context) -> Message:\n"
+        + '    if context.node_config["partition-id"] == 0:\n        return spy(message, context)\n'
+        + "    return private_training(message, context, honest)\n"
+    )
+    (app / "federation" / "spy.py").write_text(SPY)
+    site = place / "up"
+    site.mkdir(mode=0o700)
+    (site / "guard.toml").write_text(GUARD.format(app_hash(app)))
+    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
+    config = {"dpfedexp-guard": str(site / "guard.toml")}
+    with Apart(site, 2, tls=True, node_config=config, environment=quick, enforce=True) as deployment:
+        shown = run(deployment, app)
+        (app / "README.md").write_text("another app\n")
+        refused = run(deployment, app, "-c", f'federation.folder="{place / "second"}"')
+    found = json.loads((shared / "found.json").read_text())
+    assert found == {"user": NOBODY}, "the app saw files of the site"
+    assert "'asked': 2, 'valid': 1, 'refused': 1" in shown, shown
+    assert NO_REPORT.removeprefix("dpfedexp: ") in shown
+    for path in [*site.glob("superlink.log"), *out.rglob("*")]:
+        assert b"4711" not in path.read_bytes()
+    charges = [len(Ledger.open(site / f"guard.node{i}.ledger.jsonl", read_only=True)) for i in (0, 1)]
+    assert charges == [0, 1]
+    assert refused.count("this app is not on the site's list") == 2, refused
+
+
+def run(deployment: Deployment, app: Path, *options: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "dpfedexp", "flower", "run", ".", "up", *options],
+        cwd=app,
+        env=deployment.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=420,
+    ).stdout

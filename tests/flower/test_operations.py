@@ -1,0 +1,273 @@
+"""What an operator and monitoring see: status, exit codes, metrics, health, and what a site has spent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfedexp.accounting import Sampling
+from dpfedexp.cli import app
+from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower.local.new import new_app
+from dpfedexp.flower.local.run import app_hash, paths_from_here, read_overrides
+from dpfedexp.flower.messages import Request
+from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
+from dpfedexp.flower.node.guard import Guard
+from dpfedexp.flower.node.show import guard_summary
+from dpfedexp.flower.server.status import read_status
+from dpfedexp.mechanisms import LocalGaussian
+
+from .test_nodes import ADD, REPLACE, Nodes, start
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+from .test_nodes import quiet  # noqa: E402, F401
+
+LIMITS = """
+max_epsilon_per_round = 5.0
+max_epsilon_total = 6.0
+delta = 1e-5
+mechanisms = ["local-gaussian"]
+max_clip = 1.0
+"""
+
+
+@pytest.fixture
+def guard(tmp_path) -> Guard:
+    path = tmp_path / "site" / "guard.toml"
+    path.parent.mkdir()
+    path.write_text(LIMITS)
+    return Guard.load(path)
+
+
+def charge(guard: Guard, round: int = 1) -> None:
+    request = Request(round, "n" * 32, LocalGaussian(0.5, 3.0).secure(), Sampling())
+    guard.admit(request, run="11", app="ab" * 32)
+
+
+def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(tmp_path):
+    class Watching(Nodes):
+        seen: list
+
+        def push_messages(self, messages):
+            self.seen.append((read_status(tmp_path), json.loads((tmp_path / "privacy.json").read_text())["rounds"]))
+            return super().push_messages(messages)
+
+    grid = Watching({1: 0, 2: 1, 3: 2})
+    grid.seen = []
+    start(tmp_path, grid, rounds=2)
+    assert [(status["status"], status["round"], rounds) for status, rounds in grid.seen] == [
+        ("running", 0, 0),
+        ("running", 1, 1),
+    ]
+    end = read_status(tmp_path)
+    assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
+    assert end["epsilon"] == json.loads((tmp_path / "privacy.json").read_text())["epsilon_total"]
+
+
+def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path):
+    def code(folder) -> int:
+        return CliRunner().invoke(app, ["flower", "status", str(folder)]).exit_code
+
+    start(tmp_path / "budget", Nodes({1: 0, 2: 1, 3: 2}), rounds=3, budget=1e-6)
+    assert (read_status(tmp_path / "budget")["status"], code(tmp_path / "budget")) == ("stopped", 3)
+    with pytest.raises(RoundFailed):
+        start(tmp_path / "few", Nodes({1: 0}), rounds=1, floor=1.0)
+    assert (read_status(tmp_path / "few")["status"], code(tmp_path / "few")) == ("failed", 3)
+    assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
+    start(tmp_path / "done", Nodes({1: 0, 2: 1, 3: 2}))
+    assert code(tmp_path / "done") == 0
+    path = tmp_path / "done" / "status.json"
+    path.write_text(path.read_text().replace("completed", "running"))
+    assert (read_status(tmp_path / "done")["status"], code(tmp_path / "done")) == ("killed", 4)
+
+
+def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):
+    """The attack: a fourth node with a lower id is connected from the start, and later a place is empty."""
+    listed = tmp_path / "nodes"
+    listed.write_text("10\n11\n12\n")
+    grid = Nodes({1: 5, 10: 0, 11: 1, 12: 2}, {2: {1: 5, 10: 0, 12: 2}})
+    start(tmp_path / "run", grid, rounds=2, nodes=listed)
+    assert grid.asked == [[10, 11, 12], [10, 12]]
+    listed.write_text("1\n10\n12\n")
+    with pytest.raises(InputError, match=r"has nodes \[10, 11, 12\], but this one has \[1, 10, 12\]"):
+        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, nodes=listed, resume=True)
+    with pytest.raises(InputError, match="has nodes"):
+        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, resume=True)
+    with pytest.raises(InputError, match="names 3, and the run has 4"):
+        start(tmp_path / "other", grid, nodes=listed, clients=4)
+    everyone = Nodes({1: 5, 10: 0, 12: 2})
+    start(tmp_path / "open", everyone, ADD, nodes=listed)
+    assert everyone.asked == [[1, 10, 12]]
+
+
+def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
+    start(tmp_path, Nodes({n: n - 1 for n in (1, 2, 3, 4)}), REPLACE)
+    assert "1 nodes are connected that have no place in this run" in caplog.text
+
+
+def test_metrics_are_what_is_public_and_health_follows_the_status(tmp_path):
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    text = to_text(run_metrics(tmp_path / "run")[0])
+    assert "dpfedexp_run_round 1\n" in text
+    assert 'dpfedexp_run_status{status="completed"} 1\n' in text
+    assert 'dpfedexp_run_clients{what="valid"} 3\n' in text
+    start(tmp_path / "hidden", Nodes({1: 0, 2: 1, 3: 2}), ADD)
+    assert "clients" not in to_text(run_metrics(tmp_path / "hidden")[0]), "under add-remove the counts are secret"
+    with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        assert urllib.request.urlopen(f"{where}/metrics").read().decode() == text
+        assert urllib.request.urlopen(f"{where}/healthz").status == 200
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{where}/healthz")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{where}/")
+        server.shutdown()
+
+
+def test_guard_show_says_what_was_spent_when_and_by_which_app(guard):
+    assert guard_summary(guard)["charges"] == 0
+    charge(guard)
+    charge(guard, round=2)
+    before = {path: path.read_bytes() for path in guard.path.parent.iterdir()}
+    shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
+    assert shown.exit_code == 0
+    assert re.match(r"2 charges, epsilon \d\.\d+ of 6 at delta 1e-05", shown.output)
+    assert "round 2  app abababababab" in shown.output
+    summary = json.loads(CliRunner().invoke(app, ["guard", "show", str(guard.path), "--json"]).output)
+    assert (summary["charges"], summary["last"][1]["run"], summary["problem"]) == (2, "11", "")
+    assert {path: path.read_bytes() for path in guard.path.parent.iterdir()} == before, "showing changes nothing"
+    assert ("dpfedexp_guard_charges", "", 2) in guard_metrics(guard.path)[0]
+
+
+def test_a_restored_old_ledger_is_noticed(guard):
+    """Ledger, head and anchor are put back together to the day before; the anchor in the state folder knows better."""
+    charge(guard)
+    names = [path for path in guard.path.parent.iterdir() if path.suffix != ".lock"]
+    yesterday = {path: path.read_bytes() for path in names}
+    charge(guard, round=2)
+    for path, content in yesterday.items():
+        path.write_bytes(content)
+    summary = guard_summary(guard)
+    assert "was put back together with its anchor: it holds 1 charges" in summary["problem"]
+    assert not guard_metrics(guard.path)[1]
+    shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
+    assert isinstance(shown.exception, InputError)
+    guard.ledger.unlink()
+    assert "is missing beside its anchor" in guard_summary(guard)["problem"]
+
+
+def test_a_guard_that_others_can_write_is_refused(guard):
+    def invoke(*options: str) -> str:
+        return str(CliRunner().invoke(app, ["node", "--guard", str(guard.path), *options]).exception)
+
+    guard.path.write_text(LIMITS + f'apps = ["{"ab" * 32}"]\n')
+    guard.path.chmod(0o666)
+    assert "guard.toml' can be written by others than the site's user (mode 666)" in invoke()
+    guard.path.chmod(0o600)
+    guard.path.parent.chmod(0o777)
+    assert "site' can be written by others" in invoke()
+    guard.path.parent.chmod(0o700)
+    key = guard.path.with_name("node")
+    key.touch(mode=0o644)
+    assert "node' can be read by others" in invoke("--auth-supernode-private-key", str(key))
+    assert "would let an app bring code" in invoke("--allow-runtime-dependency-installation")
+    assert "sends everything to fl.example.org as it is" in invoke("--insecure", "--superlink=fl.example.org:9092")
+    assert "needs --superexec-auth-secret-file" in invoke("--isolation", "process")
+    assert "refuses every local app" in invoke("--trusted-entities=x.yaml")
+
+
+def test_an_enforcing_node_needs_a_list_of_apps(guard):
+    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path)])
+    assert "lists no apps" in str(shown.exception)
+    for wrong in ('apps = ["abc"]', "apps = 3", "answer_failures = 1"):
+        guard.path.write_text(LIMITS + wrong + "\n")
+        with pytest.raises(InputError, match="guard: a"):
+            Guard.load(guard.path)
+
+
+def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
+    new_app(tmp_path / "app")
+
+    def paths(*settings: str) -> dict[str, str]:
+        return paths_from_here(tmp_path / "app", read_overrides(settings), tmp_path)
+
+    def folder(*settings: str) -> Path:
+        return Path(paths(*settings)["federation.folder"])
+
+    assert folder() == tmp_path / "runs" / "flower"
+    assert folder('federation.rounds=2 federation.folder="a b"') == tmp_path / "a b"
+    assert folder('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"').as_posix() == "/b"
+    with pytest.raises(InputError, match="is not an app of this library"):
+        paths_from_here(tmp_path, {}, tmp_path)
+    assert set(paths()) == {"federation.folder"}
+    assert paths('federation.nodes="nodes.pub"')["federation.nodes"] == str(tmp_path / "nodes.pub")
+    for wrong in ("nonsense", "a.b=", "a.b=1 a.b=2"):
+        with pytest.raises(InputError, match=f"a setting is {wrong!r}; write settings as"):
+            folder(wrong)
+
+
+def test_the_hash_of_an_app_changes_with_any_of_its_files(tmp_path):
+    new_app(tmp_path / "app")
+    first = app_hash(tmp_path / "app")
+    assert first == app_hash(tmp_path / "app")
+    with open(tmp_path / "app" / "federation" / "task.py", "a") as file:
+        file.write("\n")
+    assert app_hash(tmp_path / "app") != first
+    with pytest.raises(InputError, match="is not a Flower app"):
+        app_hash(tmp_path)
+
+
+def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(tmp_path, monkeypatch):
+    import importlib
+    import sys
+
+    from flwr.app import ArrayRecord
+
+    from dpfedexp.flower import strategy_from
+
+    from .loopback import LoopbackGrid
+
+    new_app(tmp_path / "app")
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    monkeypatch.setenv("DPFEDEXP_DATA", "")
+    try:
+        task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
+        rng = np.random.default_rng(0)
+        np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
+        np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
+        content = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        config = {f"{section}.{key}": value for section, values in content.items() for key, value in values.items()}
+        config |= {"federation.clients": 1, "federation.rounds": 1, "federation.node_timeout": 1.0}
+        norms = {}
+        for name in ("some", "none"):
+            config["federation.folder"] = str(tmp_path / name)
+            replies = []
+            grid = LoopbackGrid(
+                client_app.app,
+                1,
+                node_config={"data": str(tmp_path / f"{name}.npz")},
+                run_config=config,
+                reply_of=lambda _, reply, replies=replies: replies.append(reply) or reply,
+            )
+            strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
+            vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
+            norms[name] = float(np.linalg.norm(vector))
+        assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
+        assert norms["none"] == 0
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+            del sys.modules[name]

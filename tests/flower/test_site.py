@@ -1,0 +1,359 @@
+"""An enforcing site against hostile apps and servers, through Flower's own SuperNode functions and stores.
+
+The app of these tests does what a real one can through the SuperNode's Runtime API: store any reply with any objects. What Flower
+is told to send is caught where the network would be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode.nodestate import NodeStateFactory
+
+from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.errors import InputError
+from dpfedexp.flower.local.new import new_app
+from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
+from dpfedexp.flower.node import seam as seam_module
+from dpfedexp.flower.node.guard import Guard
+from dpfedexp.flower.node.seam import PULL, PUSH, VERSION, Seam
+from dpfedexp.flower.node.site import NO_REPORT, Site
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
+
+from . import loopback  # noqa: F401  sets Flower's task identity
+
+CENTRAL, LOCAL = CentralGaussian(0.5, 3.0).secure(), LocalGaussian(0.5, 3.0).secure()
+SECRET = np.arange(1000, 1004, dtype=np.float32)
+WORD = "patient 47110815"
+MODEL = {"w": np.ones(4, dtype=np.float32)}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> bytes:
+    place = tmp_path_factory.mktemp("apps") / "app"
+    new_app(place)
+    return build_fab_from_disk(place)
+
+
+class Node:
+    """One SuperNode's state and stores, with the site in front; `sent` is what reached the network."""
+
+    def __init__(self, folder, bundle: bytes, **limits) -> None:
+        self.bundle, self.fab_hash = bundle, hashlib.sha256(bundle).hexdigest()
+        settings = {
+            "path": folder / "guard.toml",
+            "max_epsilon_per_round": 100.0,
+            "max_epsilon_total": 1000.0,
+            "delta": 1e-5,
+            "mechanisms": ("central-gaussian", "local-gaussian"),
+            "max_clip": 1.0,
+            "apps": (self.fab_hash,),
+        }
+        self.guard = Guard(**{**settings, **limits})
+        self.store = ObjectStoreFactory()
+        self.state = NodeStateFactory(self.store).state()
+        self.state.set_node_id(7)
+        self.seam = Seam(Site(self.guard), patience=2.0, poll=0.01)
+        self.run = replace(Run.create_empty(5), fab_hash=self.fab_hash, series_id=9)
+        self.sent, self.pushed, self.durations = [], {}, []
+
+    def ask(self, mechanism=CENTRAL, kind="train", round=1, records=None, **request) -> Message:
+        """The server's message, taken in by Flower's own function."""
+        given = Request(round, f"{round:032d}", mechanism, Sampling(), **request)
+        content = {"arrays": arrays(MODEL), "config": ConfigRecord(), REQUEST: given.to_record()}
+        message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round))
+        message.metadata.__dict__["_run_id"] = self.run.run_id
+        message.metadata.__dict__["_message_id"] = message.object_id
+        objects = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
+        header = Message(RecordDict(), reply_to=None, dst_node_id=7, message_type=kind)
+        header.metadata.__dict__.update(message.metadata.__dict__)
+        self.seam.pull(
+            state=self.state,
+            object_store=self.store.store(),
+            node_config={},
+            receive=lambda: (header, get_object_tree(message)),
+            get_run=lambda _: self.run,
+            get_fab=lambda *_: Fab(self.fab_hash, self.bundle, {}),
+            pull_object=lambda _, key: objects[key],
+            confirm_message_received=lambda *_: None,
+            trusted_entities=None,
+        )
+        return message
+
+    def reply(self, reply: Message, leave_out: int = 0) -> None:
+        """As the Runtime API does for an app: the message, then its objects."""
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        session = self.state.start_session(self.run.run_id)
+        self.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
+        objects = list(get_all_nested_objects(reply).items())
+        for key, value in objects[leave_out:]:
+            self.state.store_object(self.run.run_id, session, key, value.deflate())
+
+    def push(self) -> None:
+        def send(message, tree, duration):
+            self.sent.append(message)
+            self.durations.append(duration)
+            return {node.object_id for node in seam_module.iterate_object_tree(tree)}, "session"
+
+        self.seam.push(
+            self.state, self.store.store(), send, lambda _, __, key, content: self.pushed.update({key: content})
+        )
+
+    @property
+    def charges(self) -> int:
+        return len(Ledger.open(self.guard.ledger, read_only=True)) if self.guard.ledger.exists() else 0
+
+    def answer(self) -> Message:
+        """The one message that left, as its receiver reads it."""
+        assert len(self.sent) == 1
+        return inflate_object_from_contents(self.sent[0].metadata.message_id, dict(self.pushed))
+
+
+def arrays(values: dict) -> ArrayRecord:
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def honest() -> dict:
+    return {"arrays": arrays({"w": MODEL["w"] + np.float32([0.3, 0.0, 0.0, 0.4])})}
+
+
+def lying() -> Array:
+    made = Array(SECRET)
+    made.shape = (2**40,)
+    return made
+
+
+def renamed(message: Message) -> Message:
+    reply = Message(RecordDict(honest()), reply_to=message)
+    reply.metadata.__dict__["_group_id"] = WORD
+    reply.metadata.__dict__["_message_type"] = "query." + "patient"
+    return reply
+
+
+def elsewhere(message: Message) -> Message:
+    reply = Message(RecordDict({"arrays": arrays({"w": SECRET})}), reply_to=message)
+    reply.metadata.__dict__["_reply_to_message_id"] = "f" * 64
+    return reply
+
+
+def forged(message: Message) -> RecordDict:
+    fields = {"round": 1, "nonce": f"{1:032d}", "note": WORD}
+    return RecordDict({REPORT: arrays({"vector": SECRET}), REQUEST: ConfigRecord(fields)})
+
+
+def hostile(content):
+    return lambda m: Message(RecordDict(content if isinstance(content, dict) else content(m)), reply_to=m)
+
+
+REPORTED = {
+    "rows in another array record": hostile({**honest(), "rows": arrays({"x": SECRET})}),
+    "rows in metrics": hostile({**honest(), "m": MetricRecord({"rows": SECRET.tolist()})}),
+    "rows in the votes that nobody asked for": hostile(
+        {**honest(), "dpfedexp.votes": MetricRecord({"loss": SECRET.tolist()})}
+    ),
+    "text in a config record": hostile({**honest(), "c": ConfigRecord({"who": WORD})}),
+    "a report of its own beside the parameters": hostile(lambda m: {**honest(), **forged(m)}),
+    "huge parameters": hostile({"arrays": arrays({"w": SECRET * np.float32(1e30)})}),
+    "NaN": hostile({"arrays": arrays({"w": SECRET * np.float32("nan")})}),
+    "text in the reply's metadata, and another type": renamed,
+    "rows as doubles": hostile({"arrays": arrays({"w": SECRET.astype(np.float64)})}),
+}
+REFUSED = {
+    "a report of its own": hostile(forged),
+    "text as an error": lambda m: Message(Error(77, WORD), reply_to=m),
+    "nothing": hostile({}),
+    "another shape": hostile({"arrays": arrays({"w": np.concatenate([SECRET, SECRET])})}),
+    "another name": hostile({"arrays": arrays({WORD: SECRET})}),
+    "one array more": hostile({"arrays": arrays({**MODEL, "x": SECRET})}),
+    "whole numbers": hostile({"arrays": arrays({"w": SECRET.astype(np.int64)})}),
+    "an array that claims to be enormous": hostile({"arrays": ArrayRecord({"w": lying()})}),
+    "a reply to another message": elsewhere,
+}
+
+
+@pytest.mark.parametrize("kind", REPORTED)
+@pytest.mark.parametrize("mechanism", [CENTRAL, LOCAL], ids=["central", "local"])
+def test_what_leaves_is_one_charged_report_whatever_else_the_app_returned(kind, mechanism, tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    message = node.ask(mechanism)
+    node.reply(REPORTED[kind](message))
+    node.push()
+    answer = node.answer()
+    assert set(answer.content) == {REPORT, REQUEST}
+    assert set(answer.content[REQUEST]) <= {"round", "nonce", "level", "votes"}
+    request = Request.from_message(message)
+    sums = read_sums(answer, request, mechanism.width(4))
+    assert sums.count == 1
+    if mechanism is CENTRAL:
+        assert float(sums.vector.norm()) <= mechanism.clip * (1 + 1e-6)
+    assert (answer.metadata.group_id, answer.metadata.message_type) == ("1", "train")
+    everything = b"".join(node.pushed.values()) + repr(node.sent[0].metadata.__dict__).encode()
+    assert WORD.encode() not in everything
+    assert SECRET.tobytes() not in everything
+    assert (node.charges, node.durations) == (1, [0.0])
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    node.seam.patience = 0.3
+    node.reply(REFUSED[kind](node.ask()))
+    node.push()
+    answer = node.answer()
+    assert answer.has_error()
+    assert (answer.error.code, answer.error.reason) == (6, NO_REPORT)
+    assert WORD.encode() not in b"".join(node.pushed.values())
+    assert node.charges == 0
+
+
+def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(tmp_path, bundle):
+    node = Node(tmp_path, bundle, answer_failures=True)
+    message = node.ask()
+    node.reply(Message(Error(77, WORD), reply_to=message))
+    node.push()
+    assert float(read_sums(node.answer(), Request.from_message(message), 4).vector.norm()) == 0
+    assert node.charges == 1
+
+
+def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    node.seam.patience = 0.2
+    first = node.ask()
+    node.push()
+    assert node.answer().error.reason == NO_REPORT
+    node.reply(Message(RecordDict({"arrays": arrays({"w": SECRET})}), reply_to=first))
+    second = node.ask(round=2)
+    node.reply(hostile(honest())(second))
+    node.sent.clear()
+    node.pushed.clear()
+    node.seam.patience = 2.0
+    node.push()
+    assert node.answer().content[REQUEST]["round"] == 2
+    assert node.charges == 1
+    assert list(node.state.get_messages_legacy(is_reply=True)) == []
+
+
+def test_of_many_replies_one_report_leaves(tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    message = node.ask()
+    for shift in range(3):
+        node.reply(Message(RecordDict({"arrays": arrays({"w": SECRET + shift})}), reply_to=message))
+    node.push()
+    assert set(node.answer().content) == {REPORT, REQUEST}
+    node.push()
+    assert (len(node.sent), node.charges) == (1, 1)
+
+
+def test_a_reply_whose_parts_never_come_is_an_error(tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    node.seam.patience = 0.3
+    node.reply(hostile(honest())(node.ask()), leave_out=1)
+    node.push()
+    assert node.answer().error.reason == NO_REPORT
+
+
+def test_what_an_app_keeps_in_its_state_stays_on_the_node(tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    message = node.ask()
+    kept = RecordDict({"kept": ConfigRecord({"who": WORD})})
+    node.state.set_run_series_context(9, Context(5, 7, {"dpfedexp-guard": "/tmp/mine"}, kept, {}))
+    node.reply(hostile(honest())(message))
+    node.push()
+    assert WORD.encode() not in b"".join(node.pushed.values())
+    assert node.charges == 1
+
+
+def test_an_honest_update_arrives_as_it_was_computed_and_the_ledger_says_when_for_which_run_and_app(tmp_path, bundle):
+    node = Node(tmp_path, bundle)
+    message = node.ask()
+    node.reply(hostile(honest())(message))
+    node.push()
+    vector = read_sums(node.answer(), Request.from_message(message), 4).vector
+    assert vector.tolist() == pytest.approx([0.3, 0.0, 0.0, 0.4], abs=1e-6)
+    line = node.guard.ledger.read_text().splitlines()[1]
+    assert f'"app":"{node.fab_hash}"' in line
+    assert '"run":"5"' in line
+    assert '"time":"20' in line
+
+
+INCOMING = {
+    "an app that is not on the list": ({"apps": ("0" * 64,)}, {}, "this app is not on the site's list"),
+    "a mechanism that the guard forbids": (
+        {"mechanisms": ("privunit",)},
+        {},
+        "mechanism 'central-gaussian' is not allowed",
+    ),
+    "a clip above the guard's": ({"max_clip": 0.1}, {}, "clip 0.5 is above"),
+    "a budget that is spent": ({"max_epsilon_total": 0.01}, {}, "max_epsilon_total"),
+    "another kind of message": ({}, {"kind": "query"}, "the site answers training only"),
+    "no request": ({}, {"records": {"arrays": arrays(MODEL)}}, "no dpfedexp request"),
+    "no model": ({}, {"records": {}}, "no dpfedexp request"),
+}
+
+
+@pytest.mark.parametrize("kind", INCOMING)
+def test_a_refused_request_starts_no_app(kind, tmp_path, bundle):
+    limits, request, reason = INCOMING[kind]
+    node = Node(tmp_path, bundle, **limits)
+    node.ask(**request)
+    assert list(node.state.get_tasks()) == []
+    node.push()
+    assert reason in node.answer().error.reason
+    assert node.charges == 0
+
+
+def test_a_run_that_lies_about_its_app_or_is_an_agent_starts_nothing(tmp_path, bundle):
+    other = bundle + b"\n"
+    for change, content in (
+        ({"fab_hash": hashlib.sha256(bundle).hexdigest()}, other),
+        ({"primary_task_type": TaskType.AGENT_APP}, bundle),
+    ):
+        node = Node(tmp_path, bundle)
+        node.run, node.bundle = replace(node.run, **change), content
+        node.ask()
+        assert list(node.state.get_tasks()) == []
+        node.push()
+        assert node.answer().has_error()
+
+
+def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch, tmp_path, bundle):
+    """And nothing but the pinned version is accepted."""
+    seam = Node(tmp_path, bundle).seam
+    monkeypatch.setattr(seam_module.flower, "_push_messages", lambda state, outbox: None)
+    with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.41\.0"):
+        seam.install()
+    monkeypatch.undo()
+    monkeypatch.setattr("flwr.__version__", "1.42.0")
+    with pytest.raises(InputError, match=r"made for flwr 1\.41\.0, and this is 1\.42\.0"):
+        seam.install()
+
+
+SOURCES = {
+    "_pull_and_store_message": "eaf5d0e36dc34e4cf46a490511d077ac55cc8edbbcdbe938c1f6dbcb758628be",
+    "_push_messages": "00bb86faffdec114db87e7f716af2acd901d12284e44f51f5c2a84704db05f64",
+    "start_client_internal": "9e89a6eb68fbec6821e817cd2c09f7894fc7b0f5725c2365b19a7122307f11f3",
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_flowers_functions_at_the_seam_are_the_ones_that_were_read(name):
+    """They are private to Flower. If one changed: read it again, see that every message still passes it, then change the hash."""
+    import flwr
+
+    assert flwr.__version__ == VERSION
+    function = getattr(seam_module.import_module("flwr.supernode.start_client_internal"), name)
+    assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest() == SOURCES[name], f"{name} has changed"
+    if name != "start_client_internal":
+        assert list(inspect.signature(function).parameters) == (PULL if "pull" in name else PUSH)
