@@ -30,7 +30,7 @@ from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
-from dpfedexp.participation import Participation
+from dpfedexp.participation import LargerCohort, Participation
 from dpfedexp.round import State, advance
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
@@ -124,6 +124,11 @@ class Simulation:
         return len(self.task.clients)
 
     @property
+    def larger(self) -> LargerCohort | None:
+        """The deployment that the clients stand for, where they do."""
+        return self.participation if isinstance(self.participation, LargerCohort) else None
+
+    @property
     def sampling(self) -> Sampling:
         return self.participation.sampling(self.population)
 
@@ -176,7 +181,7 @@ class Simulation:
                 f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
             ) from None
         release = mechanism.release(
-            sums,
+            sums if self.larger is None else sums.times(self.larger.factor),
             self.participation.expected(self.population),
             self.noise.at("central noise", number),
             self.noise.at("central scalar noise", number),

@@ -46,6 +46,8 @@ class Promise:
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
         chosen: what `fit` chose, in words; empty where everything was given.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
+        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
+            run. `stand_ins` simulated clients stood for them in every round.
     """
 
     algorithm: str
@@ -79,3 +81,5 @@ class Promise:
     votes: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     stopping: Source | Literal["hand", ""] = ""
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
