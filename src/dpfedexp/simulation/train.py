@@ -40,6 +40,7 @@ from dpfedexp.simulation.ranks import Team, world
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.self_rate import probed
 from dpfedexp.simulation.settings import description_of, facts_of
+from dpfedexp.simulation.spent import epsilon_so_far
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.task import Clients
@@ -330,7 +331,7 @@ def _rounds(
         metrics = {}
         if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
             metrics = metrics_of(model, simulation, state, evaluate)
-        record = describe(result, open_run.ledger.guarantee(delta).epsilon, metrics)
+        record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)
         end = End.of(completed(record))
