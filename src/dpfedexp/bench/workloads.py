@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp import models
+from dpfedexp.bench import networks
 from dpfedexp.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What every client does in a round: `steps` full-batch steps on `rows` examples of its own."""
+    """What every client does in a round: `steps` steps on `rows` examples of its own, all of them or `batch` at a time."""
 
     name: str
     rows: int
@@ -23,6 +24,7 @@ class Workload:
     inputs: Callable[[int, torch.Generator], Tensor]
     classes: int
     lr: float = 0.1
+    batch: int | None = None
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -49,9 +51,14 @@ WORKLOADS = {
     work.name: work
     for work in (
         Workload("cnn", 60, 10, models.mnist_cdp_net, _images(1, 28), 10),
+        Workload("pfl-cnn", 50, 5, networks.pfl_cifar_net, _images(3, 32), 10, batch=10),
         Workload("mlp", 60, 10, lambda: models.mlp(784, 64, 10), _images(1, 28), 10),
         Workload("resnet", 50, 4, models.resnet18_gn, _images(3, 32), 10),
         Workload("lstm", 20, 5, lambda: models.lstm_classifier(100, 8, 32, 2), _tokens(100, 16), 2),
+        Workload("characters", 20, 5, lambda: networks.CharacterModel(80, 8, 128), _tokens(80, 40), 80),
+        Workload("transformer", 16, 4, networks.transformer, _tokens(5000, 20), 5000),
+        Workload("frozen", 16, 4, lambda: networks.transformer(frozen=True), _tokens(5000, 20), 5000),
+        Workload("embedding", 20, 5, networks.embedding_bag, _tokens(10_000, 20), 10),
     )
 }
 
