@@ -12,7 +12,7 @@ from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import objective
-from dpfedexp.trainers.fast.ops import Unsupported
+from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
 from dpfedexp.trainers.fast.trace import compile_module
@@ -63,7 +63,7 @@ def _check(task: Task, program: Program) -> None:
     with torch.no_grad():
         core = by_program(task, program)
         fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-        core.descend(params, fixed, y, weights, found.__setitem__)
+        core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))
     # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
     tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
     for name, gradient in expected.items():

@@ -97,17 +97,20 @@ class Steps:
         round: int,
         correction: Tensor | None = None,
         rates: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
+        """The updates, [n, d]; into `out` where it is given, in which the parameters then live meanwhile."""
         uneven = schedule.uneven
         rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
             keys = self.task.keys(self.streams, round, clients)
-            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys)
+            given: dict[str, Tensor] = {} if out is None else {"into": out}
+            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys, **given)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
-            return stepper.moved()
+            return stepper.moved() if out is None else out.sub_(w)
 
     def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
         return self._fresh() if self.recordings is None else self.recordings.stepper(key)

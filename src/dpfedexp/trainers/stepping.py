@@ -13,9 +13,10 @@ from torch import Tensor
 from dpfedexp.inputs import Inputs, each, leaves
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
+from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
 from dpfedexp.trainers.forward.draws import step_keys
 
-Take = Callable[[str, Tensor], None]
+Take = Callable[[str, Gradient], None]
 INPUT = 0
 """The number of the value that the data are, among those that a core has prepared."""
 KEYS = -1
@@ -129,8 +130,17 @@ class Stepper:
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
 
-        def take(name: str, gradient: Tensor) -> None:
+        def take(name: str, given: Gradient) -> None:
             value = self.params[name]
+            if (
+                isinstance(given, Product)
+                and going is None
+                and self._only_subtracts
+                and given.left.dtype == value.dtype
+            ):
+                given.add_to(value, -self.local.rate)
+                return
+            gradient = multiplied(given)
             if self.local.proximal:
                 gradient = gradient + self.local.proximal * (value - self.start[name])
             if self.correction is not None:
@@ -148,6 +158,13 @@ class Stepper:
             for name, gradient in self.local.joined(gradients).items():
                 self._move(name, gradient, going)
         self.clock.step.add_(1)
+
+    @property
+    def _only_subtracts(self) -> bool:
+        """Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it."""
+        local = self.local
+        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
+        return self.in_place and local.follows_gradient and not beside
 
     def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
         value, moments = self.params[name], self.moments[name]
@@ -217,7 +234,10 @@ class Recording:
         uneven: bool,
         rates: Tensor | None = None,
         keys: Tensor | None = None,
+        into: Tensor | None = None,
     ) -> None:
+        if into is not None:
+            raise ValueError("a recording has memory of its own; its updates are copied.")
         self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
