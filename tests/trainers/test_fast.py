@@ -16,9 +16,11 @@ from dpfedexp.models import mnist_cdp_net, resnet18_gn
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import choices
 from dpfedexp.trainers import select as tune
+from dpfedexp.trainers.fast.convolution import Convolve
 from dpfedexp.trainers.fast.ops import Pointwise, Product
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.tiled import Parallel
@@ -199,6 +201,28 @@ def test_recordings_make_room():
         for key in (1, 2, 3):
             held.stepper(key)
     assert list(held.held) == [2, 3]
+
+
+@pytest.mark.parametrize("program", ["gathered", "lean"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        NETWORKS["residual"],
+        nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, (3, 2), padding=(2, 0), bias=False), nn.Tanh(),
+            nn.Conv2d(4, 2, 3, stride=2), nn.Flatten(), nn.Linear(24, 3),
+        ),
+    ],
+    ids=["residual", "two convolutions"],
+)  # fmt: skip
+def test_convolutions_by_turned_kernels_give_the_plain_loops_updates(model, program):
+    clients = federation()
+    simulation = bound(model, clients)
+    made = getattr(Programs(simulation.task), program)
+    found = [step.op for step in made.steps if isinstance(step.op, Convolve)]
+    assert len(found) == 1
+    assert found[0].again == (program == "lean")
+    check(updates(simulation, Steps(simulation.task, program, by_program(simulation.task, made))), model, clients)
 
 
 @pytest.mark.parametrize("tile", [1, 2, 3, 100])

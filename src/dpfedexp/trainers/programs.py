@@ -14,7 +14,7 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
+from dpfedexp.trainers.fast.rewrite import has_triton, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS
@@ -31,6 +31,19 @@ class Programs:
     @cached_property
     def plain(self) -> Program:
         return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
+
+    @cached_property
+    def gathered(self) -> Program:
+        """Large convolutions whose inputs' gradients are convolutions too; the plain program where there are none."""
+        return self._checked(lambda: without_scatter(self.plain, again=False))
+
+    @cached_property
+    def lean(self) -> Program:
+        """The same, with patches made again instead of kept."""
+        found = without_scatter(self.plain, again=True)
+        if len(found.steps) == len(self.plain.steps):
+            raise InputError("the model has no convolution whose patches could be made again.")
+        return self._checked(lambda: found)
 
     @cached_property
     def fused(self) -> Program:
