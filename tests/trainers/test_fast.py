@@ -193,6 +193,20 @@ def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, co
     assert recorded.recordings.held
 
 
+def test_cohorts_whose_size_keeps_changing_share_recordings():
+    clients = federation(sizes=[4] * 40)
+    simulation = bound(NETWORKS["paper"], clients)
+    how = simulation.trainer._trainer().core
+    recorded = Steps(simulation.task, "recorded", how, record=True, capture=lambda function: function)
+    w, shuffles = simulation.task.layout.read(simulation.task.model).float(), simulation.streams.at("batches", 1)
+    for count in (30, 31, 29, 27, 26, 28, 25):
+        some = torch.arange(count) + 2
+        plan = schedule(LOCAL, clients.sizes[some], lambda row: shuffles.generator(row))
+        expected = simulation.trainer(w, some, plan, 1)
+        assert torch.allclose(recorded(w, some, plan, 1), expected, atol=1e-6)
+    assert {key[0] for key in recorded.recordings.seen} == {30, 31, 29, 32}
+
+
 def test_recordings_make_room():
     from dpfedexp.trainers.stepping import Recordings
 

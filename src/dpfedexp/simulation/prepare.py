@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -159,6 +160,9 @@ def _trainer(
     if isinstance(trainer, Parallel) and execution.chunk_size is None:
         chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
     unit = None
+    if not isolated and execution.chunk_size is None and task.device.type != "cpu":
+        # Chunks of one size: every other size is a program of its own to record.
+        chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if isolated:
         chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
     return trainer, int(chunk), unit, note

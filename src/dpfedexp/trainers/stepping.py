@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -190,8 +191,19 @@ class Stepper:
         return torch.cat([(self.params[name] - self.start[name]).flatten(1) for name in self.layout.names], dim=1)
 
 
+EVEN, OWN_WIDTHS = 8, 3
+"""Where cohorts have a random size, recordings are for multiples of `EVEN`; the first few sizes have recordings of their own."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """From a function without arguments to one that does the same to the same memory, with less overhead."""
+
+
+@lru_cache(maxsize=16)
+def _pool(device: int) -> Any:
+    """One memory for the values inside all steps that are recorded on a device: they are replayed one after the other, and nothing
+
+    inside a step outlives it. Parameters, batches and whatever else stays lie elsewhere.
+    """
+    return torch.cuda.graph_pool_handle()
 
 
 def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
@@ -207,7 +219,7 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
     gc.collect()
     gc.disable()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=_pool(torch.cuda.current_device())):
             function()
     finally:
         gc.enable()
@@ -279,10 +291,18 @@ class Recording:
 class Recordings:
     """Recordings by shape: a shape is recorded when it comes the second time, and the oldest makes room."""
 
-    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 4) -> None:
+    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 8) -> None:
         self.fresh, self.capture, self.keep = fresh, capture, keep
+        self.widths: set[int] = set()
         self.seen: set[Any] = set()
         self.held: dict[Any, Recording] = {}
+
+    def width(self, clients: int) -> int:
+        """For how many clients a recording is used: as many, or where their number keeps changing the next multiple of `EVEN`."""
+        if clients in self.widths or len(self.widths) < OWN_WIDTHS or clients <= EVEN:
+            self.widths.add(clients)
+            return clients
+        return -(-clients // EVEN) * EVEN
 
     def stepper(self, key: Any) -> Stepper | Recording:
         if key in self.held:
