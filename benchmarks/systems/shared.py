@@ -20,9 +20,9 @@ def _bare_package() -> None:
 def load(name: str):
     """The workload `name`."""
     _bare_package()
-    from dpfedexp.bench.workloads import wide, workload
+    from dpfedexp.bench.workloads import workload
 
-    return wide(int(name.removeprefix("mlp-"))) if name.startswith("mlp-") else workload(name)
+    return workload(name)
 
 
 def peak_memory() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dpfedexp.bench import networks
-from dpfedexp.bench.workloads import Workload, wide, workload
+from dpfedexp.bench.workloads import Workload, workload
 from dpfedexp.errors import InputError
 
 
@@ -108,7 +108,7 @@ def _loop(
 def main() -> None:
     given = json.loads(sys.argv[1])
     system, name, clients, rounds, device = (given.pop(k) for k in ("system", "name", "clients", "rounds", "device"))
-    work = wide(int(name.removeprefix("mlp-"))) if name.startswith("mlp-") else workload(name)
+    work = workload(name)
     run = _loop if system == "plain loop" else _ours
     wall, cpu, trainer = run(work, clients, rounds, device, **given)
     label = " ".join([system, *(f"{key} {value}" for key, value in given.items())])
