@@ -9,15 +9,20 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dpfedexp"
 
 
-def load(name: str):
-    """The workload `name`; dpfedexp's own `__init__`, which imports everything, is not run."""
+def _bare_package() -> None:
+    """`dpfedexp` as a package of modules, without its own `__init__`, which imports everything."""
     if "dpfedexp" not in sys.modules:
         package = types.ModuleType("dpfedexp")
         package.__path__ = [str(SOURCE)]
         sys.modules["dpfedexp"] = package
-    from dpfedexp.bench.workloads import wide, workload
 
-    return wide(int(name.removeprefix("mlp-"))) if name.startswith("mlp-") else workload(name)
+
+def load(name: str):
+    """The workload `name`."""
+    _bare_package()
+    from dpfedexp.bench.workloads import workload
+
+    return workload(name)
 
 
 def peak_memory() -> int:
@@ -33,3 +38,11 @@ def cpu_seconds() -> float:
 
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def networks():
+    """The benchmarks' networks, without the rest of dpfedexp."""
+    _bare_package()
+    from dpfedexp.bench import networks as found
+
+    return found

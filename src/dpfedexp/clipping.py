@@ -71,17 +71,18 @@ def row_norms(x: Tensor) -> Tensor:
     return squares.sqrt()
 
 
-def clip(updates: Tensor, radius: float, *, reuse: bool = False) -> Clipped:
+def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor | None = None) -> Clipped:
     """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
 
     So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
-    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`.
+    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`. `norms` are those of the rows, in
+    double precision and as exact as `row_norms`, where the caller knows them.
     """
     if radius != math.inf:
         check_radius("clip", radius)
     if updates.dtype not in (torch.float32, torch.float64):
         raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
-    norms = row_norms(updates)
+    norms = row_norms(updates) if norms is None else norms
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)

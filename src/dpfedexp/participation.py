@@ -160,3 +160,80 @@ class FixedSize:
     def cohort(self, clients: int, noise: Draws) -> Tensor:
         count = min(int(self.count), clients)
         return torch.from_numpy(noise.generator(0).choice(clients, count, replace=False)).sort().values
+
+
+@checked
+@dataclass(frozen=True)
+class LargerCohort:
+    """A few simulated clients that stand for the larger cohort of a deployment, as simulators of federated learning do.
+
+    Sampling rate, denominator and noise are the deployment's, and so is the promise: it is not one to the simulated clients.
+
+    Args:
+        simulated: who of the clients that are there takes part.
+        noise_cohort: clients of a round of the deployment.
+        stand_ins: how many simulated clients are expected in a round.
+
+    >>> LargerCohort(FixedSize(50), noise_cohort=1000, stand_ins=50).sampling(20000)
+    Sampling(kind='fixed', rate=0.05)
+    """
+
+    simulated: Participation
+    noise_cohort: int
+    stand_ins: float
+
+    def __post_init__(self) -> None:
+        require(
+            is_count(self.noise_cohort) and self.noise_cohort >= self.stand_ins,
+            f"noise_cohort is {self.noise_cohort!r}; it must be a whole number of clients, at least the {self.stand_ins:g} that a "
+            "round simulates.",
+        )
+
+    @property
+    def factor(self) -> float:
+        """For how many clients of the deployment each simulated one stands."""
+        return self.noise_cohort / self.stand_ins
+
+    def sampling(self, clients: int) -> Sampling:
+        return larger_sampling(self.simulated, self.noise_cohort, clients)
+
+    def expected(self, clients: int) -> float:
+        return float(self.noise_cohort)
+
+    def cohort(self, clients: int, noise: Draws) -> Tensor:
+        return self.simulated.cohort(clients, noise)
+
+
+def larger_sampling(simulated: Participation, noise_cohort: int, population: int) -> Sampling:
+    """How a deployment of `population` clients draws `noise_cohort` of them, in the manner of the simulated participation."""
+    require(
+        noise_cohort <= population,
+        f"noise_cohort is {noise_cohort}, but the population is {population}; it must be at most that.",
+    )
+    if noise_cohort == population:
+        return Sampling()
+    require(
+        not isinstance(simulated, Full),
+        f"noise_cohort is {noise_cohort} with full participation, where it is the whole population, which is {population}; leave "
+        "the population out, or sample clients.",
+    )
+    return Sampling("fixed" if isinstance(simulated, FixedSize) else "poisson", noise_cohort / population)
+
+
+def larger_cohort(
+    simulated: Participation, noise_cohort: int, present: int, population: int | None = None
+) -> tuple[LargerCohort, int]:
+    """The participation of a simulated deployment, and its public number of clients.
+
+    Args:
+        simulated: who of the clients that are there takes part in a round.
+        noise_cohort: clients of a round of the deployment.
+        present: how many clients are simulated.
+        population: of the deployment; by default as many as make the sampling rate that of the simulation.
+    """
+    simulated.sampling(present)
+    larger = LargerCohort(simulated, noise_cohort, simulated.expected(present))
+    declared = round(present * larger.factor) if population is None else population
+    require(is_count(declared), f"population is {declared!r}; it must be a positive whole number.")
+    larger.sampling(int(declared))
+    return larger, int(declared)

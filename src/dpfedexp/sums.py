@@ -36,6 +36,10 @@ class Sums:
             self.count + other.count,
         )
 
+    def times(self, factor: float) -> Sums:
+        """The sums of `factor` times as many clients, alike in every other way; the count stays that of those who were added."""
+        return Sums(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
+
     @staticmethod
     def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
         """The sums of nobody, for vectors of this width and so many votes."""

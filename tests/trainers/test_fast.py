@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from dpfedexp.batches import schedule
 from dpfedexp.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
 from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers import choices
 from dpfedexp.trainers import select as tune
-from dpfedexp.trainers.fast.ops import Pointwise
+from dpfedexp.trainers.fast.convolution import Convolve
+from dpfedexp.trainers.fast.ops import Pointwise, Product
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.tiled import Parallel
@@ -189,6 +193,20 @@ def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, co
     assert recorded.recordings.held
 
 
+def test_cohorts_whose_size_keeps_changing_share_recordings():
+    clients = federation(sizes=[4] * 40)
+    simulation = bound(NETWORKS["paper"], clients)
+    how = simulation.trainer._trainer().core
+    recorded = Steps(simulation.task, "recorded", how, record=True, capture=lambda function: function)
+    w, shuffles = simulation.task.layout.read(simulation.task.model).float(), simulation.streams.at("batches", 1)
+    for count in (30, 31, 29, 27, 26, 28, 25):
+        some = torch.arange(count) + 2
+        plan = schedule(LOCAL, clients.sizes[some], lambda row: shuffles.generator(row))
+        expected = simulation.trainer(w, some, plan, 1)
+        assert torch.allclose(recorded(w, some, plan, 1), expected, atol=1e-6)
+    assert {key[0] for key in recorded.recordings.seen} == {30, 31, 29, 32}
+
+
 def test_recordings_make_room():
     from dpfedexp.trainers.stepping import Recordings
 
@@ -197,6 +215,28 @@ def test_recordings_make_room():
         for key in (1, 2, 3):
             held.stepper(key)
     assert list(held.held) == [2, 3]
+
+
+@pytest.mark.parametrize("program", ["gathered", "lean"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        NETWORKS["residual"],
+        nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, (3, 2), padding=(2, 0), bias=False), nn.Tanh(),
+            nn.Conv2d(4, 2, 3, stride=2), nn.Flatten(), nn.Linear(24, 3),
+        ),
+    ],
+    ids=["residual", "two convolutions"],
+)  # fmt: skip
+def test_convolutions_by_turned_kernels_give_the_plain_loops_updates(model, program):
+    clients = federation()
+    simulation = bound(model, clients)
+    made = getattr(Programs(simulation.task), program)
+    found = [step.op for step in made.steps if isinstance(step.op, Convolve)]
+    assert len(found) == 1
+    assert found[0].again == (program == "lean")
+    check(updates(simulation, Steps(simulation.task, program, by_program(simulation.task, made))), model, clients)
 
 
 @pytest.mark.parametrize("tile", [1, 2, 3, 100])
@@ -257,18 +297,60 @@ def test_a_rule_of_ones_own_is_used_and_a_wrong_one_is_found_out():
         RULES.pop(Doubled, None)
 
 
-def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
+def test_a_plain_step_multiplies_no_gradient_of_a_linear_layer_out(monkeypatch):
+    model, clients = NETWORKS["paper"], federation()
+    simulation = bound(model, clients)
+    monkeypatch.setattr(Product, "tensor", lambda self: pytest.fail("a gradient as large as the layer"))
+    check(updates(simulation), model, clients)
+
+
+def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch, tmp_path):
     clients = federation()
     asked = []
-    monkeypatch.setattr(tune, "_time", lambda task, trainer, *rest: asked.append(trainer.name) or len(asked))
+
+    def timed(task, trainer, *rest, warm=False):
+        if not warm:
+            asked.append(trainer.name)
+        return {"fast": 1.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}[trainer.name]
+
+    monkeypatch.setattr(tune, "_time", timed)
     monkeypatch.setattr(tune, "_remembered", {})
+    monkeypatch.setenv("DPFEDEXP_TRAINERS", str(tmp_path / "trainers.json"))
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "vectorised"
     assert not asked
     monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
     assert asked == ["fast", "tiled-vectorised", "tiled-loop"]
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
+    monkeypatch.setattr(tune, "_remembered", {})
+    assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
     assert len(asked) == 3
+    (kept,) = json.loads((tmp_path / "trainers.json").read_text()).values()
+    assert kept == {"trainer": "fast", "seconds": {"fast": 1.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', "{" * 5000, None])
+def test_a_file_of_choices_that_makes_no_sense_is_measured_over(monkeypatch, tmp_path, text):
+    path = tmp_path / "folder" / "trainers.json"
+    monkeypatch.setenv("DPFEDEXP_TRAINERS", str(path))
+    if text is not None:
+        path.parent.mkdir()
+        path.write_text(text)
+    assert choices.known("a") is None
+    choices.keep("a", "fast", {"fast": 1.0, "loop": float("inf")})
+    assert choices.known("a") == "fast"
+
+
+def test_the_quickest_is_chosen_and_the_preferred_one_only_where_they_are_alike(monkeypatch, tmp_path):
+    clients, chosen = federation(), []
+    monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
+    for loop in (0.9, 0.96):
+        seconds = {"fast": 1.0, "tiled-vectorised": 5.0, "tiled-loop": loop}
+        monkeypatch.setattr(tune, "_time", lambda task, trainer, *rest, warm=False, s=seconds: s[trainer.name])
+        monkeypatch.setattr(tune, "_remembered", {})
+        monkeypatch.setenv("DPFEDEXP_TRAINERS", str(tmp_path / f"{loop}.json"))
+        chosen.append(bound(NETWORKS["paper"], clients, trainer="auto").trainer.name)
+    assert chosen == ["tiled-loop", "fast"]
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):

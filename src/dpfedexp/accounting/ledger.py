@@ -8,6 +8,7 @@ run leaves a ledger that opens again and that covers every round it released. Re
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Ledger:
         self.header = header
         self._entries = entries
         self._paid = {_release(entry): entry.event for entry in entries}
+        self._counts: Counter[Event] = Counter()
+        self._counted = 0
         self._hashes = [] if hashes is None else hashes
         self._writer = writer
         self._read_only = read_only
@@ -204,10 +207,10 @@ class Ledger:
 
     def charges(self) -> list[tuple[Event, int]]:
         """What was charged, as any accountant reads it: each distinct event and how often."""
-        counts: dict[Event, int] = {}
-        for entry in self._entries:
-            counts[entry.event] = counts.get(entry.event, 0) + 1
-        return list(counts.items())
+        # Every round asks, and hashing all the events before it would take time that grows with their number.
+        self._counts.update(entry.event for entry in self._entries[self._counted :])
+        self._counted = len(self._entries)
+        return list(self._counts.items())
 
     def guarantee(self, delta: float) -> Guarantee:
         return compose(self.charges(), delta)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from dpfedexp.bench.workloads import Workload, wide, workload
+from dpfedexp.bench import networks
+from dpfedexp.bench.workloads import Workload, workload
 from dpfedexp.errors import InputError
 
 
@@ -28,10 +29,11 @@ class Row:
     seconds_per_round: float
     cpu_seconds_per_round: float
     peak_memory_bytes: int
+    trainer: str = ""
 
 
 def measure(system: str, name: str, clients: int, *, rounds: int = 3, device: str = "cpu", **options: Any) -> Row:
-    """In a child process; `system` is "plain loop" (takes `threads`) or "dpfedexp" (`trainer`, `precision`, `memory`)."""
+    """In a child process; `system` is "plain loop" (takes `threads`) or "dpfedexp" (`trainer`, `precision`, `memory`, `secure`)."""
     given = {"system": system, "name": name, "clients": clients, "rounds": rounds, "device": device, **options}
     command = [sys.executable, "-m", "dpfedexp.bench.measure", json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -48,7 +50,9 @@ def peak_memory(device: str) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _ours(work: Workload, clients: int, rounds: int, device: str, **options: Any) -> tuple[list[float], list[float]]:
+def _ours(
+    work: Workload, clients: int, rounds: int, device: str, *, secure: bool = False, **options: Any
+) -> tuple[list[float], list[float], str]:
     from dpfedexp import Federation, Sgd, cdp_fedexp
     from dpfedexp.accounting import Ledger
     from dpfedexp.simulation.prepare import prepare
@@ -56,10 +60,15 @@ def _ours(work: Workload, clients: int, rounds: int, device: str, **options: Any
 
     x, y = work.data(clients)
     whole = Federation.from_clients(zip(x, y, strict=True))
-    algorithm, local = cdp_fedexp(clip=0.3, noise_multiplier=5.0), Sgd(lr=work.lr, steps=work.steps)
+    # A secure run trains many clients at once only if their sizes have a public bound.
+    most = work.rows if secure else None
+    algorithm, local = (
+        cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+        Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch, max_examples=most),
+    )
     # Many rounds are announced so that the choice of a trainer is made as in a real run; fewer are played.
     execution = Execution(device=device, **options)
-    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, execution=execution)
+    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, execution=execution, secure=secure)
     state, ledger = simulation.begin(), Ledger.in_memory()
     wall, cpu = [], []
     for _ in range(rounds + (3 if device.startswith("cuda") else 1)):
@@ -67,10 +76,12 @@ def _ours(work: Workload, clients: int, rounds: int, device: str, **options: Any
         state, _ = simulation.step(state, ledger)
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - used)
-    return wall[-rounds:], cpu[-rounds:]
+    return wall[-rounds:], cpu[-rounds:], simulation.trainer.name
 
 
-def _loop(work: Workload, clients: int, rounds: int, device: str, threads: int = 0) -> tuple[list[float], list[float]]:
+def _loop(
+    work: Workload, clients: int, rounds: int, device: str, threads: int = 0
+) -> tuple[list[float], list[float], str]:
     from dpfedexp.bench.plain import plain_round
 
     if threads:
@@ -79,7 +90,9 @@ def _loop(work: Workload, clients: int, rounds: int, device: str, threads: int =
     x, y = (t.to(device) for t in work.data(clients))
 
     def once(count: int) -> float:
-        done = plain_round(model, x[:count], y[:count], lr=work.lr, steps=work.steps, clip=0.3, noise=5.0)
+        done = plain_round(
+            model, x[:count], y[:count], lr=work.lr, steps=work.steps, clip=0.3, noise=5.0, batch=work.batch
+        )
         return float(done.sum())
 
     once(2)
@@ -89,18 +102,19 @@ def _loop(work: Workload, clients: int, rounds: int, device: str, threads: int =
         once(clients)
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - used)
-    return wall, cpu
+    return wall, cpu, "plain loop"
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
     system, name, clients, rounds, device = (given.pop(k) for k in ("system", "name", "clients", "rounds", "device"))
-    work = wide(int(name.removeprefix("mlp-"))) if name.startswith("mlp-") else workload(name)
+    work = workload(name)
     run = _loop if system == "plain loop" else _ours
-    wall, cpu = run(work, clients, rounds, device, **given)
+    wall, cpu, trainer = run(work, clients, rounds, device, **given)
     label = " ".join([system, *(f"{key} {value}" for key, value in given.items())])
-    parameters = sum(p.numel() for p in work.build().parameters())
-    print(json.dumps(asdict(Row(label, name, clients, parameters, device, min(wall), min(cpu), peak_memory(device)))))
+    parameters = networks.parameters(work.build())
+    row = Row(label, name, clients, parameters, device, min(wall), min(cpu), peak_memory(device), trainer)
+    print(json.dumps(asdict(row)))
 
 
 if __name__ == "__main__":

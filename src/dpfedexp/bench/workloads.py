@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp import models
+from dpfedexp.bench import networks
 from dpfedexp.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What every client does in a round: `steps` full-batch steps on `rows` examples of its own."""
+    """What every client does in a round: `steps` steps on `rows` examples of its own, all of them or `batch` at a time."""
 
     name: str
     rows: int
@@ -23,6 +25,7 @@ class Workload:
     inputs: Callable[[int, torch.Generator], Tensor]
     classes: int
     lr: float = 0.1
+    batch: int | None = None
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -49,19 +52,30 @@ WORKLOADS = {
     work.name: work
     for work in (
         Workload("cnn", 60, 10, models.mnist_cdp_net, _images(1, 28), 10),
+        Workload("pfl-cnn", 50, 5, networks.pfl_cifar_net, _images(3, 32), 10, batch=10),
         Workload("mlp", 60, 10, lambda: models.mlp(784, 64, 10), _images(1, 28), 10),
         Workload("resnet", 50, 4, models.resnet18_gn, _images(3, 32), 10),
+        Workload("resnet-5", 50, 5, models.resnet18_gn, _images(3, 32), 10),
         Workload("lstm", 20, 5, lambda: models.lstm_classifier(100, 8, 32, 2), _tokens(100, 16), 2),
+        Workload("characters", 20, 5, lambda: networks.CharacterModel(80, 8, 128), _tokens(80, 40), 80),
+        Workload("transformer", 16, 4, networks.transformer, _tokens(5000, 20), 5000),
+        Workload("frozen", 16, 4, lambda: networks.transformer(frozen=True), _tokens(5000, 20), 5000),
+        Workload("embedding", 20, 5, networks.embedding_bag, _tokens(10_000, 20), 10),
     )
 }
 
 
 def workload(name: str) -> Workload:
+    """By its name, or "mlp-4096" and "mlp-4096-240": the MLP with so many hidden units, and with so many examples of a client."""
+    sizes = re.fullmatch(r"mlp-(\d+)(?:-(\d+))?", name)
+    if sizes is not None:
+        return wide(int(sizes[1]), int(sizes[2] or 60))
     if name not in WORKLOADS:
         raise InputError(f"workload is {name!r}, which does not exist.{nearest(name, WORKLOADS)}")
     return WORKLOADS[name]
 
 
-def wide(hidden: int) -> Workload:
-    """The MLP with another width: how a round's time grows with the number of parameters."""
-    return Workload(f"mlp-{hidden}", 60, 10, lambda: models.mlp(784, hidden, 10), _images(1, 28), 10)
+def wide(hidden: int, rows: int = 60) -> Workload:
+    """The MLP with another width or on more examples: how a round's time grows with them."""
+    name = f"mlp-{hidden}" if rows == 60 else f"mlp-{hidden}-{rows}"
+    return Workload(name, rows, 10, lambda: models.mlp(784, hidden, 10), _images(1, 28), 10)

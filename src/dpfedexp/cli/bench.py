@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 
 def bench(
-    workload: Annotated[list[str] | None, typer.Option(help="cnn, mlp, resnet or lstm; may be repeated.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="cnn, mlp, resnet, lstm, …, or all; may be repeated.")
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients in the round.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds measured after a warm-up; the best counts.")] = 2,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
     trainer: Annotated[list[str] | None, typer.Option(help="auto by default; may be repeated.")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Measure a secure run too, whose clients are kept apart.")
+    ] = False,
     loop: Annotated[bool, typer.Option(help="Measure the plain PyTorch loop too.")] = True,
     parts: Annotated[bool, typer.Option(help="Measure PrivUnit and the accountant too.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print the rounds as a JSON list and nothing else.")] = False,
@@ -31,9 +36,10 @@ def bench(
 ) -> None:
     """Time one round of many clients beside the plain PyTorch loop, each in a process of its own."""
     from dpfedexp.bench.measure import measure
+    from dpfedexp.bench.workloads import WORKLOADS
     from dpfedexp.bench.workloads import workload as check_workload
 
-    names = workload or ["cnn"]
+    names = list(WORKLOADS) if workload == ["all"] else workload or ["cnn"]
     for name in names:
         check_workload(name)
     rows: list[Row] = []
@@ -41,6 +47,10 @@ def bench(
         for how in trainer or ["auto"]:
             settings = {"trainer": how, "precision": precision}
             rows.append(measure("dpfedexp", name, clients, rounds=rounds, device=device, **settings))
+        if secure:
+            rows.append(
+                measure("dpfedexp", name, clients, rounds=rounds, device=device, precision=precision, secure=True)
+            )
         if loop:
             rows.append(measure("plain loop", name, clients, rounds=1, device=device))
     listed = [asdict(row) for row in rows]
@@ -62,11 +72,11 @@ def bench(
 
 
 def _print(console: Console, rows: list[Row], found: dict[str, object]) -> None:
-    table = Table("system", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB")
+    table = Table("system", "trainer", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB")
     for row in rows:
         seconds = (f"{row.seconds_per_round:.3g}", f"{row.cpu_seconds_per_round:.3g}")
         size = (f"{row.cohort}", f"{row.parameters:,}")
-        table.add_row(row.system, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
+        table.add_row(row.system, row.trainer, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
     console.print(table)
     if isinstance(drawn := found.get("privunit"), dict):
         console.print(

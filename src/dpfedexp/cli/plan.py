@@ -88,9 +88,11 @@ def _of_file(path: Path) -> Plan:
     from dpfedexp.advice.plan import Plan
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
+    from dpfedexp.participation import LargerCohort
 
     settings = load(path)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
+    noise_cohort = settings.participation.noise_cohort
     require(algorithm.private, f"the algorithm of {str(path)!r} is {algorithm.name!r}, which promises nothing.")
     if settings.resolved is not None:
         population, dimension = settings.resolved.clients, settings.resolved.parameters
@@ -101,6 +103,8 @@ def _of_file(path: Path) -> Plan:
         if counted is None:
             raise InputError("participation.population is missing; write the public number of clients.")
         population = counted
+    if noise_cohort is not None:
+        participation = LargerCohort(participation, noise_cohort, noise_cohort)
     return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
 
 

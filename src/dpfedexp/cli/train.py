@@ -63,6 +63,7 @@ steps = 20                  # or epochs = 1
 # kind = "poisson"          # full | poisson | fixed
 # rate = 0.1                # with fixed: count = 100
 # population = 1000         # the public number of clients, for add-remove, where the real one is private
+# noise_cohort = 1000       # noise as for a round of so many clients, while fewer are simulated: another deployment's promise
 
 [run]
 rounds = 50
@@ -145,7 +146,7 @@ def execute(
     facts = Resolved(
         parameters=sum(p.numel() for p in built.model.parameters() if p.requires_grad),
         clients=clients,
-        cohort=participation.expected(clients),
+        cohort=settings.participation.noise_cohort or participation.expected(clients),
     )
     if folder is not None:
         folder.write_config(settings.as_run(facts))
@@ -156,6 +157,7 @@ def execute(
         local=settings.build_local(),
         participation=participation,
         population=settings.participation.population,
+        noise_cohort=settings.participation.noise_cohort,
         test=built.test,
         evaluate=built.evaluate,
         out=folder,

@@ -90,7 +90,8 @@ def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
             "participation.population is missing: in a secure run the number of clients is declared, not counted from the array "
             "'client'; write population = 1000, say, under [participation].",
         )
-        everybody = None if settings.algorithm.adjacency == "add-remove" else population
+        elsewhere = settings.algorithm.adjacency == "add-remove" or settings.participation.noise_cohort is not None
+        everybody = None if elsewhere else population
         federation = Federation.from_arrays(x, y, arrays["client"], clients=everybody, transform=transform)
     else:
         federation = _partition(settings.data, x, y, seed, transform)

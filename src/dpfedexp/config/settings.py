@@ -23,7 +23,15 @@ from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.losses import by_name
-from dpfedexp.participation import FixedSize, Full, Participation, Poisson, public_population
+from dpfedexp.participation import (
+    FixedSize,
+    Full,
+    Participation,
+    Poisson,
+    larger_cohort,
+    larger_sampling,
+    public_population,
+)
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.registry import check_trainer
 
@@ -165,6 +173,7 @@ class ParticipationSettings(Section):
     rate: float | None = None
     count: int | None = None
     population: int | None = Field(None, ge=1)
+    noise_cohort: int | None = Field(None, ge=1)
 
 
 class RunSettings(Section):
@@ -254,7 +263,12 @@ class Settings(Section):
         if self.resolved is None:
             return []
         facts, algorithm = self.resolved, self.build_algorithm()
-        sampling = self.build_participation().sampling(facts.clients)
+        participation, noise_cohort = self.build_participation(), self.participation.noise_cohort
+        sampling = (
+            participation.sampling(facts.clients)
+            if noise_cohort is None
+            else larger_sampling(participation, noise_cohort, facts.clients)
+        )
         rounds, secure = self.run.rounds, self.run.secure
         votes, beside = asked(algorithm, self.build_local(), rounds, sampling, secure)
         mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
@@ -268,7 +282,9 @@ class Settings(Section):
 
     def build_population(self, algorithm: Algorithm, participation: Participation, present: int | None) -> int | None:
         """The public number of clients; `present` is how many there are, None where that is not known yet."""
-        declared = self.participation.population
+        declared, noise_cohort = self.participation.population, self.participation.noise_cohort
+        if noise_cohort is not None:
+            return declared if present is None else larger_cohort(participation, noise_cohort, present, declared)[1]
         adjacency = algorithm.adjacency if algorithm.private else "replace-one"
         if adjacency == "replace-one" and present is None:
             return declared

@@ -150,6 +150,11 @@ class LocalOptimiser(Batching):
         return ()
 
     @property
+    def follows_gradient(self) -> bool:
+        """Whether `direction` is the gradient itself, so that a step needs no memory for it."""
+        return False
+
+    @property
     def needs_all_gradients(self) -> bool:
         """Whether `joined` wants to see the gradients of all parameters before any parameter moves.
 

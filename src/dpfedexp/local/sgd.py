@@ -48,6 +48,10 @@ class Sgd(LocalOptimiser):
     def moment_names(self) -> tuple[str, ...]:
         return ("v",) if self.momentum else ()
 
+    @property
+    def follows_gradient(self) -> bool:
+        return not self.momentum and not self.weight_decay and type(self).direction is Sgd.direction
+
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
         if self.weight_decay:
             gradient = gradient + self.weight_decay * w

@@ -15,5 +15,7 @@ from dpfedexp.clipping import clip, row_norms
 
 def lift(delta: Tensor, radius: float) -> Tensor:
     """u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C."""
-    last = (radius * radius - row_norms(delta).square()).clamp_min(0.0) / radius
-    return clip(torch.cat([delta, last.to(delta.dtype)[:, None]], dim=1), radius, reuse=True).vectors
+    norms = row_norms(delta)
+    last = ((radius * radius - norms.square()).clamp_min(0.0) / radius).to(delta.dtype)
+    lifted = torch.cat([delta, last[:, None]], dim=1)
+    return clip(lifted, radius, reuse=True, norms=torch.hypot(norms, last.double())).vectors

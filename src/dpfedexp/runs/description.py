@@ -28,6 +28,8 @@ class RunDescription:
         secure: whether it protects real data.
         chunk_size: clients per tensor program.
         trainer: how local updates are computed.
+        noise_cohort: clients of a round of the larger deployment that is simulated; None where none is.
+        stand_ins: how many simulated clients stand for them.
     """
 
     name: str
@@ -41,6 +43,8 @@ class RunDescription:
     secure: bool
     chunk_size: int
     trainer: str
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
 
 
 def ledger_header(run: RunDescription) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def ledger_header(run: RunDescription) -> dict[str, Any]:
         "delta": run.delta,
         "simulated": not run.secure,
         "run": run.name,
+        **({} if run.noise_cohort is None else {"noise_cohort": run.noise_cohort, "stand_ins": run.stand_ins}),
     }
     public = outlets.recorded(LEDGER, header, secure=run.secure)
     return {"config_hash": public.pop("config"), **public}

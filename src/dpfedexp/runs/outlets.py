@@ -59,6 +59,8 @@ OUTLETS: Mapping[str, Fields] = {
         "clients": "public",
         "delta": "public",
         "simulated": "public",
+        "noise_cohort": "public",
+        "stand_ins": "public",
         "run": "accounting",
         "seq": "accounting",
         "round": "public",

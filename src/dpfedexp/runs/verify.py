@@ -33,6 +33,8 @@ _NEW_FACTS = (
     "no_other_adjacency",
     "no_models_only",
     "votes",
+    "noise_cohort",
+    "stand_ins",
 )
 _VIEWS = ("other_adjacency", "models_only")
 
@@ -88,6 +90,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             simulated=bool(header.get("simulated", True)),
             reporting=_reporting(header),
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
+            **_larger(header),
         )
     statement = PrivacyStatement.from_charges(
         ledger.charges(),
@@ -100,6 +103,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         reporting=0 if claim.reporting is None else claim.reporting,
         # Who claims no figure for a reason of their own claims less.
         no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
+        **_larger(header),
     )
     return replace(
         statement,
@@ -123,6 +127,14 @@ def _reporting(header: dict[str, Any]) -> int:
     """How many clients at least report in every round, where the header says so: 0, unknown, otherwise."""
     count = header.get("reporting", 0)
     return count if type(count) is int and count >= 0 else 0
+
+
+def _larger(header: dict[str, Any]) -> dict[str, Any]:
+    """The deployment that a few simulated clients stood for, where the header says so."""
+    cohort, stand_ins = header.get("noise_cohort"), header.get("stand_ins")
+    if type(cohort) is not int or type(stand_ins) not in (int, float):
+        return {}
+    return {"noise_cohort": cohort, "stand_ins": stand_ins}
 
 
 def open_ledger(run: Path) -> Ledger:

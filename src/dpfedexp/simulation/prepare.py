@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,10 @@ from dpfedexp.layout import Layout
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.local_rate import USUAL
 from dpfedexp.losses import Loss, resolve
-from dpfedexp.mechanisms import Secure
+from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
-from dpfedexp.participation import Full, Participation, public_population
+from dpfedexp.participation import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.simulation.self_rate import answering
 from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
@@ -48,6 +49,7 @@ def prepare(
     execution: Execution | None = None,
     participation: Participation | None = None,
     population: int | None = None,
+    noise_cohort: int | None = None,
     loss: str | Loss | None = None,
     diagnostics: bool = False,
     secure: Secure = False,
@@ -66,11 +68,16 @@ def prepare(
     check_optimiser(local)
     isolated = bool(secure) if isolated is None else isolated
     execution = execution_on(device, execution)
-    everyone = participation or Full()
+    everyone: Participation = participation or Full()
     # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
     adjacency = algorithm.adjacency if algorithm.private else "replace-one"
-    declared = public_population(adjacency, everyone, len(clients), population)
+    if noise_cohort is None:
+        declared = public_population(adjacency, everyone, len(clients), population)
+    else:
+        check_noise_cohort(noise_cohort, algorithm, local, secure)
+        everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
+    trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
     task, nobody = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     _check_scaffold(algorithm, task)
     # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
@@ -80,7 +87,7 @@ def prepare(
     trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
     trial = replace(trained, clients=nobody, copies=[]) if isolated else None
     trainer, chunk, unit, note = _trainer(
-        trained, trial, streams, execution, cohort, rounds, fixed=sampling.kind != "poisson"
+        trained, trial, streams, execution, trained_per_round, rounds, fixed=sampling.kind != "poisson"
     )
     dimension = task.layout.dimension
     asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
@@ -154,6 +161,9 @@ def _trainer(
     if isinstance(trainer, Parallel) and execution.chunk_size is None:
         chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
     unit = None
+    if not isolated and execution.chunk_size is None and task.device.type != "cpu":
+        # Chunks of one size: every other size is a program of its own to record.
+        chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
     if isolated:
         chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
     return trainer, int(chunk), unit, note
@@ -219,6 +229,26 @@ def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool)
     require(
         not (secure and diagnostics),
         "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
+
+
+def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimiser, secure: Secure = False) -> None:
+    """Raises `InputError` where clients can't stand for a larger cohort."""
+    kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
+    require(
+        kind.is_private and not kind.is_local,
+        f"{given} with mechanism {algorithm.mechanism!r}, in which no server adds noise to a sum; leave it out.",
+    )
+    require(
+        not secure,
+        f"{given} in a secure run: noise for a larger cohort does not protect the clients that are there; leave one of them out.",
+    )
+    require(
+        not algorithm.scaffold,
+        f"{given} with DP-SCAFFOLD, whose clients remember how often they took part; leave it out.",
+    )
+    require(
+        not local.automatic, f"{given} with a local rate that the clients' votes choose; give the rate as a number."
     )
 
 

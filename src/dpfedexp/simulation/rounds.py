@@ -28,10 +28,12 @@ from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.local_rate import HELPED, watched
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
+from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
-from dpfedexp.participation import Participation
+from dpfedexp.participation import LargerCohort, Participation
 from dpfedexp.round import State, advance
+from dpfedexp.simulation.ahead import drawn_ahead
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
@@ -124,6 +126,11 @@ class Simulation:
         return len(self.task.clients)
 
     @property
+    def larger(self) -> LargerCohort | None:
+        """The deployment that the clients stand for, where they do."""
+        return self.participation if isinstance(self.participation, LargerCohort) else None
+
+    @property
     def sampling(self) -> Sampling:
         return self.participation.sampling(self.population)
 
@@ -166,6 +173,9 @@ class Simulation:
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)
         cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
+        central: Noise = self.noise.at("central noise", number)
+        if self.system is None and mechanism.is_private and not mechanism.is_local:
+            central = drawn_ahead(central, mechanism.width(len(state.w)), self.task.device)
         part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
         sums, controls, true_squares = part_of(state, mechanism, cohort, number)
         self.task.check_state()
@@ -176,9 +186,9 @@ class Simulation:
                 f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
             ) from None
         release = mechanism.release(
-            sums,
+            sums if self.larger is None else sums.times(self.larger.factor),
             self.participation.expected(self.population),
-            self.noise.at("central noise", number),
+            central,
             self.noise.at("central scalar noise", number),
         )
         new, eta_g = self._advance(state, release)

@@ -63,6 +63,8 @@ def description_of(simulation: Simulation, rounds: int, **more: Any) -> RunDescr
         secure=simulation.system is not None,
         chunk_size=simulation.chunk_size,
         trainer=simulation.trainer.name,
+        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
+        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
     )
 
 

@@ -41,6 +41,7 @@ from dpfedexp.simulation.ranks import Team, world
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.self_rate import probed
 from dpfedexp.simulation.settings import description_of, facts_of
+from dpfedexp.simulation.spent import epsilon_so_far
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.task import Clients
@@ -74,6 +75,7 @@ def train(
     execution: Execution | None = None,
     participation: Participation | None = None,
     population: int | None = None,
+    noise_cohort: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
     evaluate: Evaluate | None = None,
@@ -108,6 +110,8 @@ def train(
         participation: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`.
         population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
             sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
+        noise_cohort: noise as for a round of so many clients of a larger deployment, while `participation` simulates fewer. The
+            promise is the deployment's, whose `population` may be given, and not one to the simulated clients.
         loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
             targets by default (docs/losses.md).
         test: (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds.
@@ -180,6 +184,7 @@ def train(
             execution=_as_before(execution, last),
             participation=participation,
             population=population,
+            noise_cohort=noise_cohort,
             loss=loss,
             diagnostics=diagnostics,
             secure=secure,
@@ -337,7 +342,7 @@ def _rounds(
         metrics = {}
         if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
             metrics = metrics_of(model, simulation, state, evaluate)
-        record = describe(result, open_run.ledger.guarantee(delta).epsilon, metrics)
+        record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)
         end = End.of(completed(record))
@@ -365,6 +370,8 @@ def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacySt
         # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
         reporting=0 if algorithm.scaffold == "report" else None,
         stopping=end.decided,
+        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
+        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
     )
 
 

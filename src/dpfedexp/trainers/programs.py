@@ -12,9 +12,9 @@ from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import objective
-from dpfedexp.trainers.fast.ops import Unsupported
+from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import has_triton, without_patches
+from dpfedexp.trainers.fast.rewrite import has_triton, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS
@@ -31,6 +31,19 @@ class Programs:
     @cached_property
     def plain(self) -> Program:
         return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
+
+    @cached_property
+    def gathered(self) -> Program:
+        """Large convolutions whose inputs' gradients are convolutions too; the plain program where there are none."""
+        return self._checked(lambda: without_scatter(self.plain, again=False))
+
+    @cached_property
+    def lean(self) -> Program:
+        """The same, with patches made again instead of kept."""
+        found = without_scatter(self.plain, again=True)
+        if len(found.steps) == len(self.plain.steps):
+            raise InputError("the model has no convolution whose patches could be made again.")
+        return self._checked(lambda: found)
 
     @cached_property
     def fused(self) -> Program:
@@ -63,7 +76,7 @@ def _check(task: Task, program: Program) -> None:
     with torch.no_grad():
         core = by_program(task, program)
         fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-        core.descend(params, fixed, y, weights, found.__setitem__)
+        core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))
     # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
     tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
     for name, gradient in expected.items():

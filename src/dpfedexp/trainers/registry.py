@@ -57,15 +57,19 @@ class TrainerKind:
 
 
 def _fast(parts: Parts) -> Trainer:
-    core = by_program(parts.task, parts.programs.plain)
     if not parts.on_cpu:
-        return _recorded(parts, "fast", core)
+        return _recorded(parts, "fast", by_program(parts.task, parts.programs.gathered))
+    core = by_program(parts.task, parts.programs.plain)
     steps = Steps(parts.task, "fast", core, streams=parts.streams)
     return Parallel("fast", lambda: steps, parts.tile, fixed=parts.fixed)
 
 
 def _fused(parts: Parts) -> Trainer:
     return _recorded(parts, "fused", by_program(parts.task, parts.programs.fused))
+
+
+def _lean(parts: Parts) -> Trainer:
+    return _recorded(parts, "lean", by_program(parts.task, parts.programs.lean))
 
 
 def _recorded_vectorised(parts: Parts) -> Trainer:
@@ -95,6 +99,7 @@ def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
 TRAINERS: dict[str, TrainerKind] = {
     "fused": TrainerKind(_fused, "a program of known layers with triton's kernels", ("cuda",)),
     "fast": TrainerKind(_fast, "a program of known layers"),
+    "lean": TrainerKind(_lean, "a program of known layers that keeps no patches", ("cuda",)),
     "recorded-vectorised": TrainerKind(_recorded_vectorised, "vmap, replayed as a CUDA graph", ("cuda",)),
     "tiled-vectorised": TrainerKind(_tiled_vectorised, "vmap over tiles, on several threads", ("cpu",)),
     "tiled-loop": TrainerKind(_tiled_loop, "one client after the other, on several threads", ("cpu",)),

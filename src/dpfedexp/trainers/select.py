@@ -1,7 +1,8 @@
 """Which trainer a run gets: by name, or the one that is fastest on its own first clients.
 
-A run that is over in a moment anyway takes plain `vmap` without asking. Otherwise each candidate trains a few clients for one step,
-and the best time of a few decides; the answer is kept for the same network, shapes and device.
+A run that is over in a moment anyway takes plain `vmap` without asking. Otherwise each candidate trains a few clients for a few
+steps, in turn, so that a machine that becomes busier slows all of them, and the best time of each decides. The answer is kept for
+the same machine, network and shapes, and what it rests on is in the log.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch import Tensor
 from dpfedexp.batches import Schedule
 from dpfedexp.errors import InputError, require
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers import choices
 from dpfedexp.trainers.checks.isolation import is_isolated
 from dpfedexp.trainers.chunk_size import Footprint, footprint
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, sample
-from dpfedexp.trainers.registry import Parts, check_trainer, makers
+from dpfedexp.trainers.registry import LOOP, Parts, check_trainer, makers
 from dpfedexp.trainers.task import Task, Trainer
 from dpfedexp.trainers.tiled import Parallel
 from dpfedexp.trainers.vectorised import choose
@@ -32,8 +34,13 @@ TILE_BYTES = 32 * 2**20
 WORTH_MEASURING = 5 * 10**7
 """Floating-point numbers that the whole run computes. With fewer it is over sooner than its candidates could be compared."""
 
-ALIKE = 1.15
+ALIKE = 1.05
 """Candidates within this factor of the quickest count as equally quick."""
+STEPS, TURNS, HOPELESS, SLOW = 2, 4, 2.0, 2.0
+"""Steps of a trial, how often each candidate is tried, and how many times slower than the quickest and how many seconds
+slow it may be to be tried again."""
+LOOPED = 2
+"""Clients that the loop is tried on where a GPU takes a whole chunk at once; its time grows with their number."""
 
 _remembered: dict[object, str] = {}
 
@@ -97,13 +104,15 @@ def select(
         candidates.pop("tiled-vectorised", None)
     if brief:
         candidates = {"vectorised": candidates.pop("vectorised"), **candidates}
+    if on.device.type != "cpu" and not brief:
+        candidates[LOOP] = lambda: Loop(on, streams)
     chosen = _choice(on, candidates, chunk, brief=brief, isolated=isolated)
     if chosen is None:
         return Loop(task, streams), (
             "on this device no trainer that takes several clients at once keeps them apart bit for bit; training them one after "
             "the other instead, because the run is secure."
         )
-    return offered[chosen](), None
+    return (Loop(task, streams) if chosen == LOOP else offered[chosen]()), None
 
 
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
@@ -114,7 +123,7 @@ def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolate
         )
     if isolated:
         candidates = {name: make for name, make in candidates.items() if _made_apart(trial, make, chunk)}
-    return _quickest(trial, candidates, chunk) if candidates else None
+    return _quickest(trial, candidates, chunk, isolated=isolated) if candidates else None
 
 
 def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
@@ -159,43 +168,85 @@ def _per_update(task: Task, size: Footprint) -> float:
     return steps * size.rows * (size.activations + task.layout.dimension)
 
 
-def _quickest(task: Task, makers: Makers, chunk: int) -> str:
+def _quickest(task: Task, makers: Makers, chunk: int, *, isolated: bool) -> str:
     on_cpu = task.device.type == "cpu"
     clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
-    one_step = Schedule(plan.positions[:, :1], plan.weights[:, :1], torch.ones_like(plan.steps))
-    key = (repr(task.model), task.layout, task.loss, one_step.positions.shape, task.device, task.precision, *makers)
-    if key not in _remembered:
-        times: dict[str, float] = {}
-        for name, make in makers.items():
-            try:
-                times[name] = _time(task, make(), clients, one_step)
-            except InputError as reason:
-                log.debug("%s is left out: %s", name, reason)
-        log.debug("seconds per step of %d clients: %s", len(clients), times)
+    trial = _first_steps(plan)
+    work = (
+        repr(task.model),
+        task.layout,
+        task.local,
+        trial.positions.shape,
+        int(trial.steps[0]),
+        task.precision,
+        *makers,
+    )
+    key = choices.name_of((getattr(task.loss, "__qualname__", repr(task.loss)), *work), task.device)
+    chosen = _remembered.get(key)
+    if chosen is None and not isolated:
+        chosen = choices.known(key)
+        if chosen in makers:
+            log.info("trainer %s: it was the quickest for this network and shapes on this machine before", chosen)
+    if chosen not in makers:
+        times = _compared(task, makers, clients, trial)
         # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
-        _remembered[key] = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
-    return _remembered[key]
+        chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
+        shown = ", ".join(f"{name} {seconds:.4g}" for name, seconds in times.items())
+        log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), int(trial.steps[0]), shown)
+        if not isolated:
+            choices.keep(key, chosen, times)
+    _remembered[key] = chosen
+    return chosen
 
 
-def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule) -> float:
-    """Seconds of one step of these clients: the best of four after what compiles and records, or less if they are slow."""
+def _first_steps(plan: Schedule) -> Schedule:
+    """The first steps of a plan: more than one, because what depends on the data alone is made once for all of them."""
+    count = min(STEPS, plan.longest)
+    at = slice(0, count)
+    return Schedule(plan.positions[:, at], plan.weights[:, at], torch.full_like(plan.steps, count))
+
+
+def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> dict[str, float]:
+    """Seconds of these clients' first steps by every candidate that can take them: the best of a few, in turn."""
+    made: dict[str, Trainer] = {}
+    times: dict[str, float] = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+            times[name] = _time(task, made[name], clients, plan)
+        except InputError as reason:
+            log.debug("%s is left out: %s", name, reason)
+    for _ in range(TURNS - 1):
+        for name, trainer in made.items():
+            if name in times and times[name] <= min(SLOW, HOPELESS * min(times.values())):
+                times[name] = min(times[name], _time(task, trainer, clients, plan, warm=True))
+    return times
+
+
+def _time(task: Task, trainer: Trainer, clients: Tensor, plan: Schedule, *, warm: bool = False) -> float:
+    """Seconds of the plan's steps of these clients; after what compiles and records, where that is not done already."""
     w = task.layout.read(task.model).float().to(task.device)
+    on_cpu = task.device.type == "cpu"
+    # One client after the other takes as long as all of them: a few are enough to know.
+    few = LOOPED if trainer.unit == 1 and not on_cpu else len(clients)
+    at = slice(0, min(few, len(clients)))
 
     def once() -> float:
         began = time.perf_counter()
-        trainer(w, clients, plan, 1)
-        if task.device.type == "cuda":
+        trainer(w, clients[at], plan.part(at), 1)
+        if not on_cpu:
             torch.cuda.synchronize(task.device)
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) * len(clients) / len(clients[at])
 
     try:
-        warm = [once() for _ in range(1 if task.device.type == "cpu" else 2)]
-        if warm[-1] > 2.0:
-            return warm[-1]
-        return min(once() for _ in range(4))
+        seconds = once()
+        for _ in range(0 if warm else 1 if on_cpu else 2):
+            # The first call on a GPU records, however slow it is.
+            seconds = once() if seconds < SLOW or not on_cpu else seconds
+        return seconds
     except RuntimeError as error:
         # Out of memory, or a program that a CUDA graph can't hold: another trainer will do.
-        if task.device.type == "cpu":
+        if on_cpu:
             raise
         log.debug("%s is left out: %s", trainer.name, error)
         return float("inf")

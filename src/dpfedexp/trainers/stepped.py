@@ -97,17 +97,23 @@ class Steps:
         round: int,
         correction: Tensor | None = None,
         rates: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
+        """The updates, [n, d]; into `out` where it is given, in which the parameters then live meanwhile."""
+        if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
+            clients, schedule, correction, rates = _filled(more, clients, schedule, correction, rates)
+            return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]
         uneven = schedule.uneven
         rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
             batch_of = self._batches(clients, schedule)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
             keys = self.task.keys(self.streams, round, clients)
-            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys)
+            given: dict[str, Tensor] = {} if out is None else {"into": out}
+            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys, **given)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
-            return stepper.moved()
+            return stepper.moved() if out is None else out.sub_(w)
 
     def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
         return self._fresh() if self.recordings is None else self.recordings.stepper(key)
@@ -122,3 +128,16 @@ class Steps:
             return make
         constant = make(0)
         return lambda step: constant
+
+
+def _filled(
+    more: int, clients: Tensor, plan: Schedule, correction: Tensor | None, rates: Tensor | None
+) -> tuple[Tensor, Schedule, Tensor | None, Tensor | None]:
+    """With so many repetitions of the last client, whose updates nobody uses."""
+
+    def fill(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows[-1:].expand(more, *rows.shape[1:])])
+
+    filled = Schedule(fill(plan.positions), fill(plan.weights), fill(plan.steps), plan.most)
+    own, rate = (None if rows is None else fill(rows) for rows in (correction, rates))
+    return fill(clients), filled, own, rate

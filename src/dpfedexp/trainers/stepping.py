@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 from dpfedexp.inputs import Inputs, each, leaves
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
+from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
 from dpfedexp.trainers.forward.draws import step_keys
 
-Take = Callable[[str, Tensor], None]
+Take = Callable[[str, Gradient], None]
 INPUT = 0
 """The number of the value that the data are, among those that a core has prepared."""
 KEYS = -1
@@ -129,8 +131,17 @@ class Stepper:
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
 
-        def take(name: str, gradient: Tensor) -> None:
+        def take(name: str, given: Gradient) -> None:
             value = self.params[name]
+            if (
+                isinstance(given, Product)
+                and going is None
+                and self._only_subtracts
+                and given.left.dtype == value.dtype
+            ):
+                given.add_to(value, -self.local.rate)
+                return
+            gradient = multiplied(given)
             if self.local.proximal:
                 gradient = gradient + self.local.proximal * (value - self.start[name])
             if self.correction is not None:
@@ -148,6 +159,13 @@ class Stepper:
             for name, gradient in self.local.joined(gradients).items():
                 self._move(name, gradient, going)
         self.clock.step.add_(1)
+
+    @property
+    def _only_subtracts(self) -> bool:
+        """Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it."""
+        local = self.local
+        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
+        return self.in_place and local.follows_gradient and not beside
 
     def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
         value, moments = self.params[name], self.moments[name]
@@ -173,8 +191,19 @@ class Stepper:
         return torch.cat([(self.params[name] - self.start[name]).flatten(1) for name in self.layout.names], dim=1)
 
 
+EVEN, OWN_WIDTHS = 8, 3
+"""Where cohorts have a random size, recordings are for multiples of `EVEN`; the first few sizes have recordings of their own."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """From a function without arguments to one that does the same to the same memory, with less overhead."""
+
+
+@lru_cache(maxsize=16)
+def _pool(device: int) -> Any:
+    """One memory for the values inside all steps that are recorded on a device: they are replayed one after the other, and nothing
+
+    inside a step outlives it. Parameters, batches and whatever else stays lie elsewhere.
+    """
+    return torch.cuda.graph_pool_handle()
 
 
 def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
@@ -190,7 +219,7 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
     gc.collect()
     gc.disable()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=_pool(torch.cuda.current_device())):
             function()
     finally:
         gc.enable()
@@ -217,7 +246,10 @@ class Recording:
         uneven: bool,
         rates: Tensor | None = None,
         keys: Tensor | None = None,
+        into: Tensor | None = None,
     ) -> None:
+        if into is not None:
+            raise ValueError("a recording has memory of its own; its updates are copied.")
         self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
@@ -259,10 +291,18 @@ class Recording:
 class Recordings:
     """Recordings by shape: a shape is recorded when it comes the second time, and the oldest makes room."""
 
-    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 4) -> None:
+    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 8) -> None:
         self.fresh, self.capture, self.keep = fresh, capture, keep
+        self.widths: set[int] = set()
         self.seen: set[Any] = set()
         self.held: dict[Any, Recording] = {}
+
+    def width(self, clients: int) -> int:
+        """For how many clients a recording is used: as many, or where their number keeps changing the next multiple of `EVEN`."""
+        if clients in self.widths or len(self.widths) < OWN_WIDTHS or clients <= EVEN:
+            self.widths.add(clients)
+            return clients
+        return -(-clients // EVEN) * EVEN
 
     def stepper(self, key: Any) -> Stepper | Recording:
         if key in self.held:

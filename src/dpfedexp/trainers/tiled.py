@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpfedexp.batches import Schedule
 from dpfedexp.threads import spread
+from dpfedexp.trainers.stepped import Steps
 from dpfedexp.trainers.task import Trainer
 
 
@@ -58,7 +59,12 @@ class Parallel:
         def one(first: int) -> None:
             at = slice(first, first + tile)
             own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
-            out[at] = self._trainer()(w, clients[at], schedule.part(at), round, own, rate)
+            trainer = self._trainer()
+            if isinstance(trainer, Steps):
+                # A row as large as a cache is written where it stays, and not copied there.
+                trainer(w, clients[at], schedule.part(at), round, own, rate, out=out[at])
+            else:
+                out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
 
         spread(one, range(0, n, tile), self.threads, always=self.fixed)
         return out

@@ -49,6 +49,8 @@ class Promise:
         chosen: what `fit` chose, in words; empty where everything was given.
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
+        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
+            run. `stand_ins` simulated clients stood for them in every round.
     """
 
     algorithm: str
@@ -83,3 +85,5 @@ class Promise:
     chosen: tuple[str, ...] = ()
     stopping: Source | Literal["hand", ""] = ""
     noise_by: NoiseBy = ""
+    noise_cohort: int | None = None
+    stand_ins: float | None = None

@@ -46,6 +46,8 @@ class PrivacyStatement(Promise):
         reporting: int | None = None,
         no_other_adjacency: str = "",
         stopping: Source | Literal["hand", ""] = "",
+        noise_cohort: int | None = None,
+        stand_ins: float | None = None,
     ) -> PrivacyStatement:
         """The statement for what was charged.
 
@@ -62,6 +64,8 @@ class PrivacyStatement(Promise):
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
             stopping: what decided that the run ended before its last planned round, where somebody decided it.
+            noise_cohort: clients of a round of a larger deployment, where the run simulated one with fewer.
+            stand_ins: how many simulated clients stood for them.
         """
         made = [(event, n) for event, n in charges if n]
         charges = made if planned is None or not stopping else [(event, n) for event, n in planned if n]
@@ -104,6 +108,8 @@ class PrivacyStatement(Promise):
             votes=_votes(charges),
             stopping=stopping,
             noise_by=_noise_by(charges),
+            noise_cohort=noise_cohort,
+            stand_ins=stand_ins,
             **_plan(planned, delta),
         )
 

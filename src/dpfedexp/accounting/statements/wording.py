@@ -99,6 +99,7 @@ def statement_text(s: Promise) -> str:
     paragraphs = [
         f"Privacy of {s.algorithm}: {n['rounds']} {_plural('round', s.rounds)}, "
         f"{n['clients']} {_plural('client', s.clients)}",
+        *_larger(s, n),
         "Who is protected: every client, with all of its data at once, not only single records.",
         _against(s),
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
@@ -162,6 +163,8 @@ def shown(s: Promise) -> dict[str, str]:
         if view is not None:
             figures[f"{name}_epsilon_round"] = figure(view.epsilon_round)
             figures[f"{name}_epsilon_total"] = figure(view.epsilon_total)
+    if s.noise_cohort is not None and s.stand_ins is not None:
+        figures |= {"noise_cohort": f"{s.noise_cohort}", "stand_ins": f"{s.stand_ins:g}"}
     if s.reporting is not None:
         figures["reporting"] = f"{s.reporting}"
     if s.large_delta:
@@ -227,6 +230,16 @@ def _changes(s: Promise) -> str:
     if s.no_other_adjacency:
         lines.append(f"  - There is no add-remove figure: {s.no_other_adjacency}.")
     return "\n".join(["What it means that one client changed:", *lines])
+
+
+def _larger(s: Promise, n: dict[str, str]) -> list[str]:
+    if "noise_cohort" not in n:
+        return []
+    return [
+        f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part in "
+        f"a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
+        "promises nothing to the clients whose data it used."
+    ]
 
 
 def _votes(s: Promise) -> list[str]:

@@ -25,6 +25,7 @@ ADDED_SINCE: Tree = {
     "local.max_examples": None,
     "local.optimiser": "sgd",
     "participation.population": None,
+    "participation.noise_cohort": None,
 }
 """Fields that are younger than the oldest records, with the value that every run had before there was a choice.
 

@@ -142,6 +142,41 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class Convolve:
+    """Patches and their product in one, for kernels that move by one: the input's gradient is a convolution too, by turned kernels.
+
+    Patches of the outputs' gradient are written once and read once by a product that sums over all shifts; the gradient of the
+    input's patches would be written, and then read and added up place by place.
+
+    Args:
+        window: of stride 1 and dilation 1, with a padding below the kernel's size.
+        bias: whether there is one.
+        again: whether to make the input's patches again on the way back instead of keeping them, many times the input's memory.
+    """
+
+    window: Window
+    bias: bool
+    again: bool = False
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        patches, _ = Patches(self.window).forward((), x)
+        y, _ = Contract(self.bias).forward(params, patches)
+        return y, x if self.again else patches
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        patches = Patches(self.window).forward((), saved)[0] if self.again else saved
+        grads, _ = Contract(self.bias).backward(params, patches, dy, False)
+        if not wanted:
+            return grads, (None,)
+        # Behind the edge of the outputs lie zeros, as many as let the turned kernels reach every pixel of the input.
+        rows, columns = (self.window.size[i] - 1 - self.window.padding[i] for i in (0, 1))
+        around, _ = Patches(Window(self.window.size, padding=(rows, columns))).forward((), dy)
+        turned = params[0].flip((3, 4)).transpose(1, 2).flatten(2)
+        return grads, (torch.bmm(turned, around.flatten(2)).view(len(dy), -1, *around.shape[2:]),)
+
+
+@dataclass(frozen=True)
 class ContractAndPool:
     """Convolution and non-overlapping max-pool in one: patches of `window.pooled(pool)` to the pooled outputs.
 

@@ -11,7 +11,33 @@ import torch
 from torch import Tensor
 
 Saved = Any
-Gradients = tuple[Sequence[Tensor], Sequence[Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A parameter's gradient left·right, [n, a, k] times [n, k, b], that is not multiplied out yet.
+
+    A gradient as large as the parameters is memory that is written, read and thrown away. Whoever only subtracts it lets the
+    product of matrices do so.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def tensor(self) -> Tensor:
+        return torch.bmm(self.left, self.right)
+
+    def add_to(self, value: Tensor, factor: float) -> None:
+        """value ← value + factor·gradient, in place; `value` has the type of the factors."""
+        value.baddbmm_(self.left, self.right, alpha=factor)
+
+
+Gradient = Tensor | Product
+Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
+
+
+def multiplied(gradient: Gradient) -> Tensor:
+    return gradient.tensor() if isinstance(gradient, Product) else gradient
 
 
 class Op(Protocol):
@@ -51,7 +77,7 @@ class Linear:
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         flat, shape = saved
         rows = dy if dy.dim() == 3 else dy.transpose(1, 2).flatten(2)
-        grads = [torch.bmm(rows, flat.transpose(1, 2))]
+        grads: list[Gradient] = [Product(rows, flat.transpose(1, 2))]
         if self.bias:
             grads.append(rows.sum(2))
         dx = None

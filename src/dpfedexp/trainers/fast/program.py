@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from dpfedexp.trainers.fast.objective import Objective
-from dpfedexp.trainers.fast.ops import Op
+from dpfedexp.trainers.fast.ops import Gradient, Op
 from dpfedexp.trainers.stepping import INPUT, KEYS
 
 
@@ -89,7 +89,7 @@ class Program:
         targets: Tensor,
         weights: Tensor,
         start: Objective,
-        take: Callable[[str, Tensor], None],
+        take: Callable[[str, Gradient], None],
     ) -> None:
         """Hands every parameter's gradient to `take` as soon as it is known; from then on this step reads the parameter no more."""
         outputs, saved = self.forward(params, fixed)
@@ -102,5 +102,5 @@ class Program:
             for i, gradient in zip(step.inputs, of_inputs, strict=True):
                 if i in self.trained and gradient is not None:
                     gradients[i] = gradients[i] + gradient if i in gradients else gradient
-            for name, gradient in zip(step.params, of_params, strict=True):
-                take(name, gradient)
+            for name, of_param in zip(step.params, of_params, strict=True):
+                take(name, of_param)

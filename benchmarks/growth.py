@@ -1,0 +1,105 @@
+"""Seconds and memory of a round against clients, parameters, examples and rounds, with a figure.
+
+    python benchmarks/growth.py [--device cuda] [--quick] [--out benchmarks/results/growth-cpu.json]
+
+Each point is a process of its own. Rounds are those of one run of a small problem: seconds of the 10 rounds that end there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfedexp import Federation, Sgd, cdp_fedexp, train
+from dpfedexp.bench.measure import measure, peak_memory
+
+HERE = Path(__file__).resolve().parent
+
+
+def points(quick: bool) -> dict[str, list[tuple[int, str, int]]]:
+    """By what grows: (its size, the workload, clients)."""
+    cohorts, widths, examples = (10, 30, 100, 300, 1000), (8, 64, 512, 4096), (15, 60, 240, 960)
+    if quick:
+        cohorts, widths, examples = cohorts[:3], widths[:3], examples[:3]
+    return {
+        "clients": [(n, "cnn", n) for n in cohorts],
+        "parameters": [(784 * h + 11 * h + 10, f"mlp-{h}", 20) for h in widths],
+        "examples": [(rows, f"mlp-64-{rows}", 50) for rows in examples],
+    }
+
+
+def by_rounds(rounds: int, device: str) -> list[dict[str, Any]]:
+    """A long run: whether its rounds become slower, and its memory larger."""
+    generator = torch.Generator().manual_seed(0)
+    clients = Federation.from_clients(
+        [(torch.randn(5, 20, generator=generator), torch.randn(5, generator=generator)) for _ in range(50)]
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(20, 1), torch.nn.Flatten(0))
+    ends, rows = [time.perf_counter()], []
+
+    def on_round(record: dict[str, Any]) -> None:
+        ends.append(time.perf_counter())
+        at = record["round"]
+        if at >= 10 and at in {10, 30, 100, 300, 1000, 3000}:
+            seconds = (ends[-1] - ends[-11]) / 10
+            rows.append({"size": at, "seconds_per_round": seconds, "peak_memory_bytes": peak_memory(device)})
+
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
+    train(
+        model,
+        clients,
+        algorithm,
+        local=Sgd(lr=0.1, steps=2),
+        rounds=rounds,
+        device=device,
+        progress=False,
+        on_round=on_round,
+    )
+    return rows
+
+
+def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, len(found), figsize=(3 * len(found), 5), layout="constrained")
+    for column, (name, rows) in enumerate(found.items()):
+        for axis, field, label in (
+            (axes[0][column], "seconds_per_round", "seconds per round"),
+            (axes[1][column], "peak_memory_bytes", "peak memory, bytes"),
+        ):
+            axis.plot([row["size"] for row in rows], [row[field] for row in rows], "o-")
+            axis.set(xscale="log", yscale="log", xlabel=name, ylabel=label)
+            axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "growth.json")
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, asked in points(given.quick).items():
+        found[name] = [
+            {"size": size, **asdict(measure("dpfedexp", work, clients, rounds=1, device=given.device))}
+            for size, work, clients in asked
+        ]
+    found["rounds"] = by_rounds(100 if given.quick else 1000, given.device)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    plot(found, given.out.with_suffix(".png"))
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The server's noise, drawn by the processor while a GPU still trains."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from dpfedexp.noise import Noise
+
+CPU = torch.device("cpu")
+LONG = 2**16
+"""Numbers that are worth a thread."""
+
+
+class Ahead:
+    """A seeded source of noise whose draw for the server is under way: the same numbers, sooner.
+
+    Nothing of it waits for what the clients do: the draws of a seeded source depend on the round alone. The thread leaves the GPU
+    alone, because whatever it asked of it would end a recording.
+
+    Args:
+        noise: the source.
+        width: how many numbers will be asked for.
+    """
+
+    def __init__(self, noise: Noise, width: int) -> None:
+        self.noise, self.width = noise, width
+        thread = ThreadPoolExecutor(1, "noise")
+        self.drawn = thread.submit(noise.normal, torch.zeros(1, dtype=torch.int64), width, CPU, torch.float64)
+        thread.shutdown(wait=False)
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        if clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
+            return self.drawn.result().to(device)
+        return self.noise.normal(clients, width, device, dtype)
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        return self.noise.uniform(clients, width)
+
+
+def drawn_ahead(noise: Noise, width: int, device: torch.device) -> Noise:
+    """The source itself, or on a GPU one that is at work already."""
+    return Ahead(noise, width) if device.type == "cuda" and width >= LONG else noise
