@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS ?= 2
+# One more than the cores that it is meant for: the tests of deployments mostly wait.
+WORKERS ?= 3
 
 .PHONY: venv demo test coverage lint wheel wheel-check mutants clean help
 

@@ -63,7 +63,7 @@ def clients():
 CASES = {
     "everybody": ({}, {}),
     "poisson": ({}, {"participation": Poisson(0.3)}),
-    "add-remove": ({"adjacency": "add-remove"}, {"population": 400, "participation": Poisson(0.5)}),
+    "add-remove": ({"adjacency": "add-remove"}, {"population": 120, "participation": Poisson(0.5)}),
     "secure": ({}, {"secure": True}),
     "strict": ({}, {"secure": "strict"}),
 }
@@ -73,7 +73,7 @@ CASES = {
 def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with_them(name):
     settings, options = CASES[name]
     algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0, **settings)
-    made = run(regression(60 if "secure" in options else 400), algorithm, rounds=2, **options)
+    made = run(regression(24 if "secure" in options else 120), algorithm, rounds=2, **options)
     first = [(entry.round, [query.name for query in entry.event.queries]) for entry in made.ledger.entries][:2]
     assert first == [(0, ["local rate"]), (0, ["first clip"])]
     assert [entry.round for entry in made.ledger.entries][2:] == [1, 2]
@@ -111,7 +111,7 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
 ):
     """A secure run draws anew, so that only its charges are compared: the votes are paid for once."""
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
-    few = regression(60)
+    few = regression(16)
     whole = run(few, secure=secure)
     step = rounds_module.Simulation.step
     for last in (0, 2):

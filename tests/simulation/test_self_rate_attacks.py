@@ -55,14 +55,29 @@ def test_a_clients_size_changes_nobody_elses_row_where_the_transform_draws():
     assert torch.equal(found[0], found[1])
 
 
-def test_bins_are_drawn_so_that_a_client_who_leaves_changes_no_other_bin():
-    vote = probe_of(FIXED.bind(15, 1000.0, Full().sampling(1000), 50), 50, Full().sampling(1000), False).vote(
-        "local rate"
-    )
-    draws, clients = Streams(0).at("probe bins", 0), torch.arange(1000)
-    bins = vote.assigned(clients, draws)
-    assert not torch.equal(bins, clients % vote.bins)
-    assert torch.equal(vote.assigned(clients[1:], draws), bins[1:])
+def test_a_client_who_leaves_changes_no_other_bin():
+    probe = probe_of(FIXED.bind(15, 1000.0, Full().sampling(1000), 50), 50, Full().sampling(1000), False)
+    places = torch.randint(0, 14, (1000,), generator=torch.Generator().manual_seed(0))
+
+    def sums(clients):
+        seen = []
+        quiet = replace(probe, rate_noise=1e-12)
+        shares, _ = quiet.answers(
+            "local rate",
+            iter(clients.split(300)),
+            lambda some: places[some],
+            1000.0,
+            Streams(0).at("probe noise", 0),
+            lambda: seen.append(1),
+        )
+        assert seen == [1]
+        return shares
+
+    everybody = torch.arange(1000)
+    moved = sums(everybody) - sums(everybody[1:])
+    own = int(places[0]) - 1
+    assert float(moved[own]) == pytest.approx(1e-3, abs=1e-9)
+    assert float(moved.abs().sum()) == pytest.approx(1e-3, abs=1e-8)
 
 
 @pytest.mark.parametrize("rounds", [10, 200, 5000])

@@ -152,7 +152,8 @@ def train(
         >>> len(run.history)
         3
     """
-    algorithm = aggregated(algorithm, aggregation)
+    if isinstance(algorithm, Algorithm):
+        algorithm = aggregated(algorithm, aggregation)
     execution = execution_on(device, execution)
     callbacks = callbacks_of(on_round)
     require(
