@@ -144,8 +144,8 @@ def _content(vector: np.ndarray, fields: Mapping[str, float | str | list[float]]
     return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(fields))})
 
 
-def read_sums(reply: Message, request: Request, width: int) -> Sums:
-    """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
+def read_parts(reply: Message, request: Request) -> tuple[Array, ConfigRecord]:
+    """The two parts of a reply to this very request, its vector and its fields; anything more or less raises `InputError`."""
     content = reply.content
     require(set(content) == {REPORT, REQUEST}, "it holds other records than a report")
     arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
@@ -156,9 +156,15 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
         isinstance(nonce, str) and hmac.compare_digest(nonce.encode(), request.nonce.encode()),
         "it answers another message than the one that was sent (an old reply, or another node's)",
     )
+    return arrays["vector"], fields
+
+
+def read_sums(reply: Message, request: Request, width: int) -> Sums:
+    """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
+    sent, fields = read_parts(reply, request)
     if request.clients:
-        return _read_hosted(arrays["vector"], fields, request, width)
-    vector = torch.from_numpy(strict_array(arrays["vector"], "float32", (width,)))[None]
+        return _read_hosted(sent, fields, request, width)
+    vector = torch.from_numpy(strict_array(sent, "float32", (width,)))[None]
     mechanism = request.mechanism
     level = _level(fields) if "level" in mechanism.parts else None
     votes = _votes(fields, mechanism, 1)[None] if "votes" in mechanism.parts else None

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,11 +30,11 @@ from typing import Any
 
 from dpfedexp.aggregation.sealing import check_public
 from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.errors import LedgerError, require
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, node_charge, total
-from dpfedexp.mechanisms.registry import check_name
 
 NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"
@@ -74,27 +73,7 @@ class Guard:
     def load(path: Path | str) -> Guard:
         """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"the guard file {str(path)!r} can't be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"the guard file {str(path)!r} is not valid TOML: {error}.") from None
-        numbers = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
-        for name in (*numbers, "mechanisms"):
-            require(name in values, f"the guard file {str(path)!r} has no {name}; it must state all of its limits.")
-        known = (*numbers, "mechanisms", "helper_key", "apps", "answer_failures")
-        for name in values:
-            if name not in known:
-                raise InputError(f"guard: {name} is not a setting.{nearest(name, known)}")
-        for name in numbers:
-            value = values[name]
-            good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-            require(good, f"guard: {name} is {value!r}; it must be a positive number.")
-        require(values["delta"] < 1, f"guard: delta is {values['delta']}; it must be below 1.")
-        require(isinstance(values["mechanisms"], list), "guard: mechanisms must be a list of names.")
-        for name in values["mechanisms"]:
-            check_name(name, "guard: mechanism")
+        values = read_limits(path, "guard", optional=("helper_key", "apps", "answer_failures"))
         if "helper_key" in values:
             values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
         apps = values.get("apps", [])
@@ -105,7 +84,7 @@ class Guard:
         )
         failures = values.get("answer_failures", False)
         require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
-        return Guard(path, **{**values, "mechanisms": tuple(values["mechanisms"]), "apps": tuple(apps)})
+        return Guard(path, **{**values, "apps": tuple(apps)})
 
     @property
     def ledger(self) -> Path:

@@ -94,6 +94,18 @@ def enforced(context: Context) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
 
 
+def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
+    """The server's request, and the layout and the parameters [d] of the model that it came with."""
+    request = Request.from_message(message)
+    model = message.content.array_records.get(MODEL)
+    if model is None:
+        raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
+    layout = layout_of(model)
+    w = to_flat(model, layout).float()
+    request.mechanism.check_model(len(w))
+    return request, layout, w
+
+
 def hosted_clients(message: Message) -> tuple[int, ...]:
     """Which of the clients that this node hosts take part; empty where the node is one client."""
     return Request.from_message(message).clients
@@ -106,13 +118,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
     if answered is not None:
         return answered
     try:
-        request = Request.from_message(message)
-        model = message.content.array_records.get(MODEL)
-        if model is None:
-            raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
-        layout = layout_of(model)
-        w = to_flat(model, layout).float()
-        request.mechanism.check_model(len(w))
+        request, layout, w = read_request(message)
         control = _control(message, request, layout)
         # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
         helper_key = ""

@@ -20,10 +20,10 @@ from flwr.app import Array, Error, Message
 from torch import Tensor
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.arrays import layout_of, strict_array, to_flat
+from dpfedexp.flower.arrays import strict_array
 from dpfedexp.flower.messages import FAILED_PRECONDITION, HOSTED, REFUSAL, Request
 from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.mod import MODEL, read_ballots, reply_content
+from dpfedexp.flower.node.mod import MODEL, read_ballots, read_request, reply_content
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.two_party.node import Sender, helper_reply, pinned_key
 from dpfedexp.layout import Layout
@@ -79,13 +79,7 @@ class Site:
             require(
                 message.metadata.message_type == _TRAIN and message.has_content(), "the site answers training only."
             )
-            request = Request.from_message(message)
-            model = message.content.array_records.get(MODEL)
-            if model is None:
-                raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
-            layout = layout_of(model)
-            w = to_flat(model, layout).float()
-            request.mechanism.check_model(len(w))
+            request, layout, w = read_request(message)
             helper_key = pinned_key(request, self.guard, {})
         except InputError as reason:
             raise Refused(str(reason)) from None

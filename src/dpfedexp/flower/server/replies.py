@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from flwr.app import Message
 
@@ -16,6 +17,8 @@ from dpfedexp.mechanisms import Mechanism
 from dpfedexp.sums import Sums
 
 _log = logging.getLogger("flwr")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,29 @@ def add_replies(
     replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool, votes: int = 0
 ) -> tuple[Sums, Counts]:
     """The sums over valid replies, with so many votes. `name_nodes`: whether the log may say which node was asked."""
-    sums, refused, waiting = Sums.zero(width, votes=votes), 0, dict(sent)
+    sums = Sums.zero(width, votes=votes)
+
+    def add(reply: Message, request: Request) -> None:
+        nonlocal sums
+        sums = sums + read_sums(reply, request, width)
+
+    _, refused = read_replies(replies, sent, add, name_nodes=name_nodes)
+    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
+
+
+def read_replies(
+    replies: Iterable[Message], sent: Mapping[int, Request], read: Callable[[Message, Request], T], *, name_nodes: bool
+) -> tuple[dict[int, T], int]:
+    """What `read` makes of the first reply of every node that was asked, by node, and how many clients' were refused.
+
+    Args:
+        replies: as they come.
+        sent: what every node was asked.
+        read: raises `InputError` for a reply that is not as it must be.
+        name_nodes: whether the log may say which node was asked.
+    """
+    found: dict[int, T] = {}
+    waiting, refused = dict(sent), 0
     for reply in replies:
         node = reply.metadata.src_node_id
         request = waiting.pop(node, None)
@@ -46,12 +71,12 @@ def add_replies(
             continue
         try:
             require(not reply.has_error(), reason_of(reply))
-            sums = sums + read_sums(reply, request, width)
+            found[node] = read(reply, request)
         except InputError as reason:
             refused += request.size
             if name_nodes:
                 _log.warning("A reply of node %d was not counted: %s", node, reason)
-    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
+    return found, refused
 
 
 def reason_of(reply: Message) -> str:

@@ -15,7 +15,6 @@ from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a co
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +23,15 @@ from typing import Any
 from dpfedexp.aggregation.binding import Round
 from dpfedexp.aggregation.helper import FEWEST, Helper
 from dpfedexp.aggregation.sealing import PrivateKey
-from dpfedexp.errors import InputError, LedgerError, is_count, is_number, nearest, require
+from dpfedexp.errors import LedgerError, is_count, require
 from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, total
 from dpfedexp.flower.noise import deployment_noise
-from dpfedexp.mechanisms.registry import check_name
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 from dpfedexp.noise import Noise
 
 NODE_KEY, VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
-_NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
-_NAMES = (*_NUMBERS, "private_key", "min_clients", "mechanisms")
 
 
 @dataclass(frozen=True)
@@ -64,32 +61,15 @@ class HelperFile:
     def load(path: Path | str) -> HelperFile:
         """The limits in a helper's file; a sentence if it can't be read or does not state all of them."""
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"the helper's file {str(path)!r} can't be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"the helper's file {str(path)!r} is not valid TOML: {error}.") from None
-        for name in _NAMES:
-            require(name in values, f"the helper's file {str(path)!r} has no {name}; it must state all of its limits.")
-        for name in values:
-            require(name in _NAMES, f"helper: {name} is not a setting.{nearest(name, _NAMES)}")
-        for name in _NUMBERS:
-            value = values[name]
-            right = is_number(value) and not isinstance(value, bool) and value > 0
-            require(right, f"helper: {name} is {value!r}; it must be a positive number.")
-        require(values["delta"] < 1, f"helper: delta is {values['delta']}; it must be below 1.")
+        values = read_limits(path, "helper", ("private_key", "min_clients"))
         fewest = values["min_clients"]
         require(
             is_count(fewest) and fewest >= FEWEST,
             f"helper: min_clients is {fewest!r}; it must be a whole number of at least {FEWEST}.",
         )
-        require(isinstance(values["mechanisms"], list), "helper: mechanisms must be a list of names.")
-        for name in values["mechanisms"]:
-            check_name(name, "helper: mechanism")
         require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
         key = path.parent / Path(values["private_key"]).expanduser()
-        return HelperFile(path, **{**values, "private_key": key, "mechanisms": tuple(values["mechanisms"])})
+        return HelperFile(path, **{**values, "private_key": key})
 
     @property
     def ledger(self) -> Path:

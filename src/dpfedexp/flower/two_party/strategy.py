@@ -6,7 +6,6 @@ row under a mask that the server can't take off. And between the charge and the 
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import time
@@ -23,9 +22,9 @@ from dpfedexp.aggregation.helper import unmasked
 from dpfedexp.aggregation.sealing import SEALED_BYTES
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.arrays import strict_array
-from dpfedexp.flower.messages import REPORT, REQUEST, Request
+from dpfedexp.flower.messages import REPORT, Request, read_parts
 from dpfedexp.flower.server.nodes import exchange
-from dpfedexp.flower.server.replies import Counts, reason_of
+from dpfedexp.flower.server.replies import Counts, read_replies, reason_of
 from dpfedexp.flower.server.strategy import DpFedExp
 from dpfedexp.flower.two_party.node import HELPER, round_of
 from dpfedexp.mechanisms import Mechanism, Release
@@ -92,20 +91,9 @@ class TwoPartyFedExp(DpFedExp):
 
     def _added(self, replies: Iterable[Message], width: int, public: bool, votes: int) -> tuple[Sums, Counts]:
         """The valid rows, which nobody can add to anything readable yet; the sums are empty but for their count."""
-        waiting, refused = dict(self._sent), 0
-        self._received = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            request = waiting.pop(node, None)
-            if request is None:
-                continue
-            try:
-                require(not reply.has_error(), reason_of(reply))
-                self._received[node] = read_masked(reply, request, self._columns)
-            except InputError as reason:
-                refused += 1
-                if public:
-                    _log.warning("A reply of node %d was not counted: %s", node, reason)
+        self._received, refused = read_replies(
+            replies, self._sent, lambda reply, request: read_masked(reply, request, self._columns), name_nodes=public
+        )
         nothing = Sums.zero(width, votes=votes)
         sums = Sums(nothing.vector, nothing.squares, nothing.votes, len(self._received))
         return sums, Counts(len(self._sent), len(self._received), refused)
@@ -192,19 +180,11 @@ class _Clients:
 
 def read_masked(reply: Message, request: Request, columns: int) -> Masked:
     """A client's masked row and sealed seed. Raises `InputError` with the reason if any part of the reply is not as it must be."""
-    content = reply.content
-    require(set(content) == {REPORT, REQUEST}, "it holds other records than a masked row")
-    arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
-    if arrays is None or fields is None or set(arrays) != {"vector"}:
-        raise InputError("it holds other records than a masked row")
-    nonce, seed = fields.get("nonce"), fields.get("seed")
-    require(
-        isinstance(nonce, str) and hmac.compare_digest(nonce.encode(), request.nonce.encode()),
-        "it answers another message than the one that was sent (an old reply, or another node's)",
-    )
+    sent, fields = read_parts(reply, request)
+    seed = fields.get("seed")
     if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
         raise InputError("its seed is not sealed as it must be")
-    return Masked(strict_array(arrays["vector"], "uint64", (columns,)).astype(np.uint64, copy=False), seed)
+    return Masked(strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
 
 
 def read_answer(reply: Message, round_: Round, digest: str) -> Words:

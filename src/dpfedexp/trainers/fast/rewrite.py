@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from collections.abc import Callable
 
 from dpfedexp.layout import Layout
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches, Window
+from dpfedexp.trainers.fast.ops import Op
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.precision import Precision
 
@@ -20,28 +22,17 @@ def without_patches(program: Program, layout: Layout, precision: Precision = "fp
     from dpfedexp.trainers.fast import kernels, matrix_units
 
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    readers = Counter(i for step in program.steps for i in step.inputs)
-    made_by = {step.output: step for step in program.steps}
-    gone: set[int] = set()
-    steps: list[Step] = []
-    for step in program.steps:
-        source = made_by.get(step.inputs[0])
-        if isinstance(step.op, ContractAndPool) and source is not None and isinstance(source.op, Patches):
-            outputs, channels = shapes[step.params[0]][:2]
-            asked = (step.op.window, step.op.pool, outputs, channels)
-            found: type[kernels.ConvolveAndPool] | None = None
-            if precision != "fp32" and matrix_units.suits(*asked):
-                found = matrix_units.RoundedConvolveAndPool
-            elif kernels.suits(*asked):
-                found = kernels.ConvolveAndPool
-            if found is not None and readers[source.output] == 1:
-                gone.add(source.output)
-                op = found(step.op.window, step.op.pool, step.op.bias)
-                step = Step(op, source.inputs, step.output, step.params)
-        steps.append(step)
-    if not gone:
-        return None
-    return Program(tuple(step for step in steps if step.output not in gone), program.output)
+
+    def fused(step: Step, source: Step) -> Op | None:
+        if not isinstance(step.op, ContractAndPool):
+            return None
+        asked = (step.op.window, step.op.pool, *shapes[step.params[0]][:2])
+        if precision != "fp32" and matrix_units.suits(*asked):
+            return matrix_units.RoundedConvolveAndPool(step.op.window, step.op.pool, step.op.bias)
+        return kernels.ConvolveAndPool(step.op.window, step.op.pool, step.op.bias) if kernels.suits(*asked) else None
+
+    made = _with_fused(program, fused)
+    return made if len(made.steps) < len(program.steps) else None
 
 
 def without_scatter(program: Program, *, again: bool) -> Program:
@@ -51,22 +42,29 @@ def without_scatter(program: Program, *, again: bool) -> Program:
         program: of any network.
         again: whether patches are made again on the way back instead of being kept.
     """
+
+    def fused(step: Step, source: Step) -> Op | None:
+        suits = isinstance(source.op, Patches) and _moves_by_one(source.op.window) and source.output in program.trained
+        if not suits or not isinstance(step.op, Contract) or not isinstance(source.op, Patches):
+            return None
+        return Convolve(source.op.window, step.op.bias, again)
+
+    return _with_fused(program, fused)
+
+
+def _with_fused(program: Program, fused: Callable[[Step, Step], Op | None]) -> Program:
+    """The program with one operation in place of patches and what alone reads them, wherever `fused` has one for the two."""
     readers = Counter(i for step in program.steps for i in step.inputs)
     made_by = {step.output: step for step in program.steps}
     gone: set[int] = set()
     steps: list[Step] = []
     for step in program.steps:
         source = made_by.get(step.inputs[0])
-        if (
-            isinstance(step.op, Contract)
-            and source is not None
-            and isinstance(source.op, Patches)
-            and _moves_by_one(source.op.window)
-            and readers[source.output] == 1
-            and source.output in program.trained
-        ):
-            gone.add(source.output)
-            step = Step(Convolve(source.op.window, step.op.bias, again), source.inputs, step.output, step.params)
+        if source is not None and isinstance(source.op, Patches) and readers[source.output] == 1:
+            op = fused(step, source)
+            if op is not None:
+                gone.add(source.output)
+                step = Step(op, source.inputs, step.output, step.params)
         steps.append(step)
     return Program(tuple(step for step in steps if step.output not in gone), program.output)
 
