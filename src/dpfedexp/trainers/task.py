@@ -77,14 +77,14 @@ class Task:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = {name: value.bfloat16() for name, value in params.items()}
-        with drawing(key, attends=self.habits.attends):
+        with drawing(key, fused=self.habits.fused):
             given = arguments(each(lambda value: low(value, self.precision), x))
             outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
             return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
 
     @cached_property
     def habits(self) -> Habits:
-        """Whether the module draws, and whether it attends, as seen on rows of zeros: no client's values decide."""
+        """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide."""
         with torch.random.fork_rng(devices=[]):
             x, _ = pair_of_clients(self)
         return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))

@@ -123,5 +123,5 @@ def choose(task: Task, streams: Streams) -> tuple[Trainer, str | None]:
             if "data-dependent control flow" in reason:
                 reason = "it looks at values while it runs: .item(), bool() or an `if` on a tensor"
             elif "called random operation" in reason:
-                reason = "it draws random numbers within an operation of torch, such as nn.LSTM(dropout=…)"
+                reason = "it draws random numbers within an operation of torch, such as Tensor.uniform_()"
     return Loop(task, streams), reason

@@ -1,1 +1,1 @@
-"""One forward pass of one client's module: what it draws, and how it attends."""
+"""One forward pass of one client's module: what it draws, and the operations of torch that `vmap` does not know."""

@@ -24,6 +24,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, call, leaves
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
+from dpfedexp.trainers.forward.recurrence import CELLS, one_by_one, recurrent, whole
 
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
@@ -96,16 +97,17 @@ def kept_share(p: float) -> float:
 class Drawing(TorchFunctionMode):
     """While it lasts, one forward pass of one client's module draws from the client's key, also under `vmap`.
 
-    Dropout of all kinds, attention's too, and torch.rand, randn, bernoulli and their like. Whatever else draws (`nn.LSTM`'s
-    dropout) goes on drawing from torch's generator, which vmap refuses and the loop seeds for each client.
+    Dropout of all kinds, attention's and recurrent layers' too, and torch.rand, randn, bernoulli and their like. Whatever else
+    draws goes on drawing from torch's generator, which vmap refuses and the loop seeds for each client.
 
     Args:
-        key: of the client's step, without dimensions; None where the module draws nothing, and only attention is looked after.
+        key: of the client's step, without dimensions; None where the module draws nothing, and only fused operations are looked
+            after.
     """
 
     def __init__(self, key: Tensor | None) -> None:
         super().__init__()
-        self.key, self.calls, self.attended = key, 0, False
+        self.key, self.calls, self.fused = key, 0, False
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -116,8 +118,12 @@ class Drawing(TorchFunctionMode):
             with self:
                 return _multi_head(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            self.attended = True
+            self.fused = True
             return attention(*args, **kwargs, drop=F.dropout if self.key is None else self.dropped)
+        if whole(func, args):
+            self.fused = True
+            if one_by_one(func, args) or (self.key is not None and _drops_between(*args)):
+                return recurrent(CELLS[func], *args, drop=self.dropped)
         rule = None if self.key is None else _RULES.get(func)
         found = NotImplemented if rule is None or self._explicit(kwargs) else rule(self, *args, **kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
@@ -158,6 +164,13 @@ _multi_head = types.FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
+
+
+def _drops_between(
+    x: Any, state: Any, weights: Any, biases: bool, layers: int, p: float, train: bool, *rest: Any
+) -> bool:
+    """Whether a recurrent layer, called like this, draws."""
+    return train and p > 0 and layers > 1
 
 
 def _placed(x: Tensor, found: Tensor, inplace: bool) -> Tensor:
@@ -245,9 +258,9 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def drawing(key: Tensor | None, *, attends: bool = False) -> AbstractContextManager[Any]:
-    """A client's draws while a pass lasts; nothing at all for a module that neither draws nor attends."""
-    return Drawing(key) if key is not None or attends else nullcontext()
+def drawing(key: Tensor | None, *, fused: bool = False) -> AbstractContextManager[Any]:
+    """A client's draws while a pass lasts; nothing at all for a module that neither draws nor calls what `vmap` does not know."""
+    return Drawing(key) if key is not None or fused else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -256,11 +269,11 @@ class Habits:
 
     Attributes:
         draws: whether it draws random numbers that `Drawing` gives.
-        attends: whether it calls torch's attention.
+        fused: whether it calls torch's attention or recurrent layers, which `vmap` would take client by client.
     """
 
     draws: bool
-    attends: bool
+    fused: bool
 
 
 def habits(module: nn.Module, x: Inputs) -> Habits:
@@ -271,4 +284,4 @@ def habits(module: nn.Module, x: Inputs) -> Habits:
             call(module, x)
     except Exception:
         return Habits(True, True)
-    return Habits(mode.calls > 0, mode.attended)
+    return Habits(mode.calls > 0, mode.fused)

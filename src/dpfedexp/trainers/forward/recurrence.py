@@ -1,0 +1,132 @@
+"""Recurrent layers out of products that `vmap` knows: torch's kernels have no batching rule, and would take clients one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
+"""From the input's part of the gates, the state and the weights that act on it to the next state, whose first part is the output."""
+Drop = Callable[[Tensor, float], Tensor]
+
+
+def _recurred(h: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """U h + b, where there is a b."""
+    product = h @ weights[0].transpose(-2, -1)
+    return product + weights[1] if len(weights) > 1 else product
+
+
+def _lstm(given: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    h, c = state
+    i, f, g, o = (given + _recurred(h, weights)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(given: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    (h,) = state
+    recurred = _recurred(h, weights)
+    size = h.shape[-1]
+    r, z = torch.sigmoid(given[..., : 2 * size] + recurred[..., : 2 * size]).chunk(2, -1)
+    n = torch.tanh(given[..., 2 * size :] + r * recurred[..., 2 * size :])
+    return (n + z * (h - n),)
+
+
+def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda given, state, weights: (activation(given + _recurred(state[0], weights)),)
+
+
+CELLS: dict[Any, Cell] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _plain(torch.tanh),
+    torch.rnn_relu: _plain(torch.relu),
+}
+
+
+def one_by_one(func: Any, args: Sequence[Any]) -> bool:
+    """Whether torch would go through the clients of `vmap` in turn at this call of a recurrent layer."""
+    return whole(func, args) and any(_batched(part) for part in (args[0], *_states(args[1]), *args[2]))
+
+
+def whole(func: Any, args: Sequence[Any]) -> bool:
+    """Whether `recurrent` knows this call: not packed sequences of different lengths, nor an LSTM that projects its outputs."""
+    if func not in CELLS or not isinstance(args[3], bool):
+        return False
+    return len({part.shape[-1] for part in _states(args[1])}) == 1
+
+
+def _states(given: Tensor | Sequence[Tensor]) -> State:
+    return (given,) if isinstance(given, Tensor) else tuple(given)
+
+
+def _batched(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+def recurrent(
+    cell: Cell,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both_ways: bool,
+    rows_first: bool,
+    *,
+    drop: Drop,
+) -> tuple[Tensor, ...]:
+    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` say that they compute, in their order of arguments.
+
+    Args:
+        cell: one step.
+        x: [t, rows, features], or [rows, t, features] with `rows_first`.
+        state: h₀ [layers·ways, rows, width], and of an LSTM c₀ with it.
+        weights: for each layer and way the input's, the state's, and with `biases` a bias of each.
+        biases: see above.
+        layers: how many are stacked.
+        dropout: the share that is dropped between layers.
+        train: whether it is.
+        both_ways: whether a second cell reads from the end.
+        rows_first: see above.
+        drop: what drops a share.
+
+    Returns:
+        The outputs, shaped as the input, and the last states, shaped as the first ones.
+    """
+    first = _states(state)
+    ways, each = 1 + both_ways, 4 if biases else 2
+    values = x.transpose(0, 1) if rows_first else x
+    last: list[State] = []
+    for layer in range(layers):
+        if layer and train and dropout > 0:
+            values = drop(values, dropout)
+        outputs = []
+        for way in range(ways):
+            at = layer * ways + way
+            mine = weights[at * each : (at + 1) * each]
+            given = values @ mine[0].transpose(-2, -1)
+            if biases:
+                given = given + mine[2]
+            now = tuple(part[at] for part in first)
+            found = []
+            steps = given.unbind(0)
+            for step in reversed(steps) if way else steps:
+                now = cell(step, now, mine[1::2])
+                found.append(now[0])
+            outputs.append(torch.stack(found[::-1] if way else found))
+            last.append(now)
+        values = torch.cat(outputs, -1) if both_ways else outputs[0]
+    ends = (torch.stack(parts) for parts in zip(*last, strict=True))
+    return (values.transpose(0, 1) if rows_first else values, *ends)

@@ -1,0 +1,95 @@
+"""Recurrent layers of torch: many clients at once, and what one client alone would have computed."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import Federation, Sgd, fedavg
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers.forward.draws import Drawing
+from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.vectorised import Vectorised
+
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+
+
+class Reader(nn.Module):
+    """A recurrent layer, its last output and its last state."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = KINDS[kind](6, 4, batch_first=True, **options)
+        ways = 2 if options.get("bidirectional") else 1
+        self.head = nn.Linear(4 * ways + 4, 3)
+
+    def forward(self, x):
+        states, last = self.layer(x)
+        hidden = last[0] if isinstance(last, tuple) else last
+        return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
+
+
+def updates(model, trainer):
+    generator = torch.Generator().manual_seed(1)
+    clients = [
+        (torch.randn(n, 5, 6, generator=generator), torch.randint(3, (n,), generator=generator)) for n in (4, 2, 7, 1)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = prepare(
+            model, Federation.from_clients(clients), fedavg(), local=Sgd(lr=0.5, steps=3, batch_size=2), rounds=1
+        )[0]
+    chosen = trainer(run.task, streams=run.streams)
+    everybody = torch.arange(4)
+    schedule = run.plan(everybody, 1)
+    return chosen(run.task.layout.read(model).float(), everybody, schedule, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}])
+def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
+    torch.manual_seed(0)
+    model = Reader(kind, **options)
+    alone, together = (updates(model, trainer) for trainer in (Loop, Vectorised))
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
+    assert float(alone.norm(dim=1).min()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
+    for layers, both, first, bias in itertools.product((1, 2), (False, True), (False, True), (False, True)):
+        layer = KINDS[kind](
+            6, 4, num_layers=layers, bidirectional=both, batch_first=first, bias=bias, dtype=torch.float64
+        )
+        x = torch.randn(3, 5, 2, 6, dtype=torch.float64)
+        with Drawing(None):
+            together = torch.func.vmap(layer)(x)
+        for client in range(3):
+            one, other = (
+                torch.utils._pytree.tree_leaves(found)
+                for found in (layer(x[client]), torch.utils._pytree.tree_map(lambda t, c=client: t[c], together))
+            )
+            for a, b in zip(one, other, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_a_client_alone_keeps_torchs_own_kernel(monkeypatch):
+    monkeypatch.setattr("dpfedexp.trainers.forward.draws.recurrent", None)
+    with Drawing(None) as mode:
+        nn.LSTM(6, 4)(torch.randn(5, 2, 6))
+    assert mode.fused
+
+
+def test_packed_sequences_and_projections_are_left_to_torch():
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 6), torch.randn(2, 6)])
+    for layer, x in ((nn.LSTM(6, 4), packed), (nn.LSTM(6, 4, proj_size=2), torch.randn(5, 2, 6))):
+        with Drawing(None) as mode:
+            layer(x)
+        assert not mode.fused
