@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 # One more than the cores that it is meant for: the tests of deployments mostly wait.
 WORKERS ?= 3
 
-.PHONY: venv demo test coverage lint wheel wheel-check mutants clean help
+.PHONY: venv demo test test-long coverage lint wheel wheel-check mutants clean help
 
 help:
 	@echo "make demo     install, run the paper's synthetic experiments, name the report"
 	@echo "make test     install, run the whole test suite"
+	@echo "make test-long  the same at full size: longer fuzzing, more kills, real two-party deployments"
 	@echo "make coverage the same under coverage.py, with a summary (about a fifth slower)"
 	@echo "make lint     ruff and mypy"
 	@echo "make wheel    the wheel and the source distribution, in dist/"
@@ -40,6 +41,10 @@ test: venv
 
 coverage:
 	@$(MAKE) --no-print-directory test COVERAGE=1
+
+# All that is too long for every day: real deployments with their failures, full sizes of statistical tests and fuzzers.
+test-long: venv
+	DPFEDEXP_SLOW=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: venv
 	$(BIN)/ruff check .

@@ -108,9 +108,9 @@ def test_agrees_with_dp_accounting_on_randomised_response():
 
 
 def test_10_000_rounds_are_fast_and_tighter_than_renyi():
-    start = time.perf_counter()
+    start = time.process_time()
     total = compose([(PAPER, 10_000)], 1e-5)
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
     renyi = accountant._renyi_epsilon(accountant._parts([(PAPER, 10_000)]), 1e-5)
     assert total.accountant == accountant.EXACT
     assert total.epsilon < renyi < 60_000

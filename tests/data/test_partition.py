@@ -167,10 +167,10 @@ def test_a_seed_gives_the_same_split_on_every_machine() -> None:
 
 def test_sixty_thousand_rows_split_over_a_thousand_clients_in_well_under_a_second() -> None:
     labels = np.repeat(np.arange(10), 6000)
-    start = time.perf_counter()
+    start = time.process_time()
     partition.dirichlet(labels, 10, 1000, 0.3, generator(0))
     # 0.02 s on an idle core.
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_any_integers_serve_as_labels() -> None:

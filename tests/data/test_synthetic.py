@@ -82,10 +82,10 @@ def test_streamed_clients_are_independent_of_the_optimum() -> None:
 
 def test_streaming_is_fast_enough_for_a_million_clients() -> None:
     federation = synthetic_regression_stream(10**6, 100).federation
-    start = time.perf_counter()
+    start = time.process_time()
     federation.gather(torch.arange(5000), torch.zeros(5000, 1))
     # 0.03 to 0.05 s on a busy core; ten times that still makes a million in two minutes.
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 @pytest.mark.parametrize("make", [synthetic_regression, synthetic_regression_stream])

@@ -21,6 +21,7 @@ from dpfedexp.noise.streams import KeyedNoise, Streams
 from dpfedexp.participation import Poisson
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.simulation.train import train
+from tests.sizes import sized
 
 from .loopback import LoopbackGrid, plain_app, problem
 
@@ -147,7 +148,7 @@ def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, monkey
     assert "whoever runs that node" in strategy.statement.text
 
 
-ROUNDS = 200
+ROUNDS = sized(60, 200)
 
 
 @pytest.mark.parametrize(

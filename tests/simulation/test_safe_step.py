@@ -7,6 +7,7 @@ from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedexp,
 from dpfedexp.data import synthetic_regression
 from dpfedexp.models import linear_regression
 from tests.runs.test_resume import Crash
+from tests.sizes import long, sized
 
 
 def regressions(spread, d, count, seed):
@@ -22,7 +23,7 @@ def regressions(spread, d, count, seed):
     return Federation.from_clients([client() for _ in range(count)]), centre
 
 
-def error(algorithm, spread=0.5, d=20, count=200, *, seeds=(0, 1)):
+def error(algorithm, spread=0.5, d=20, count=200, *, seeds=sized((0,), (0, 1))):
     """The mean squared distance to the centre over the last five of 40 rounds."""
     distances = []
     for seed in seeds:
@@ -46,7 +47,15 @@ def error(algorithm, spread=0.5, d=20, count=200, *, seeds=(0, 1)):
     return sum(distances) / len(distances)
 
 
-@pytest.mark.parametrize(("spread", "d", "count"), [(0.25, 20, 200), (0.5, 20, 1000), (0.5, 5, 300), (1.0, 50, 500)])
+@pytest.mark.parametrize(
+    ("spread", "d", "count"),
+    [
+        (0.25, 20, 200),
+        (0.5, 5, 300),
+        pytest.param(0.5, 20, 1000, marks=long),
+        pytest.param(1.0, 50, 500, marks=long),
+    ],
+)
 def test_where_clients_disagree_the_safe_step_is_as_good_as_fedavg_and_the_papers_ten_times_worse(spread, d, count):
     """Three spreads and these four pairs of d and M were tried, with three seeds each, and none was left out for its result.
 

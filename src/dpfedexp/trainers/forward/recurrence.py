@@ -10,7 +10,7 @@ from torch import Tensor
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
-"""From the input's part of the gates, the state and the weights that act on it to the next state, whose first part is the output."""
+"""From the input's part of the gates, the state and the weights that act on it to the next state; its first part is the output."""
 Drop = Callable[[Tensor, float], Tensor]
 
 
