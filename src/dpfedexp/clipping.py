@@ -63,10 +63,13 @@ def row_norms(x: Tensor) -> Tensor:
         return _norms(even)
     if x.shape[1] <= BLOCK:
         return _norms(x)
-    squares = torch.zeros(len(x), dtype=torch.float64)
+    squares, buffer = torch.zeros(len(x), dtype=torch.float64), torch.empty(BLOCK, dtype=torch.float64)
     for row, square in zip(x, squares, strict=True):
         for block in row.split(BLOCK):
-            wide = block.double()
+            wide = buffer[: len(block)]
+            # By halves: torch wakes no other thread for so few, which would take longer than the conversion.
+            for half, into in zip(block.split(BLOCK // 2), wide.split(BLOCK // 2), strict=True):
+                into.copy_(half)
             square += torch.dot(wide, wide)
     return squares.sqrt()
 

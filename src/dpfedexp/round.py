@@ -7,6 +7,7 @@ the same function.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,10 +44,10 @@ class State:
     client_controls: Tensor | None = None
     memory: Memory = field(default_factory=dict)
 
-    @property
+    @cached_property
     def reported(self) -> Tensor:
         """The average of the last iterates: post-processing that damps FedEXP's oscillation."""
-        return torch.stack(self.recent).mean(0) if len(self.recent) > 1 else self.w
+        return sum(self.recent[1:], self.recent[0]) / len(self.recent) if len(self.recent) > 1 else self.w
 
 
 def advance(

@@ -22,6 +22,9 @@ SHRINKAGE = 0.5
 RETREAT = 0.25
 """After a step that failed, growth is fast again only up to this share of it, the ceiling, and slow up to twice as much: half of a
 step that failed did not fail, and a run must not try again and again, the last time in its last round."""
+MEMORY = 2.0
+"""How many times as old a run is as it was at a failure, when longer steps are tried again: the first rounds, in which everything
+changes, say little about late ones."""
 SHARPEST_TURN = -0.5
 """120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
 FORGETTING = 0.8
@@ -117,15 +120,30 @@ def evidence(sum_before: float, drift: float) -> tuple[float, float]:
     return total, total * math.sqrt(1.0 - FORGETTING**2)
 
 
+def room(round: int, failed: int) -> float:
+    """max{1, t/(`MEMORY`·f)}: how many times as high as after the failure of round f steps may go in round t, with care.
+
+    Args:
+        round: t, counted from 1.
+        failed: f, or 0 where there was no failure.
+    """
+    return max(1.0, round / (MEMORY * failed)) if failed else 1.0
+
+
+def has_failed(turn: float, drift: float) -> bool:
+    """Whether the steps that were taken have failed: turn_t < `SHARPEST_TURN`, or drift_t < `FAILED`."""
+    return not (drift >= FAILED and turn >= SHARPEST_TURN)
+
+
 def safe_cap(
-    taken: tuple[float, ...], ceiling: float, turn: float, drift: float, evidence: float
+    taken: tuple[float, ...], ceiling: float, turn: float, drift: float, evidence: float, room: float = 1.0
 ) -> tuple[float, float]:
     """κ_t and the ceiling, from the steps that were taken.
 
-    A step has failed where turn_t < `SHARPEST_TURN` or this round's drift is below `FAILED`: κ_t = η_{t−1}/2, and the ceiling is at
-    most a quarter of the longest step of the last four rounds, if there are three of them: two means can't tell a swing from it.
-    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.1 where turn_t < 0 or the
-    ceiling is reached, up to twice the ceiling, and else η_{t−1}·1.5, up to the ceiling.
+    Where a step has failed (`has_failed`), κ_t = η_{t−1}/2, and the ceiling is at most a quarter of the longest step of the last
+    four rounds, if there are three of them: two means can't tell a swing from it.
+    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.5 up to the ceiling where
+    turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
 
     Args:
         taken: the steps of the last four rounds, newest last.
@@ -133,16 +151,18 @@ def safe_cap(
         turn: of this round.
         drift: of this round.
         evidence: its significance.
+        room: as the function of this name has it.
     """
     cap = taken[-1]
-    if not (drift >= FAILED and turn >= SHARPEST_TURN):
-        return cap * SHRINKAGE, max(1.0, min(ceiling, RETREAT * max(taken))) if len(taken) >= 3 else ceiling
+    if has_failed(turn, drift):
+        return cap * SHRINKAGE, max(1.0, min(ceiling * room, RETREAT * max(taken))) if len(taken) >= 3 else ceiling
     if evidence < 0:
         return cap * SHRINKAGE, ceiling
     if evidence < EVIDENT:
         return cap, ceiling
     if turn < 0 or cap >= ceiling:
-        return min(cap * CREEP, max(cap, 2.0 * ceiling)), ceiling
+        most = 2.0 * ceiling * (room if turn >= 0 else 1.0)
+        return min(cap * CREEP, max(cap, most)), ceiling
     return min(cap * GROWTH, ceiling), ceiling
 
 

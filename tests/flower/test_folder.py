@@ -166,7 +166,7 @@ def test_a_checkpoint_of_an_earlier_version_is_a_sentence(tmp_path):
     for name in ("version", "run", "ledger", "nodes"):
         del content[name]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="has version 1, and this library resumes versions 2 and 3"):
+    with pytest.raises(InputError, match="has version 1, and this library resumes versions 2 to 4"):
         run(tmp_path, rounds=4, resume=True)
 
 

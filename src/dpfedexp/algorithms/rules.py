@@ -75,7 +75,7 @@ class Safe:
     def init(self, w: Tensor) -> Memory:
         """No round was before."""
         none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
-        numbers = torch.tensor([0.0, step_size.PRIOR, math.inf, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        numbers = torch.tensor([0.0, step_size.PRIOR, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
         return {**none, "step.numbers": numbers.to(w.device)}
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
@@ -83,8 +83,8 @@ class Safe:
         c_bar = release.c_bar
         if "step.numbers" not in memory:
             memory = self.init(c_bar)
-        rounds, total, ceiling, *steps = memory["step.numbers"].tolist()
-        count = int(rounds)
+        rounds, total, ceiling, failed, *steps = memory["step.numbers"].tolist()
+        number, count = int(rounds) + 1, min(int(rounds), 4)
         before = tuple(memory[f"step.c_bar.{ago}"] for ago in (1, 2, 3))
         cap = step_size.FIRST
         if count:
@@ -93,13 +93,16 @@ class Safe:
             variance = min(release.variance, float(c_bar.double().square().mean()))
             drift = step_size.drift(c_bar, before[:count], variance)
             total, evidence = step_size.evidence(total, drift)
-            cap, ceiling = step_size.safe_cap(tuple(steps[-count:]), ceiling, turn, drift, evidence)
+            room = step_size.room(number, int(failed))
+            cap, ceiling = step_size.safe_cap(tuple(steps[-count:]), ceiling, turn, drift, evidence, room)
+            if step_size.has_failed(turn, drift) and math.isfinite(ceiling):
+                failed = number
         eta_g = step_size.safe(self.inner(release), cap)
         return eta_g, {
             "step.c_bar.1": c_bar.float(),
             "step.c_bar.2": before[0],
             "step.c_bar.3": before[1],
-            "step.numbers": memory["step.numbers"].new_tensor([min(count + 1, 4), total, ceiling, *steps[1:], eta_g]),
+            "step.numbers": memory["step.numbers"].new_tensor([number, total, ceiling, failed, *steps[1:], eta_g]),
         }
 
 

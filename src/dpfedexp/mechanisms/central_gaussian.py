@@ -21,7 +21,7 @@ from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
 from dpfedexp.mechanisms.free import lift
 from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
 from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
+from dpfedexp.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
 from dpfedexp.sums import Sums
 from dpfedexp.votes import (
     WITHIN,
@@ -199,21 +199,21 @@ class SecureCentralGaussian(CentralGaussian):
 
     def collect(self, report: Report) -> Sums:
         check_room(len(report.vector), self.clip, self._step)
-        units, squares = self._rows(report)
+        rows = clip(report.vector, self.clip).vectors
+        squares = self._squares(rows)
         return make_sums(
-            units.sum(0).double() * self._step,
+            truncated_sum(rows, self._step),
             None if squares is None else squares.sum().double() * self._square_step,
             collected(report.votes, self.votes, self.noise_kind),
-            len(units),
+            len(rows),
         )
 
-    def _rows(self, report: Report) -> tuple[Tensor, Tensor | None]:
-        """Clients' vectors in steps of the lattice [n, width], and their squared norms in theirs where they are asked for."""
-        units = truncate(clip(report.vector, self.clip).vectors, self._step)
+    def _squares(self, rows: Tensor) -> Tensor | None:
+        """The squared norms of clipped rows in steps of their lattice, [n] int64, where they are asked for."""
         if self.numerator != "paper":
-            return units, None
-        norms = row_norms(units.double() * self._step).clamp_max(self.clip)
-        return units, truncate(norms.square(), self._square_step)
+            return None
+        norms = row_norms(truncate(rows, self._step).double() * self._step).clamp_max(self.clip)
+        return truncate(norms.square(), self._square_step)
 
     def settled(self, sums: Sums) -> Sums:
         """A node's sums truncated to the lattice, where they are already if the node is honest."""

@@ -17,13 +17,14 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import two_party
 from dpfedexp.accounting.events.gaussian import NoiseBy
+from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Terms
 from dpfedexp.mechanisms.calibration import with_noise
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
 from dpfedexp.mechanisms.reports import Release, Report
 from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import add_noise, check_room
+from dpfedexp.noise.lattice import add_noise, check_room, truncate
 from dpfedexp.noise.masks import masked_sum
 from dpfedexp.sums import Sums
 from dpfedexp.votes import HALF, estimate, inside, step_of
@@ -94,8 +95,9 @@ class TwoPartyGaussian(SecureCentralGaussian):
 
         Its columns are the vector, then the squared norm with `numerator="paper"`, then the shares of the votes.
         """
-        vectors, squares = self._rows(report)
-        columns = [vectors] if squares is None else [vectors, squares[:, None].to(torch.int64)]
+        rows = clip(report.vector, self.clip).vectors
+        vectors, squares = truncate(rows, self._step), self._squares(rows)
+        columns = [vectors] if squares is None else [vectors, squares[:, None]]
         if self.votes:
             if report.votes is None:
                 raise InputError("the report holds no votes; it must have a column for each of them.")

@@ -26,6 +26,9 @@ STRICT_BITS = 30
 STRICT_EXCESS = 2.0**-20
 """How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
 
+PIECE = 2**14
+"""Numbers that are converted at a time on a CPU: they stay in its cache, and are too few for torch to wake other threads for."""
+
 _EXACT = 2.0**52
 
 
@@ -41,7 +44,19 @@ def step_for(deviation: float, strict: bool = False) -> float:
 
 def truncate(values: Tensor, step: float) -> Tensor:
     """How many steps fit into each value, toward zero, as int64."""
-    return (values.double() / step).trunc().to(torch.int64)
+    return (values.double() / step).to(torch.int64)
+
+
+def truncated_sum(rows: Tensor, step: float) -> Tensor:
+    """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
+
+    A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache.
+    """
+    made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
+    piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
+    for part, into in zip(rows.split(piece, 1), made.split(piece), strict=True):
+        into.copy_(truncate(part, step).sum(0)).mul_(step)
+    return made
 
 
 def check_room(count: int, bound: float, step: float) -> None:
@@ -61,7 +76,7 @@ def add_noise(
     rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
     """
     units = values / step
-    if not bool((units == units.round()).all()):
+    if not torch.equal(units, units.round()):
         raise InputError(
             "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
         )
@@ -71,5 +86,5 @@ def add_noise(
         drawn = discrete_gaussian(units.shape, scale).to(units.device)
     else:
         rows = torch.arange(row, row + len(units))
-        drawn = (noise.normal(rows, units.shape[1], units.device, torch.float64) * scale).round()
-    return (units + drawn) * step
+        drawn = noise.normal(rows, units.shape[1], units.device, torch.float64).mul(scale).round_()
+    return units.add_(drawn).mul_(step)

@@ -10,24 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_bytes, replace_text
+from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.round import State
-from dpfedexp.runs.checkpoints.state_tensors import state_from, state_tensors
+from dpfedexp.runs.checkpoints.state_tensors import digest, state_from, state_tensors
 from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
 
 FORMAT = "dpfedexp-flower-checkpoint"
-VERSION = 3
+HASH = "blake2b"
+"""How hashlib calls what the tensors are hashed with, and its field. Few processors have instructions for SHA-256."""
+VERSION = 4
 """Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed. It is not read."""
 NEWEST_TWICE = 2
-"""The version that wrote the newest iterate twice. It is read."""
+"""The version that wrote the newest iterate twice. It is read, as is the one after it."""
+OF_THE_FILE = (2, 3)
+"""The versions that hashed the tensors' file, and not the tensors."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,10 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Returns when the checkpoint is on disk; killed at any instant, the previous one stays whole."""
     state = checkpoint.state
-    data = save(state_tensors(state))
-    name = server_tensors(state.round)
-    replace_bytes(folder / name, data)
+    tensors, name = state_tensors(state), server_tensors(state.round)
+    with ThreadPoolExecutor(1) as beside:
+        hashed = beside.submit(digest, tensors, HASH)
+        replace_tensors(folder / name, tensors)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -66,7 +72,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "round": state.round,
         "radius": None if math.isinf(state.radius) else state.radius,
         "tensors": name,
-        "sha256": hashlib.sha256(data).hexdigest(),
+        HASH: hashed.result(),
         "config": checkpoint.config,
         "history": checkpoint.history,
     }
@@ -86,9 +92,12 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         require(content["format"] == FORMAT, "it is of another program")
         version = content.get("version", 1)
         data = (folder / Path(content["tensors"]).name).read_bytes()
-        require(hashlib.sha256(data).hexdigest() == content["sha256"], "its tensors were changed")
+        if version in OF_THE_FILE:
+            require(hashlib.sha256(data).hexdigest() == content["sha256"], "its tensors were changed")
+        else:
+            require(digest(load(data), HASH) == content[HASH], "its tensors were changed")
         radius = math.inf if content["radius"] is None else float(content["radius"])
-        if version in (VERSION, NEWEST_TWICE):
+        if version in (VERSION, *OF_THE_FILE):
             return Checkpoint(
                 state_from(load(data), int(content["round"]), radius, newest_twice=version == NEWEST_TWICE),
                 dict(content["config"]),
@@ -102,6 +111,6 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             f"the checkpoint {str(path)!r} is damaged or of another program; it can't be resumed."
         ) from None
     raise InputError(
-        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes versions {NEWEST_TWICE} and {VERSION}; "
+        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes versions {NEWEST_TWICE} to {VERSION}; "
         "finish the run with the version that began it, or begin another one in a new folder."
     )

@@ -45,7 +45,7 @@ def add_replies(
 
     def add(reply: Message, request: Request) -> None:
         nonlocal sums
-        sums = sums + read_sums(reply, request, width)
+        sums = sums.take(read_sums(reply, request, width))
 
     _, refused = read_replies(replies, sent, add, name_nodes=name_nodes)
     return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)

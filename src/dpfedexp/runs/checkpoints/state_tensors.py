@@ -84,9 +84,9 @@ def check_fits(state: State, start: State) -> None:
             raise InputError(f"its {name} does not fit the model")
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, types, shapes and values."""
-    total = hashlib.sha256()
+def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:
+    """A hash of names, types, shapes and values; `kind` as hashlib calls it."""
+    total = hashlib.new(kind)
     for name, value in sorted(tensors.items()):
         total.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         total.update(value.numpy().data.cast("B") if value.numel() else b"")
