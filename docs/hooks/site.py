@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+import os
 import posixpath
 import re
 from pathlib import Path
 
+from blocks import failures
 from latex2mathml.converter import convert
 from mkdocs.plugins import event_priority, get_plugin_logger
 from mkdocs.structure.files import File
+from names import wrong_names
 
 log = get_plugin_logger("site")
 
@@ -18,6 +21,8 @@ ELSEWHERE = "repository/"
 """Where files from outside docs/ are on the site."""
 AT_HOME = {"README.md": "index.md"}
 """Files of the repository that have a page of their own on the site."""
+HISTORY = {"repository/CHANGELOG.md"}
+"""Pages that name what is no more."""
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
 TAGS = re.compile(r"(<(?:a|img)\b[^>]*?\b(?:href|src)=\")([^\"#:]+)")
@@ -93,7 +98,21 @@ def expanded(nav, uris: list[str]):
     return [expanded(inner, uris) for inner in nav]
 
 
+def on_pre_build(config):
+    """Runs the code blocks of all pages; a warning ends a strict build. `BLOCKS=skip make docs` is for a quick look."""
+    for problem in wrong_names((ROOT / "README.md").read_text(encoding="utf-8")):
+        log.warning("README.md: %s", problem)
+    if os.environ.get("BLOCKS") == "skip":
+        return
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for problem in failures(page.read_text(encoding="utf-8"), regression=page.name == "losses.md"):
+            log.warning("%s: %s", page.relative_to(ROOT), problem)
+
+
 def on_page_markdown(markdown, page, config, files):
+    if page.file.src_uri not in HISTORY:
+        for problem in wrong_names(markdown):
+            log.warning("%s: %s", page.file.src_uri, problem)
     return rewritten(markdown, page.file.src_uri)
 
 
