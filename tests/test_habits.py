@@ -51,7 +51,7 @@ def test_the_citation_is_complete_and_names_this_version():
     assert [author["family-names"] for author in paper["authors"]] == ["Takakura", "Liew", "Hasegawa"]
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_of_the_page_lead_to_files(name):
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text())
     assert links

@@ -8,9 +8,9 @@ import inspect
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import click
-from mkdocs.structure.files import File
 from pydantic import BaseModel
 from rich.text import Text
 
@@ -30,8 +30,6 @@ PACKAGES = (
     "dpfedexp.sinks",
 )
 """Every package with a table of public names, the one that most people need first."""
-ELSEWHERE = {"dpfedexp.algorithms": {"ALGORITHMS"}, "dpfedexp.local": {"OPTIMISERS", "SCHEDULES"}}
-"""Of packages whose other names are on the page of `dpfedexp`: the names that are not."""
 FILES_INTRODUCTION = """# Files
 
 The files of a run's folder, whoever wrote it: a simulation, `dpfedexp train`, or the server of a deployment.
@@ -42,6 +40,8 @@ beside it, and why. All of what is here is released, public, or the server's own
 
 
 def on_files(files, config):
+    from mkdocs.structure.files import File
+
     pages = {f"reference/api/{name}.md": package_page(name) for name in PACKAGES}
     pages["reference/command-line.md"] = command_page()
     pages["reference/configuration.md"] = configuration_page()
@@ -69,18 +69,23 @@ def package_page(package: str) -> str:
     equations = equations_of()
     lines = [f"# {package}", "", inspect.cleandoc(room.__doc__ or ""), ""]
     for name in names:
-        lines += [f"::: {package}.{name}", ""]
+        lines += [*identifier(room, name), ""]
         lines += equations.get(f"{package}.{name}", [])
     return "\n".join(lines)
 
 
+def identifier(room: ModuleType, name: str) -> list[str]:
+    """What mkdocstrings is asked for: the name, or its home where a module beside it has the same one."""
+    public = f"{room.__name__}.{name}"
+    if not (Path(str(room.__file__)).parent / f"{name}.py").exists():
+        return [f"::: {public}"]
+    home = getattr(room, name).__module__
+    return [f"::: {home}.{name}", "    options:", f"      heading: {public}", f"      toc_label: {name}"]
+
+
 def equations_of() -> dict[str, list[str]]:
     """The equations of the page of equations, by the public names that it says compute them."""
-    page = ROOT / "docs" / "equations.md"
-    return {} if page.exists() is False else parsed_equations(page.read_text(encoding="utf-8"))
-
-
-def parsed_equations(text: str) -> dict[str, list[str]]:
+    text = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
