@@ -177,6 +177,8 @@ def configuration_page() -> str:
         "# Configuration",
         "",
         "Every setting of the file that `dpfedexp train` and `dpfedexp sweep` take; `dpfedexp init` writes one to start from.",
+        "Editors that know TOML schemas complete and check it with [schema.json](../../src/dpfedexp/config/schema.json), which the",
+        "package ships: the first line of the file is `#:schema` and its path, as `dpfedexp init` prints it.",
         "",
     ]
     for name, field in Settings.model_fields.items():
