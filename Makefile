@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 # One more than the cores that it is meant for: the tests of deployments mostly wait.
 WORKERS ?= 3
 
-.PHONY: venv demo test coverage lint wheel wheel-check mutants clean help
+.PHONY: venv demo test coverage docs lint wheel wheel-check mutants clean help
 
 help:
 	@echo "make demo     install, run the paper's synthetic experiments, name the report"
 	@echo "make test     install, run the whole test suite"
 	@echo "make coverage the same under coverage.py, with a summary (about a fifth slower)"
+	@echo "make docs     the site, in site-build/: links, names and code blocks are checked, notebooks run, no network is needed"
 	@echo "make lint     ruff and mypy"
 	@echo "make wheel    the wheel and the source distribution, in dist/"
 	@echo "make wheel-check  the wheel in a clean environment: install it, run the demo, Table 1, a Flower app and a report"
@@ -41,6 +42,15 @@ test: venv
 coverage:
 	@$(MAKE) --no-print-directory test COVERAGE=1
 
+# What only the site needs is installed when it is first built.
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site-build/index.html"
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,4 +71,4 @@ mutants: venv
 	$(BIN)/python -m tests.mutation $(FILES) $(if $(COUNT),--count $(COUNT)) --workers $(WORKERS)
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build dist site-build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from dpfedexp import AdamW, CosineRate, InputError, Sgd
+from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.config import Settings, load, parse, problem
+from dpfedexp.config import Settings, load, parse, problem, schema
 from dpfedexp.local import OPTIMISERS
 from dpfedexp.paper.experiments import experiment, names
 from dpfedexp.participation import FixedSize, Poisson
@@ -218,3 +219,28 @@ def test_how_many_clients_an_array_has_does_not_depend_on_whether_the_last_one_h
     assert sizes == [[2, 2, 2], [2, 2, 0]]
     with pytest.raises(InputError, match=r"participation\.population is missing"):
         problem.build(parse({key: value for key, value in given.items() if key != "participation"}))
+
+
+def test_the_schema_for_editors_is_that_of_the_settings():
+    wanted = "it is old; run: python -c 'from dpfedexp.config.schema import write; write()'"
+    assert schema.FILE.read_text(encoding="utf-8") == schema.text(), wanted
+
+
+def test_every_setting_says_what_it_is():
+    sections = schema.schema()["$defs"]
+    silent = [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, field in section["properties"].items()
+        if field and not field.get("description")
+    ]
+    assert len(sections) == 8
+    assert silent == []
+
+
+def test_the_template_of_init_has_only_settings_that_the_schema_knows():
+    tree = tomllib.loads(re.sub(r"^# (?=[a-z_]+ = |\[)", "", TEMPLATE.format(name="x"), flags=re.M))
+    known = schema.schema()
+    for name, section in tree.items():
+        kind = known["properties"][name]["$ref"].rpartition("/")[2]
+        assert set(section) <= set(known["$defs"][kind]["properties"])

@@ -30,9 +30,9 @@ def test_the_hooks_run_the_commands_of_make_lint():
     assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in repo["hooks"])
 
 
-def test_continuous_integration_lints_tests_and_installs_the_wheel():
+def test_continuous_integration_lints_tests_builds_the_site_and_installs_the_wheel():
     targets = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
-    assert targets == ["lint", "test", "wheel-check"]
+    assert targets == ["lint", "test", "docs", "wheel-check"]
     assert "make test COVERAGE=1" in (ROOT / ".ci" / "run").read_text()
 
 

@@ -54,7 +54,10 @@ def built(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("built")
     copy = folder / "copy"
     everywhere = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
-    outside = {str(ROOT): {"build", "dist", "tests", "benchmarks", "runs"}, str(ROOT / "experiments"): {"results"}}
+    outside = {
+        str(ROOT): {"build", "dist", "site-build", "tests", "benchmarks", "runs"},
+        str(ROOT / "experiments"): {"results"},
+    }
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         return everywhere(folder, names) | outside.get(folder, set())

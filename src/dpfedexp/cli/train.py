@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dpfedexp.runs.folder import RunFolder
     from dpfedexp.runs.run import Run
 
+SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
+"""The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
 TEMPLATE = """\
 # A run of dpfedexp. Start it with: dpfedexp train {name}
 # Override anything on the command line: --set algorithm.clip=0.5 --set run.rounds=20
@@ -244,7 +246,9 @@ def init(
         file.write_text(TEMPLATE.format(name=file), encoding="utf-8")
     except OSError as error:
         raise InputError(f"the file {str(file)!r} can't be written: {error.strerror}.") from None
-    Console().print(f"Wrote [bold]{file}[/]. Next: dpfedexp train {file}")
+    console = Console()
+    console.print(f"Wrote [bold]{file}[/]. Next: dpfedexp train {file}")
+    console.print(f"Editors that know TOML schemas check it with this first line:\n#:schema {SCHEMA}", soft_wrap=True)
 
 
 def report(

@@ -7,22 +7,31 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import Aggregation, aggregated
+from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.algorithms.probe import asked
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.config.sentences import clause, sentence
-from dpfedexp.data.registry import check_kind
+from dpfedexp.config.sections import (
+    AdaptiveSettings,
+    AlgorithmSettings,
+    DataSettings,
+    LocalSettings,
+    ModelSettings,
+    ParticipationSettings,
+    Resolved,
+    RunSettings,
+    Section,
+)
+from dpfedexp.config.sentences import sentence
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
-from dpfedexp.losses import by_name
+from dpfedexp.local import LocalOptimiser
 from dpfedexp.participation import (
     FixedSize,
     Full,
@@ -33,188 +42,8 @@ from dpfedexp.participation import (
     public_population,
 )
 from dpfedexp.trainers.execution import Execution
-from dpfedexp.trainers.registry import check_trainer
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class DataSettings(Section):
-    """Where the clients' data come from."""
-
-    kind: str = "synthetic"
-    clients: int = Field(1000, ge=1)
-    seed: int | None = None
-    dimension: int = Field(500, ge=1)
-    path: str | None = None
-    partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
-    alpha: float = Field(0.3, gt=0)
-    shards_per_client: int = Field(2, ge=1)
-    samples_per_client: int | None = Field(None, ge=1)
-    standardise: bool = False
-    factory: str | None = None
-
-    @field_validator("kind")
-    @classmethod
-    def _kind_exists(cls, kind: str) -> str:
-        check_kind(kind)
-        return kind
-
-
-class ModelSettings(Section):
-    """A network by name with its own settings, or `factory = "module:function"` of the user's."""
-
-    name: str | None = None
-    factory: str | None = None
-    seed: int | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class AdaptiveSettings(Section):
-    initial: float = 1.0
-    quantile: float | Literal["auto"] = 0.5
-    rate: float = 0.5
-    count_noise: float | None = None
-
-
-class AlgorithmSettings(Section):
-    """What the server runs and what it promises."""
-
-    name: str = "cdp_fedexp"
-    clip: float | Literal["adaptive"] | None = None
-    adaptive: AdaptiveSettings | None = None
-    mechanism: str | None = None
-    numerator: str | None = None
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    target_per: Literal["total", "round"] | None = None
-    delta: float | None = None
-    adjacency: str | None = None
-    epsilon0: float | None = None
-    epsilon1: float | None = None
-    epsilon2: float | None = None
-    gamma: str | None = None
-    server_rate: float | None = None
-    server_momentum: float | None = None
-    step: Literal["safe", "paper"] | None = None
-    average_last: int | None = None
-    control: str | None = None
-    aggregation: Aggregation | None = None
-
-
-class LocalSettings(Section):
-    """What a client does in a round: an optimiser by name, the settings that all have, and those of its own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    optimiser: str = "sgd"
-    lr: float | Literal["auto"] = 0.1
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    proximal: float = 0.0
-    max_examples: int | None = None
-
-    @model_validator(mode="after")
-    def _check_own(self) -> LocalSettings:
-        """The optimiser exists, and has whatever else was given, of the type that its class says."""
-        kind = OPTIMISERS.get(self.optimiser)
-        if kind is None:
-            near = nearest(self.optimiser, OPTIMISERS)
-            raise InputError(f"local.optimiser is {self.optimiser!r}, which does not exist.{near}")
-        types = get_type_hints(kind)
-        known = {field.name: types[field.name] for field in fields(kind)}
-        for name, value in (self.model_extra or {}).items():
-            if name not in known:
-                raise InputError(
-                    f"local.{name} is not a setting of {self.optimiser!r}.{nearest(name, ['optimiser', *known])}"
-                )
-            if name == "schedule":
-                _schedule(value)
-                continue
-            try:
-                TypeAdapter(known[name]).validate_python(value, strict=True)
-            except ValidationError as error:
-                wanted = " or ".join(clause(kind["msg"]) for kind in error.errors())
-                raise InputError(f"local.{name} is {value!r}; it must be {wanted}.") from None
-        return self
-
-    def build(self) -> LocalOptimiser:
-        """The optimiser: ten steps where the file says neither steps nor epochs."""
-        given = self.model_dump(exclude={"optimiser"})
-        if self.steps is None and self.epochs is None:
-            given["steps"] = 10
-        if "schedule" in given:
-            given["schedule"] = _schedule(given["schedule"])
-        return OPTIMISERS[self.optimiser](**given)
-
-
-def _schedule(value: Any) -> RateSchedule:
-    """The schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        raise InputError(
-            f'local.schedule is {value!r}; it must name its kind, such as {{kind = "cosine", rounds = 50}}.'
-        )
-    given = dict(value)
-    name = given.pop("kind")
-    if name not in SCHEDULES:
-        raise InputError(f"local.schedule.kind is {name!r}, which does not exist.{nearest(name, SCHEDULES)}")
-    known = [field.name for field in fields(SCHEDULES[name])]
-    for wrong in (key for key in given if key not in known):
-        raise InputError(f"local.schedule.{wrong} is not a setting of {name!r}.{nearest(wrong, known)}")
-    return SCHEDULES[name](**given)
-
-
-class ParticipationSettings(Section):
-    """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
-
-    kind: Literal["full", "poisson", "fixed"] = "full"
-    rate: float | None = None
-    count: int | None = None
-    population: int | None = Field(None, ge=1)
-    noise_cohort: int | None = Field(None, ge=1)
-
-
-class RunSettings(Section):
-    rounds: int = Field(50, ge=1)
-    seed: int = Field(0, ge=0)
-    device: str | None = None
-    chunk_size: int | None = Field(None, ge=1)
-    loss: str | None = None
-    evaluate_every: int = Field(1, ge=1)
-    budget: float | None = Field(None, gt=0)
-    trainer: str = "auto"
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    memory: str | int | None = None
-    secure: bool | Literal["strict"] = False
-
-    @field_validator("loss")
-    @classmethod
-    def _loss_exists(cls, loss: str | None) -> str | None:
-        if loss is not None:
-            by_name(loss)
-        return loss
-
-    @field_validator("trainer")
-    @classmethod
-    def _trainer_exists(cls, trainer: str) -> str:
-        check_trainer(trainer)
-        return trainer
-
 
 _EXECUTION = {field.name for field in fields(Execution)}
-
-
-class Resolved(Section):
-    """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
-
-    All are public: `clients` is the declared population where the number of clients is private.
-    """
-
-    parameters: int
-    clients: int
-    cohort: float
 
 
 class Settings(Section):

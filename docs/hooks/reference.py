@@ -1,0 +1,227 @@
+"""Pages that are generated: the API, the command line, the configuration and the examples, each from the thing itself."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import click
+from mkdocs.structure.files import File
+from pydantic import BaseModel
+from rich.text import Text
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "dpfedexp",
+    "dpfedexp.accounting",
+    "dpfedexp.algorithms",
+    "dpfedexp.audit",
+    "dpfedexp.config",
+    "dpfedexp.data",
+    "dpfedexp.evaluation",
+    "dpfedexp.flower",
+    "dpfedexp.local",
+    "dpfedexp.losses",
+    "dpfedexp.mechanisms",
+    "dpfedexp.sinks",
+)
+"""Every package with a table of public names, the one that most people need first."""
+ELSEWHERE = {"dpfedexp.algorithms": {"ALGORITHMS"}, "dpfedexp.local": {"OPTIMISERS", "SCHEDULES"}}
+"""Of packages whose other names are on the page of `dpfedexp`: the names that are not."""
+
+
+def on_files(files, config):
+    pages = {f"reference/api/{name}.md": package_page(name) for name in PACKAGES}
+    pages["reference/command-line.md"] = command_page()
+    pages["reference/configuration.md"] = configuration_page()
+    pages["examples.md"] = examples_page()
+    for uri, text in pages.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def public_names(package: str) -> list[str]:
+    """The names of a package that no package before it in `PACKAGES` documents."""
+    before = {
+        id(getattr(importlib.import_module(other), name))
+        for other in PACKAGES[: PACKAGES.index(package)]
+        for name in importlib.import_module(other).__all__
+    }
+    room = importlib.import_module(package)
+    return [name for name in room.__all__ if name != "__version__" and id(getattr(room, name)) not in before]
+
+
+def package_page(package: str) -> str:
+    room = importlib.import_module(package)
+    names = public_names(package)
+    equations = equations_of()
+    lines = [f"# {package}", "", inspect.cleandoc(room.__doc__ or ""), ""]
+    for name in names:
+        lines += [f"::: {package}.{name}", ""]
+        lines += equations.get(f"{package}.{name}", [])
+    return "\n".join(lines)
+
+
+def equations_of() -> dict[str, list[str]]:
+    """The equations of the page of equations, by the public names that it says compute them."""
+    page = ROOT / "docs" / "equations.md"
+    return {} if page.exists() is False else parsed_equations(page.read_text(encoding="utf-8"))
+
+
+def parsed_equations(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        formula = re.search(r"\$\$.*?\$\$", body, re.S)
+        if formula:
+            for name in re.findall(r"`(dpfedexp(?:\.\w+)+)`", body):
+                found.setdefault(name, []).extend(
+                    ["", f"[{title.strip('`')}](../../equations.md#{anchor(title)}):", "", formula[0], ""]
+                )
+    return found
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
+
+
+def commands(command: click.Command, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, by their words."""
+    found = [(words, command)]
+    for name, inner in getattr(command, "commands", {}).items():
+        if not inner.hidden:
+            found += commands(inner, (*words, name))
+    return found
+
+
+def command_tree() -> list[tuple[tuple[str, ...], click.Command]]:
+    from typer.main import get_command
+
+    from dpfedexp.cli import app
+
+    return commands(get_command(app), ("dpfedexp",))
+
+
+def command_page() -> str:
+    lines = ["# Command line", "", "Every command and option, as `--help` shows them.", ""]
+    for words, command in command_tree():
+        context = click.Context(command, info_name=" ".join(words))
+        usage = " ".join(part for part in command.collect_usage_pieces(context))
+        lines += [
+            f"## {' '.join(words)}",
+            "",
+            said(command.help),
+            "",
+            "```text",
+            f"{' '.join(words)} {usage}",
+            "```",
+            "",
+        ]
+        rows = [row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)]
+        if rows:
+            lines += ["| | default | |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def row(parameter: click.Parameter, context: click.Context) -> str:
+    if isinstance(parameter, click.Option):
+        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+        value = "" if parameter.is_flag else f" {cell(parameter.make_metavar(context))}"
+    else:
+        names, value = f"`{parameter.make_metavar(context)}`", ""
+    plain = parameter.get_default(context, call=False)
+    flag = getattr(parameter, "is_flag", False)
+    shown = "required" if parameter.required else "" if plain is None or callable(plain) or flag else f"`{plain}`"
+    return f"| {names}{value} | {shown} | {cell(said(getattr(parameter, 'help', '')))} |"
+
+
+def said(text: str | None) -> str:
+    """Help as plain text: typer writes it with rich's markup."""
+    return Text.from_markup(inspect.cleandoc(text or "")).plain
+
+
+def cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def configuration_page() -> str:
+    from dpfedexp.config import Settings
+
+    lines = [
+        "# Configuration",
+        "",
+        "Every setting of the file that `dpfedexp train` and `dpfedexp sweep` take; `dpfedexp init` writes one to start from.",
+        "",
+    ]
+    for name, field in Settings.model_fields.items():
+        kind = model_of(field.annotation)
+        if kind is not None:
+            lines += section_lines(name, kind)
+    return "\n".join(lines)
+
+
+def model_of(annotation: object) -> type[BaseModel] | None:
+    kinds = [annotation, *getattr(annotation, "__args__", ())]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def section_lines(name: str, kind: type[BaseModel]) -> list[str]:
+    schema = kind.model_json_schema()
+    lines = [
+        f"## [{name}]",
+        "",
+        inspect.cleandoc(kind.__doc__ or ""),
+        "",
+        "| setting | type | default | |",
+        "|---|---|---|---|",
+    ]
+    inner: list[str] = []
+    for key, field in kind.model_fields.items():
+        nested = model_of(field.annotation)
+        if nested is not None:
+            inner += section_lines(f"{name}.{key}", nested)
+            continue
+        default = "required" if field.is_required() else toml(field.get_default(call_default_factory=True))
+        lines.append(
+            f"| `{key}` | {cell(kind_of(schema['properties'][key]))} | {default} | {cell(field.description or '')} |"
+        )
+    return [*lines, "", *inner]
+
+
+def kind_of(schema: dict) -> str:
+    """A JSON schema's type in words."""
+    if "anyOf" in schema:
+        return " or ".join(kind_of(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f'`"{value}"`' for value in schema.get("enum", [schema.get("const")]))
+    words = {
+        "string": "text",
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+        "object": "table",
+    }
+    limits = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bound = [f"{sign} {schema[key]:g}" for key, sign in limits.items() if key in schema]
+    return " ".join([words[schema["type"]], *bound])
+
+
+def toml(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def examples_page() -> str:
+    lines = ["# Examples", "", "Whole programs, one idea each; the tests run all of them.", ""]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        title, _, rest = (ast.get_docstring(ast.parse(text)) or path.stem).partition("\n")
+        lines += [f"## {path.stem.replace('_', ' ').capitalize()}", "", title, rest, "", f"`examples/{path.name}`", ""]
+        lines += ["```{.python .example}", text.rstrip(), "```", ""]
+    return "\n".join(lines)

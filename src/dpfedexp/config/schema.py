@@ -1,0 +1,58 @@
+"""The JSON schema of a run's file, for editors: made from the settings, and shipped as `schema.json` beside this file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.algorithms import ALGORITHMS
+from dpfedexp.config.settings import Settings
+from dpfedexp.data.registry import DATA_SETS, OTHER_KINDS
+from dpfedexp.local import OPTIMISERS
+from dpfedexp.mechanisms import MECHANISMS
+
+FILE = Path(__file__).with_name("schema.json")
+CHOICES = {
+    ("DataSettings", "kind"): (OTHER_KINDS, DATA_SETS),
+    ("AlgorithmSettings", "name"): (ALGORITHMS,),
+    ("AlgorithmSettings", "mechanism"): (MECHANISMS,),
+    ("LocalSettings", "optimiser"): (OPTIMISERS,),
+}
+"""Settings whose values are the names in tables."""
+
+
+def schema() -> dict[str, Any]:
+    """The schema: pydantic's, without null, which TOML has not, and with the names that tables know."""
+    tree: dict[str, Any] = _without_null(Settings.model_json_schema())
+    sections = tree["$defs"]
+    for (section, name), tables in CHOICES.items():
+        sections[section]["properties"][name]["enum"] = [known for table in tables for known in table]
+    own = {field.name for kind in OPTIMISERS.values() for field in fields(kind)}
+    local = sections["LocalSettings"]
+    local["properties"] |= {name: {} for name in sorted(own - set(local["properties"]))}
+    local["additionalProperties"] = False
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": "A run of dpfedexp"}
+
+
+def text() -> str:
+    """What `schema.json` holds."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def write() -> None:
+    """Writes `schema.json` anew, after a change of the settings."""
+    FILE.write_text(text(), encoding="utf-8")
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_null(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _without_null(one) for key, one in value.items() if not (key == "default" and one is None)}
+    if "anyOf" in inner:
+        kinds = [one for one in inner.pop("anyOf") if one.get("type") != "null"]
+        inner |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return inner
