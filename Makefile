@@ -49,6 +49,7 @@ $(VENV)/.docs: $(STAMP)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	DPFEDEXP_SITE=site-build $(BIN)/python -m pytest -q tests/site
 	@echo "site-build/index.html"
 
 lint: venv

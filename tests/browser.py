@@ -43,12 +43,16 @@ def started(profile: Path):
     return webdriver.Chrome(options=options, service=Service(driver))
 
 
-def visit(browser, url: str, width: int = DESK, scheme: str = "light") -> None:
-    """Opens an address at a width and in a colour scheme; the console must have nothing to say."""
+def resize(browser, width: int, scheme: str) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def visit(browser, url: str, width: int = DESK, scheme: str = "light") -> None:
+    """Opens an address at a width and in a colour scheme; the console must have nothing to say."""
+    resize(browser, width, scheme)
     browser.get(url)
     assert browser.get_log("browser") == []
 
@@ -74,15 +78,21 @@ const rgba = (colour) => {
   return known.get(colour);
 };
 const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
-const behind = (element) => {
-  const layers = [];
-  for (let at = element; at; at = at.parentElement) {
-    const style = getComputedStyle(at);
-    if (style.backgroundImage !== 'none') return null;
-    layers.push(rgba(style.backgroundColor));
-    if (layers.at(-1)[3] === 1) break;
+const grounds = new Map(), fades = new Map();
+const ground = (element) => {
+  if (!element) return [...rgba('canvas').slice(0, 3), 1];
+  if (!grounds.has(element)) {
+    const style = getComputedStyle(element), layer = rgba(style.backgroundColor);
+    const below = layer[3] === 1 ? null : ground(element.parentElement);
+    const known = style.backgroundImage === 'none' && (layer[3] === 1 || below);
+    grounds.set(element, !known ? null : layer[3] === 1 ? layer : over(layer, below));
   }
-  return layers.reduceRight((below, layer) => over(layer, below), [...rgba('canvas').slice(0, 3), 1]);
+  return grounds.get(element);
+};
+const fade = (element) => {
+  if (!element) return 1;
+  if (!fades.has(element)) fades.set(element, fade(element.parentElement) * parseFloat(getComputedStyle(element).opacity));
+  return fades.get(element);
 };
 const light = ([r, g, b]) => [r, g, b].map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
   .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
@@ -92,11 +102,11 @@ while (walk.nextNode()) {
   if (!text || seen.has(element) || element.closest('script, style, noscript, option, :disabled')) continue;
   if (!element.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
   seen.add(element);
-  const style = getComputedStyle(element), ground = behind(element), size = parseFloat(style.fontSize);
-  if (!ground) continue;
+  const style = getComputedStyle(element), under = ground(element), size = parseFloat(style.fontSize);
+  if (!under) continue;
   const ink = [...rgba(element.closest('svg') ? style.fill : style.color)];
-  for (let at = element; at; at = at.parentElement) ink[3] *= parseFloat(getComputedStyle(at).opacity);
-  const [a, b] = [light(over(ink, ground)), light(ground)], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  ink[3] *= fade(element);
+  const [a, b] = [light(over(ink, under)), light(under)], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   if (ratio < (size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5))
     faint.push(`${ratio.toFixed(2)}: ${element.tagName.toLowerCase()}.${element.getAttribute('class') || ''} ${text.slice(0, 40)}`);
 }
@@ -105,7 +115,7 @@ return faint;
 
 CUT = r"""
 const room = document.documentElement.clientWidth, cut = [];
-for (const element of document.querySelectorAll('table, pre, img, svg, math, figure')) {
+for (const element of document.querySelectorAll('table, pre, img, math, figure, figure svg')) {
   if (!element.checkVisibility({visibilityProperty: true})) continue;
   const right = element.getBoundingClientRect().right;
   let found = false, at = element.parentElement;
