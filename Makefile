@@ -48,7 +48,7 @@ $(VENV)/.docs: $(STAMP)
 	touch $@
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	DPFEDEXP_SITE=site-build $(BIN)/python -m pytest -q tests/site
 	@echo "site-build/index.html"
 

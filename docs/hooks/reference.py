@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -31,12 +32,20 @@ PACKAGES = (
 """Every package with a table of public names, the one that most people need first."""
 ELSEWHERE = {"dpfedexp.algorithms": {"ALGORITHMS"}, "dpfedexp.local": {"OPTIMISERS", "SCHEDULES"}}
 """Of packages whose other names are on the page of `dpfedexp`: the names that are not."""
+FILES_INTRODUCTION = """# Files
+
+The files of a run's folder, whoever wrote it: a simulation, `dpfedexp train`, or the server of a deployment.
+[Runs](../runs.md) says who reads them, and [security](../security.md#where-a-run-keeps-what) what lies in the private folder
+beside it, and why. All of what is here is released, public, or the server's own.
+
+"""
 
 
 def on_files(files, config):
     pages = {f"reference/api/{name}.md": package_page(name) for name in PACKAGES}
     pages["reference/command-line.md"] = command_page()
     pages["reference/configuration.md"] = configuration_page()
+    pages["reference/files.md"] = files_page()
     pages["examples.md"] = examples_page()
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
@@ -109,7 +118,7 @@ def command_page() -> str:
     lines = ["# Command line", "", "Every command and option, as `--help` shows them.", ""]
     for words, command in command_tree():
         context = click.Context(command, info_name=" ".join(words))
-        usage = " ".join(part for part in command.collect_usage_pieces(context))
+        usage = " ".join(command.collect_usage_pieces(context))
         lines += [
             f"## {' '.join(words)}",
             "",
@@ -129,13 +138,22 @@ def command_page() -> str:
 def row(parameter: click.Parameter, context: click.Context) -> str:
     if isinstance(parameter, click.Option):
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-        value = "" if parameter.is_flag else f" {cell(parameter.make_metavar(context))}"
+        value = "" if parameter.is_flag else f" {cell(kind_of_option(parameter, context))}"
     else:
         names, value = f"`{parameter.make_metavar(context)}`", ""
     plain = parameter.get_default(context, call=False)
     flag = getattr(parameter, "is_flag", False)
     shown = "required" if parameter.required else "" if plain is None or callable(plain) or flag else f"`{plain}`"
     return f"| {names}{value} | {shown} | {cell(said(getattr(parameter, 'help', '')))} |"
+
+
+def kind_of_option(option: click.Option, context: click.Context) -> str:
+    """The values that an option takes: its choices, or its kind with its range."""
+    if isinstance(option.type, click.Choice):
+        return " \\| ".join(str(getattr(choice, "value", choice)) for choice in option.type.choices)
+    bounds = option.type._describe_range() if hasattr(option.type, "_describe_range") else ""
+    words = option.make_metavar(context).removesuffix(" RANGE")
+    return f"{words} ({bounds.replace('x', '')})" if bounds else words
 
 
 def said(text: str | None) -> str:
@@ -215,6 +233,17 @@ def toml(value: object) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def files_page() -> str:
+    """Every file of a run's folder, from the module that names them."""
+    body = ast.parse((ROOT / "src" / "dpfedexp" / "runs" / "file_names.py").read_text(encoding="utf-8")).body
+    rows = [
+        f"| `{ast.literal_eval(name.value)}` | {cell(ast.literal_eval(meaning.value))} |"
+        for name, meaning in pairwise(body)
+        if isinstance(name, ast.Assign) and isinstance(meaning, ast.Expr)
+    ]
+    return "\n".join([FILES_INTRODUCTION, "| file | what it holds |", "|---|---|", *rows, ""])
 
 
 def examples_page() -> str:
