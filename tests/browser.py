@@ -54,7 +54,8 @@ def visit(browser, url: str, width: int = DESK, scheme: str = "light") -> None:
     """Opens an address at a width and in a colour scheme; the console must have nothing to say."""
     resize(browser, width, scheme)
     browser.get(url)
-    assert browser.get_log("browser") == []
+    said = browser.get_log("browser")
+    assert said == [], f"{url}: {said}"
 
 
 def faint_texts(browser) -> list[str]:
