@@ -54,6 +54,7 @@ $(VENV)/.docs: $(STAMP)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning $(BIN)/mkdocs build
+	DPFEDEXP_SITE=site-build $(BIN)/python -m pytest -q tests/site
 	@echo "site-build/index.html"
 
 lint: venv

@@ -1,4 +1,4 @@
-"""What tests share: the real MNIST files, where the machine has them, and a private folder that is not the user's."""
+"""What tests share: the real MNIST files and a browser, where the machine has them, and a private folder that is not the user's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from dpfedexp.data.mnist import find_mnist
 from dpfedexp.errors import InputError
+from tests.browser import started
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,3 +39,11 @@ def mnist_folder() -> Path:
     if folder is None:
         pytest.skip(reason)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium, one to a file of tests."""
+    chromium = started(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.quit()

@@ -85,11 +85,11 @@ def test_the_wheel_holds_every_file_of_the_package(built):
     assert "py.typed" in shipped
 
 
-def test_the_wheel_holds_every_setting_of_the_paper_and_none_of_the_results(built):
+def test_the_wheel_holds_every_setting_of_the_paper_and_of_the_results_the_explorers(built):
     shipped = {Path(name).name for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/experiments/")}
     settings = {path.name for path in (ROOT / "experiments").glob("*.toml")}
     assert settings
-    assert shipped == settings | {"__init__.py"}
+    assert shipped == settings | {"__init__.py", "suite.json"}
 
 
 def test_every_folder_with_modules_is_a_package():

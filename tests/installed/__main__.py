@@ -116,6 +116,11 @@ def check_table1(run: Callable[..., str], work: Path) -> None:
     require_files(work / "paper-results", "table1.json", "report.html")
 
 
+def check_explorer(run: Callable[..., str], work: Path) -> None:
+    run("explore")
+    require_files(work, "explorer.html")
+
+
 def check_flower(run: Callable[..., str], work: Path) -> None:
     run("flower", "new", "x")
     require_files(work / "x", "pyproject.toml", "README.md")
@@ -155,7 +160,7 @@ def main() -> int:
             def run(*words: str) -> str:
                 return step([str(programs / "dpfedexp"), *words], work, " ".join(("dpfedexp", *words)))
 
-            for check in (check_demo, check_table1, check_flower, check_run_and_report):
+            for check in (check_demo, check_table1, check_explorer, check_flower, check_run_and_report):
                 check(run, work)
         except Failure as failure:
             print(f"The wheel does not run: {failure}", file=sys.stderr)

@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import base64
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from dpfedexp.report.folder import report
+from tests.browser import DESK, PHONE
+from tests.browser import visit as open_page
 from tests.report.pages import write_paper, write_run
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-PHONE, DESK = 390, 1200
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Chromium; DPFEDEXP_REQUIRE_CHROMIUM=1 turns its absence from a skip into a failure."""
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    try:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.options import Options
-        from selenium.webdriver.chrome.service import Service
-    except ImportError:
-        binary = None
-    if not binary or not driver:
-        reason = "chromium, chromedriver or the package selenium is not here; the page is not opened in a browser"
-        pytest.fail(reason) if os.environ.get("DPFEDEXP_REQUIRE_CHROMIUM") == "1" else pytest.skip(reason)
-    options = Options()
-    options.binary_location = binary
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chromium = webdriver.Chrome(options=options, service=Service(driver))
-    yield chromium
-    chromium.quit()
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +21,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def visit(browser, path: Path, width: int = DESK, scheme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    browser.get(path.as_uri())
-    assert browser.get_log("browser") == []
+    open_page(browser, path.as_uri(), width, scheme)
 
 
 def background(browser) -> str:

@@ -48,6 +48,7 @@ def _register() -> None:
     app.command("plan")(plan.plan)
     app.command("paper")(paper.paper)
     app.command("suite")(suite.suite)
+    app.command("explore")(suite.explore)
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
     app.command("bench")(bench.bench)

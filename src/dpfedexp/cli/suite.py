@@ -1,4 +1,4 @@
-"""`dpfedexp suite`: algorithms compared on real federations."""
+"""`dpfedexp suite`: algorithms compared on real federations. `dpfedexp explore`: the results as a page to try settings on."""
 
 from __future__ import annotations
 
@@ -66,3 +66,18 @@ def suite(
     )
     terminal.show(console, made)
     console.print(f"Written: [bold]{out / 'suite.md'}[/], [bold]{out / 'report.html'}[/]", highlight=False)
+
+
+def explore(
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("explorer.html"),
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite", help="Folder of `suite` results.; by default those of the package.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write the explorer: one page that computes exact ε, noise and attacks in the browser, beside the suite's results."""
+    from dpfedexp.paper.suite import command
+
+    typer.echo(f"Written: {command.explore(out, results)}")

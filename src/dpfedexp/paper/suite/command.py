@@ -1,12 +1,14 @@
-"""What `dpfedexp suite` does: choose problems, make their runs, write the page."""
+"""What `dpfedexp suite` does: choose problems, make their runs, write the page; and `dpfedexp explore`, which shows its results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.resources import as_file, files
 from pathlib import Path
 
 from dpfedexp.errors import InputError, nearest
+from dpfedexp.files import replace_text
 from dpfedexp.paper.suite import page
 from dpfedexp.paper.suite import prepare as preparing
 from dpfedexp.paper.suite.contenders import CONTENDERS
@@ -14,6 +16,7 @@ from dpfedexp.paper.suite.plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
 from dpfedexp.paper.suite.problems import PROBLEMS
 from dpfedexp.paper.suite.run import Lines, Place, run_suite
 from dpfedexp.report.document import Section
+from dpfedexp.report.explorer.page import render
 from dpfedexp.report.folder import report
 from dpfedexp.report.write import save
 
@@ -60,6 +63,28 @@ def suite(names: Sequence[str], size: Size, place: Place, out: Path, recorded: b
     page.write_markdown(made, out)
     report(out)
     return made
+
+
+def explore(out: Path, folder: Path | None) -> Path:
+    """Writes the explorer, one page, and returns its path.
+
+    Args:
+        out: the page.
+        folder: results of `suite`; None for those that come with the package.
+    """
+    results = files("dpfedexp.experiments") / "suite" if folder is None else folder
+    with as_file(results / "suite.json") as path:
+        section = Section.read(path)
+    if not section.data.get("problems"):
+        raise InputError(
+            f"the folder {str(results)!r} has no results against ε; `dpfedexp suite --recorded --out {results}` writes them."
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(out, render(section, "dpfedexp explore"))
+    except OSError as error:
+        raise InputError(f"the page {str(out)!r} can't be written: {error.strerror}.") from None
+    return out
 
 
 def _checked(names: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from statistics import fmean
 from dpfedexp.files import replace_text
 from dpfedexp.paper.suite import table
 from dpfedexp.paper.suite.contenders import CONTENDERS
+from dpfedexp.paper.suite.curves import curves
 from dpfedexp.paper.suite.plan import HEADLINE, LEADING, RIVALS, Size, best_rate, grid
 from dpfedexp.paper.suite.problem import Problem
 from dpfedexp.paper.suite.problems import PROBLEMS
@@ -55,6 +56,7 @@ def section(problems: Sequence[str], size: Size, lookup: Lookup, command: str = 
         [*_never_worse(gains), *_automatic(gaps)],
         [f"{one.label} is not shown: {one.why_missing.rstrip('.')}." for one in CONTENDERS.values() if one.why_missing],
         command,
+        data=curves(rates, size, lookup),
     )
 
 
