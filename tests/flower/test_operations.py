@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -167,7 +168,7 @@ def test_a_restored_old_ledger_is_noticed(guard):
     shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
     assert isinstance(shown.exception, InputError)
     guard.ledger.unlink()
-    assert "is missing beside its anchor" in guard_summary(guard)["problem"]
+    assert "is missing beside guard.anchor.json" in guard_summary(guard)["problem"]
 
 
 def test_a_guard_that_others_can_write_is_refused(guard):
@@ -188,6 +189,46 @@ def test_a_guard_that_others_can_write_is_refused(guard):
     assert "sends everything to fl.example.org as it is" in invoke("--insecure", "--superlink=fl.example.org:9092")
     assert "needs --superexec-auth-secret-file" in invoke("--isolation", "process")
     assert "refuses every local app" in invoke("--trusted-entities=x.yaml")
+    assert "--insec is short for --insecure" in invoke("--insec", "--superlink=fl.example.org:9092")
+    assert "--trusted is short for --trusted-entities" in invoke("--trusted=x.yaml")
+    above = guard.path.parents[1]
+    above.chmod(0o777)
+    assert f"{str(above)!r} can be written by others" in invoke(), "the folder could be exchanged for another"
+    above.chmod(0o700)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
+def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
+    """Its mode looks private, and its owner can change it all the same."""
+    guard.path.write_text(LIMITS + f'apps = ["{"ab" * 32}"]\n')
+    guard.path.chmod(0o600)
+    os.chown(guard.path, 65534, 65534)
+    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path)])
+    assert "guard.toml' belongs to another user (id 65534)" in str(shown.exception)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("status.json", '{"status": "running"}'),
+        ("status.json", '{"status": ["x"], "round": 1}'),
+        ("status.json", "[]"),
+        ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
+        ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
+        ("checkpoint.json", '{"history": 3}'),
+        ("checkpoint.json", "[]"),
+    ],
+)
+def test_damaged_files_of_a_run_are_answered_as_not_well(file, content, tmp_path):
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    (tmp_path / "run" / file).write_text(content)
+    with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{where}/healthz")
+        assert urllib.request.urlopen(f"{where}/metrics").status == 200
+        server.shutdown()
 
 
 def test_an_enforcing_node_needs_a_list_of_apps(guard):

@@ -165,6 +165,17 @@ def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatc
     assert entry.event.setting == "two-party"
 
 
+def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_path):
+    """The attack: node 1 answers "who" before the helper does, so that the rounds would fail or be its own."""
+    federation = Federation(tmp_path)
+    federation.grid.contexts[1].node_config["dpfedexp-helper"] = str(federation.file.path)
+    listed = tmp_path / "nodes"
+    listed.write_text("".join(f"{node}\n" for node in range(1, CLIENTS + 1)))
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, nodes=listed)
+    assert strategy.helper == CLIENTS + 1
+    assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
 def test_a_strategy_without_a_helper_refuses_a_mechanism_that_needs_one(tmp_path):
     with pytest.raises(InputError, match="use TwoPartyFedExp"):
         DpFedExp(aggregated(ALGORITHMS["free"], "two-party"), clients=2, rounds=1, folder=tmp_path)
