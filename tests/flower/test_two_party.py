@@ -332,6 +332,34 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm.adjacency": "add-remove"}, "both aggregators see who takes part"),
+        ({"federation.clients_per_node": 2}, "one client per node"),
+        ({"local.lr": "auto"}, "'auto', which is for simulations"),
+        ({"algorithm.name": "ldp_fedexp"}, "needs 'central-gaussian'"),
+    ],
+)
+def test_what_can_not_be_done_is_one_sentence_before_anything_is_spent(settings, words, tmp_path):
+    federation = Federation(tmp_path)
+    config = {
+        "federation.clients": CLIENTS,
+        "federation.rounds": 2,
+        "federation.folder": str(tmp_path / "run"),
+        "algorithm.name": "cdp_fedexp",
+        "algorithm.clip": 0.5,
+        "algorithm.noise_multiplier": 1.0,
+        "algorithm.aggregation": "two-party",
+        "local.lr": 0.1,
+        "local.steps": 2,
+    }
+    with pytest.raises(InputError, match=words):
+        strategy_from({**config, **settings}).start(federation.grid, ArrayRecord(federation.model.state_dict()))
+    assert not (tmp_path / "run").exists()
+    assert charges(federation.file) == 0
+
+
 def test_hosted_clients_are_refused(tmp_path):
     federation = Federation(tmp_path)
     with pytest.raises(InputError, match="one client per node"):
