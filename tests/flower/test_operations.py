@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import threading
 import tomllib
 import urllib.error
@@ -18,9 +19,11 @@ from typer.testing import CliRunner
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.cli import app
+from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower.local.deployment import Deployment
 from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import app_hash, paths_from_here, read_overrides
+from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
 from dpfedexp.flower.node.guard import Guard
@@ -312,3 +315,34 @@ def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
             del sys.modules[name]
+
+
+def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):
+    path = tmp_path / "nodes.toml"
+    path.write_text('[node1]\ndata = "/srv/rows.npz"\n')
+    settings = _read_settings(path, 2)
+    assert settings == {1: {"data": "/srv/rows.npz"}}
+    deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
+    deployment.port = 9092
+    monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
+    for index in range(2):
+        deployment.start_supernode(index)
+    configs = [command[command.index("--node-config") + 1] for command in started]
+    assert ['data="/srv/rows.npz"' in config for config in configs] == [False, True]
+    for text, reason in (("[node2]\n", "node2 is not a node"), ("node0 = 3\n", "node0 is not"), ("[", "can't be read")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=reason):
+            _read_settings(path, 2)
+
+
+def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, monkeypatch):
+    """On an overloaded machine `flwr list` takes longer than anybody waits."""
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+
+    def slow(command, **_):
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr("dpfedexp.flower.local.run.program", str)
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
+    assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})
