@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ def exec_start(path: Path) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    found = {path.name: exec_start(path) for path in SYSTEMD}
+    found = {path.name: exec_start(path) for path in SYSTEMD if path.stem != "dpfedexp-control"}
     for name in ("server", "site"):
         for service, content in composed(name)["services"].items():
             found[f"compose {service}"] = shlex.split(content["command"])
@@ -47,6 +49,23 @@ def commands() -> dict[str, list[str]]:
 
 
 COMMANDS = commands()
+PROXY = EXAMPLES / "proxy"
+NGINX = ["-e", "stderr", "-c"]
+
+
+def nginx_commands() -> dict[str, list[str]]:
+    """Every command of the examples that starts the proxy in front of Control."""
+    (container,) = patch()["containers"]
+    return {
+        "systemd": exec_start(EXAMPLES / "systemd" / "dpfedexp-control.service"),
+        "compose": composed("control")["services"]["control"]["entrypoint"],
+        "kubernetes": container["command"],
+    }
+
+
+def patch() -> dict:
+    (content,) = kubernetes("control-patch")
+    return content["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -79,6 +98,60 @@ def test_what_is_open_to_the_network_is_the_fleet_port_alone():
             assert "--control-port" not in words, "the default is on loopback"
 
 
+def test_what_starts_runs_from_elsewhere_is_a_part_of_its_own_and_asks_for_a_certificate():
+    """The proxy is in files that an operator must name; it is the SuperLink's user on the SuperLink's loopback."""
+    conf = (PROXY / "control.conf").read_text()
+    for line in ("listen 9443 ssl;", "ssl_verify_client on;", "ssl_client_certificate /etc/dpfedexp/operators.crt;"):
+        assert conf.count(line) == 1
+    assert conf.count("proxy_pass") == 1
+    assert "location /v1/control/ {\n            proxy_pass https://127.0.0.1:9093;" in conf
+    assert "proxy_ssl_verify on;" in conf
+    for words in nginx_commands().values():
+        assert words[0].endswith("nginx")
+        assert words[1:4] == NGINX
+        assert Path(words[4]).name == "control.conf"
+    control = composed("control")["services"]
+    server = composed("server")["services"]["superlink"]
+    assert control["superlink"] == {"ports": ["9443:9443"]}
+    assert control["control"]["network_mode"] == "service:superlink"
+    assert control["control"]["user"] == server["user"]
+    assert "ports" not in control["control"]
+    assert set(control["control"]["volumes"]) >= {"./server:/etc/dpfedexp:ro"}
+    unit, link = ((EXAMPLES / "systemd" / f"dpfedexp-{name}.service").read_text() for name in ("control", "superlink"))
+    user = next(line for line in link.splitlines() if line.startswith("User="))
+    assert user in unit.splitlines()
+    mounted = {volume["name"] for volume in patch()["volumes"]} | {"server"}
+    assert {mount["name"] for mount in patch()["containers"][0]["volumeMounts"]} <= mounted
+    services = [item for item in kubernetes("control") if item["kind"] == "Service"]
+    assert [port["port"] for service in services for port in service["spec"]["ports"]] == [9443]
+
+
+def test_the_operators_end_shows_a_certificate_and_listens_on_loopback():
+    conf = (PROXY / "operator.conf").read_text()
+    assert [line.strip() for line in conf.splitlines() if "listen" in line] == ["listen 127.0.0.1:9093;"]
+    assert "proxy_ssl_certificate operator.pem;" in conf
+    assert "proxy_ssl_verify on;" in conf
+    flower = tomllib.loads((PROXY / "config.toml").read_text())["superlink"]["server"]
+    assert flower == {"address": "127.0.0.1:9093", "insecure": True}
+
+
+def test_every_folder_that_is_written_is_a_volume_of_the_user_that_writes_it():
+    """A volume of compose's is root's unless the image has the folder: then it is that folder's owner's."""
+    image = (EXAMPLES / "Dockerfile").read_text()
+    owners = {
+        place: owner
+        for owner, places in re.findall(r"install -d -m 0700 -o (\d+) -g \d+ ([^\\\n]+)", image)
+        for place in places.split()
+    }
+    for name in ("server", "site"):
+        content = composed(name)
+        for service in content["services"].values():
+            for volume in service.get("volumes", []):
+                source, place = volume.split(":")[:2]
+                if source in content["volumes"]:
+                    assert owners[place] == service["user"].partition(":")[0], (name, volume)
+
+
 def test_the_app_has_another_user_than_the_site_and_no_network_but_the_nodes():
     site = composed("site")
     users = {service["user"] for service in site["services"].values()}
@@ -106,6 +179,7 @@ def test_systemd_understands_the_units(tmp_path):
             path.read_text()
             .replace("/opt/dpfedexp/bin/dpfedexp", "/bin/true")
             .replace("/opt/dpfedexp/bin/flower-superexec", "/bin/true")
+            .replace("/usr/sbin/nginx", "/bin/true")
         )
         (tmp_path / path.name).write_text(text)
     done = subprocess.run(

@@ -228,7 +228,9 @@ def bin_sums(values: Tensor, bins: Tensor, count: int, vote: Vote, secure: Secur
     return torch.zeros(count, dtype=torch.float64, device=held.device).index_add_(0, bins.to(held.device), held)
 
 
-def release_bins(sums: Tensor, count: float, vote: Vote, noise: Noise, secure: Secure = False) -> Tensor:
+def release_bins(
+    sums: Tensor, count: float, vote: Vote, noise: Noise, secure: Secure = False, draws: int = 1
+) -> Tensor:
     """The noisy mean value in each bin, over all the clients, [K] float64; a client counts as the range's middle in other bins.
 
     Formal guarantee: with the sums of `bin_sums`, and noise of standard deviation `vote.noise` on each, this is one Gaussian query
@@ -240,14 +242,18 @@ def release_bins(sums: Tensor, count: float, vote: Vote, noise: Noise, secure: S
         vote: the range, and the noise on each bin.
         noise: where the draws come from.
         secure: whether the noise is on the lattice, and of which kind.
+        draws: how often noise of that size is added: once for every aggregator that adds some.
     """
     require(count > 0, f"count is {count!r}; it must be a positive number of clients.")
     held = sums.cpu()
     if secure:
         step = step_of(vote, secure)
         check_room(1, float(held.abs().max()), step)
-        noisy = add_noise(held[None], step, vote.noise, noise, secure == "strict")[0]
+        noisy = held[None]
+        for row in range(draws):
+            noisy = add_noise(noisy, step, vote.noise, noise, secure == "strict", row)
+        noisy = noisy[0]
     else:
-        server = torch.zeros(1, dtype=torch.int64)
-        noisy = held + vote.noise * noise.normal(server, len(held), held.device, torch.float64)[0]
+        rows = torch.arange(draws)
+        noisy = held + vote.noise * noise.normal(rows, len(held), held.device, torch.float64).sum(0)
     return vote.middle + vote.width * noisy / count

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -264,6 +265,19 @@ def test_a_ledger_of_other_settings_is_refused(path):
 def test_two_runs_cannot_charge_one_ledger(path):
     with Ledger.create(path), pytest.raises(LedgerError, match="in use by another run"):
         Ledger.open(path)
+
+
+def test_whoever_asks_for_a_moment_whether_a_run_is_alive_keeps_none_from_beginning(path):
+    """`read_status` takes the lock to see whether anybody has it."""
+    fcntl = pytest.importorskip("fcntl")
+    written(path)
+    with open(path, "rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_EX)
+        moment = threading.Timer(0.02, fcntl.flock, (asking, fcntl.LOCK_UN))
+        moment.start()
+        with Ledger.open(path) as ledger:
+            assert len(ledger) == 3
+        moment.join()
 
 
 def test_read_only_and_closed_ledgers_cannot_be_charged(path):

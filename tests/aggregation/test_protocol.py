@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.aggregation.binding import Round, set_digest
-from dpfedexp.aggregation.helper import BadSeeds, unmasked
+from dpfedexp.aggregation.helper import Answer, BadSeeds, unmasked
 from dpfedexp.aggregation.sealing import PrivateKey, new_key, seal
 from dpfedexp.errors import InputError
 from dpfedexp.flower.node.price import Refused
@@ -192,6 +194,54 @@ def test_each_limit_of_the_helpers_file_is_kept(tmp_path):
         with pytest.raises(InputError, match=words):
             file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
         assert charges(file) == 0
+
+
+def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charged(file):
+    """The attack: HPKE's base mode lets a server seal seeds of its own, for rows of 32 GB."""
+    round_ = round_of(columns=2**32)
+    sealed = [(node, seal(secrets.token_bytes(32), public_key(file), round_.info(node))) for node in range(CLIENTS)]
+    with pytest.raises(InputError, match="above this helper's max_columns of 100000000"):
+        file.helper().answer(round_, sealed)
+    assert charges(file) == 0
+
+
+def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file):
+    round_ = round_of()
+    messages = seeds(sent(round_, public_key(file), rows()))
+
+    def ask(some):
+        try:
+            return file.helper().answer(round_, some)
+        except InputError as reason:
+            return str(reason)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, [messages, messages[1:], messages[2:], messages[:-1]]))
+    assert sum(isinstance(answer, Answer) for answer in answers) == 1
+    assert charges(file) == 1
+
+
+def test_two_servers_share_the_helpers_budget_and_its_nonces(tmp_path):
+    """Each knows nothing of the other; a nonce that one of them used is refused to the other."""
+    file = helper_file(tmp_path, total=15.0)
+    nonce, answered, refused = "ab" * 16, [], []
+    for number, run in itertools.product(range(1, 50), ("theirs", "ours")):
+        round_ = round_of(number=number, run=run, nonce=nonce if number == 1 else None)
+        try:
+            file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+            answered.append((number, run))
+        except InputError as reason:
+            refused.append(((number, run), str(reason)))
+            if number > 1:
+                break
+    (first, nonce_again), (_, spent) = refused
+    assert first == (1, "ours")
+    assert "the nonce was answered before" in nonce_again
+    assert "max_epsilon_total" in spent
+    assert {run for _, run in answered} == {"theirs", "ours"}
+    with Ledger.open(file.ledger, read_only=True) as ledger:
+        assert len(ledger) == len(answered)
+        assert ledger.guarantee(1e-5).epsilon <= 15.0
 
 
 def test_sets_that_differ_by_one_client_in_successive_rounds_are_charged_until_the_budget_is_spent(tmp_path):

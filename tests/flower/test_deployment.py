@@ -58,6 +58,7 @@ def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_pat
         key, _ = make_node_key(tmp_path, "stranger")
         stranger = deployment.start_supernode(3, key=key)
         deployment.supernodes.remove(stranger)
+        no_core_is_dumped(deployment)
         with connections(deployment) as peers, in_the_background(control_is_closed_to_nodes, deployment, tmp_path):
             local_run_with_clients_that_send_nonsense(deployment, tmp_path)
             central_run_whose_server_and_nodes_are_killed(deployment, tmp_path)
@@ -178,6 +179,12 @@ def no_update_is_on_disk(place: Path) -> None:
     assert modes
     assert set(modes.values()) == {0}
     assert (place / "up").stat().st_mode & 0o077 == 0
+
+
+def no_core_is_dumped(deployment: Deployment) -> None:
+    """A SuperLink that crashes leaves no copy of its memory; what it starts inherits that."""
+    limits = Path(f"/proc/{deployment.superlink.pid}/limits").read_text().splitlines()
+    assert next(line for line in limits if "core" in line).split()[4:6] == ["0", "0"]
 
 
 def wait_until(condition, what: str, seconds: float = WAIT) -> None:

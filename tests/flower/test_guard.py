@@ -22,6 +22,7 @@ from dpfedexp.flower import Guard, private_training
 from dpfedexp.flower.messages import REPORT, REQUEST, Request
 from dpfedexp.flower.node import guard_ledger
 from dpfedexp.flower.node.price import Refused, node_charge, total
+from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.votes import within_clip
@@ -220,7 +221,8 @@ def restore(folder, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guard, tmp_path):
+def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guard, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
     guard.admit(request())
     (tmp_path / LEDGER[0]).unlink()
     with pytest.raises(Refused, match=r"missing beside guard\.anchor\.json and .*head; restore it from a back-up"):
@@ -229,8 +231,26 @@ def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guar
     with pytest.raises(Refused, match=r"missing beside guard\.anchor\.json; restore it"):
         guard.admit(request())
     (tmp_path / "guard.anchor.json").unlink()
+    with pytest.raises(Refused, match=r"is missing, and .* has seen 1 charges at this place; restore that ledger"):
+        guard.admit(request())
+    assert "has seen 1 charges" in guard_summary(guard)["problem"]
+    for path in (tmp_path / "state" / "ledgers").iterdir():
+        path.unlink()
     guard.admit(request())
     assert len(book(tmp_path)) == 1
+
+
+def test_an_empty_ledger_of_another_node_with_its_head_and_anchor_is_refused(guard, tmp_path):
+    """The attack: all three files are exchanged for a set that agrees with itself, and nothing was ever spent."""
+    other = tmp_path / "other"
+    other.mkdir()
+    neighbour = Guard.load(guard_file(other, **WIDE))
+    with guard_ledger.guard_ledger(neighbour.path, neighbour.ledger):
+        pass
+    guard.admit(request())
+    restore(tmp_path, keep(other, *LEDGER, "guard.anchor.json"))
+    with pytest.raises(Refused, match=r"is another ledger, and .* has seen 1 charges at this place"):
+        guard.admit(request(round=2))
 
 
 def test_an_older_ledger_with_its_own_head_is_refused(guard, tmp_path):

@@ -110,6 +110,8 @@ def test_what_would_open_it_is_refused(keys):
     for options, reason in (
         (["--host", "0.0.0.0"], "--host is not an option"),
         (["--database=x"], "the state is in memory"),
+        (["--datab", "x"], "the state is in memory"),
+        (["--ho=0.0.0.0"], "--ho is not an option"),
     ):
         with pytest.raises(InputError, match=reason):
             serve(options, fleet="0.0.0.0:9092", **given)

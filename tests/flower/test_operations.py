@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import threading
 import tomllib
 import urllib.error
@@ -17,9 +19,11 @@ from typer.testing import CliRunner
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.cli import app
+from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower.local.deployment import Deployment
 from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import app_hash, paths_from_here, read_overrides
+from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
 from dpfedexp.flower.node.guard import Guard
@@ -167,7 +171,7 @@ def test_a_restored_old_ledger_is_noticed(guard):
     shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
     assert isinstance(shown.exception, InputError)
     guard.ledger.unlink()
-    assert "is missing beside its anchor" in guard_summary(guard)["problem"]
+    assert "is missing beside guard.anchor.json" in guard_summary(guard)["problem"]
 
 
 def test_a_guard_that_others_can_write_is_refused(guard):
@@ -188,6 +192,46 @@ def test_a_guard_that_others_can_write_is_refused(guard):
     assert "sends everything to fl.example.org as it is" in invoke("--insecure", "--superlink=fl.example.org:9092")
     assert "needs --superexec-auth-secret-file" in invoke("--isolation", "process")
     assert "refuses every local app" in invoke("--trusted-entities=x.yaml")
+    assert "--insec is short for --insecure" in invoke("--insec", "--superlink=fl.example.org:9092")
+    assert "--trusted is short for --trusted-entities" in invoke("--trusted=x.yaml")
+    above = guard.path.parents[1]
+    above.chmod(0o777)
+    assert f"{str(above)!r} can be written by others" in invoke(), "the folder could be exchanged for another"
+    above.chmod(0o700)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
+def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
+    """Its mode looks private, and its owner can change it all the same."""
+    guard.path.write_text(LIMITS + f'apps = ["{"ab" * 32}"]\n')
+    guard.path.chmod(0o600)
+    os.chown(guard.path, 65534, 65534)
+    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path)])
+    assert "guard.toml' belongs to another user (id 65534)" in str(shown.exception)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("status.json", '{"status": "running"}'),
+        ("status.json", '{"status": ["x"], "round": 1}'),
+        ("status.json", "[]"),
+        ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
+        ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
+        ("checkpoint.json", '{"history": 3}'),
+        ("checkpoint.json", "[]"),
+    ],
+)
+def test_damaged_files_of_a_run_are_answered_as_not_well(file, content, tmp_path):
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    (tmp_path / "run" / file).write_text(content)
+    with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{where}/healthz")
+        assert urllib.request.urlopen(f"{where}/metrics").status == 200
+        server.shutdown()
 
 
 def test_an_enforcing_node_needs_a_list_of_apps(guard):
@@ -271,3 +315,34 @@ def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
             del sys.modules[name]
+
+
+def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):
+    path = tmp_path / "nodes.toml"
+    path.write_text('[node1]\ndata = "/srv/rows.npz"\n')
+    settings = _read_settings(path, 2)
+    assert settings == {1: {"data": "/srv/rows.npz"}}
+    deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
+    deployment.port = 9092
+    monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
+    for index in range(2):
+        deployment.start_supernode(index)
+    configs = [command[command.index("--node-config") + 1] for command in started]
+    assert ['data="/srv/rows.npz"' in config for config in configs] == [False, True]
+    for text, reason in (("[node2]\n", "node2 is not a node"), ("node0 = 3\n", "node0 is not"), ("[", "can't be read")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=reason):
+            _read_settings(path, 2)
+
+
+def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, monkeypatch):
+    """On an overloaded machine `flwr list` takes longer than anybody waits."""
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+
+    def slow(command, **_):
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr("dpfedexp.flower.local.run.program", str)
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
+    assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})

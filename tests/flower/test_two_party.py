@@ -165,6 +165,17 @@ def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatc
     assert entry.event.setting == "two-party"
 
 
+def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_path):
+    """The attack: node 1 answers "who" before the helper does, so that the rounds would fail or be its own."""
+    federation = Federation(tmp_path)
+    federation.grid.contexts[1].node_config["dpfedexp-helper"] = str(federation.file.path)
+    listed = tmp_path / "nodes"
+    listed.write_text("".join(f"{node}\n" for node in range(1, CLIENTS + 1)))
+    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, nodes=listed)
+    assert strategy.helper == CLIENTS + 1
+    assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
 def test_a_strategy_without_a_helper_refuses_a_mechanism_that_needs_one(tmp_path):
     with pytest.raises(InputError, match="use TwoPartyFedExp"):
         DpFedExp(aggregated(ALGORITHMS["free"], "two-party"), clients=2, rounds=1, folder=tmp_path)
@@ -319,6 +330,34 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
     strategy, result = federation.run(ALGORITHMS["free"], rounds=1)
     assert strategy.helper == 1
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm.adjacency": "add-remove"}, "both aggregators see who takes part"),
+        ({"federation.clients_per_node": 2}, "one client per node"),
+        ({"local.lr": "auto"}, "'auto', which is for simulations"),
+        ({"algorithm.name": "ldp_fedexp"}, "needs 'central-gaussian'"),
+    ],
+)
+def test_what_can_not_be_done_is_one_sentence_before_anything_is_spent(settings, words, tmp_path):
+    federation = Federation(tmp_path)
+    config = {
+        "federation.clients": CLIENTS,
+        "federation.rounds": 2,
+        "federation.folder": str(tmp_path / "run"),
+        "algorithm.name": "cdp_fedexp",
+        "algorithm.clip": 0.5,
+        "algorithm.noise_multiplier": 1.0,
+        "algorithm.aggregation": "two-party",
+        "local.lr": 0.1,
+        "local.steps": 2,
+    }
+    with pytest.raises(InputError, match=words):
+        strategy_from({**config, **settings}).start(federation.grid, ArrayRecord(federation.model.state_dict()))
+    assert not (tmp_path / "run").exists()
+    assert charges(federation.file) == 0
 
 
 def test_hosted_clients_are_refused(tmp_path):

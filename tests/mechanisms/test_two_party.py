@@ -1,5 +1,6 @@
 """Two aggregators: the same sums as one, bit for bit; noise of both; and what is refused before a run begins."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +14,13 @@ from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.clipping import AdaptiveClip, clip
+from dpfedexp.mechanisms.binned_vote import BinnedVote
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
+from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.masks import expand, fresh_seed, from_words, hide, masked_sum, to_words
 from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import Ask
+from dpfedexp.votes import Ask, Vote
 
 D, CLIENTS = 7, 12
 EVERYTHING = {
@@ -215,12 +218,33 @@ def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
     assert "sampling counts for them" in str(sampled.privacy)
 
 
+@pytest.mark.parametrize(("noise_by", "times"), [("both", math.sqrt(2.0)), ("helper", 1.0)])
+def test_a_vote_in_bins_has_the_sums_of_one_server_and_the_noise_of_those_who_add_some(noise_by, times):
+    vote = Vote("rate", -1.0, 1.0, noise=3.0)
+    one, two = BinnedVote(vote, 8, secure=True), BinnedVote(vote, 8, secure=True, noise_by=noise_by)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.cat([torch.randn(40, generator=generator), torch.tensor([math.nan, 1e9, -math.inf])])
+    bins = torch.randint(8, (len(values),), generator=generator)
+    sums = two.collect(values, bins)
+    assert torch.equal(sums, one.collect(values, bins))
+    assert two.event().noise_by == noise_by
+    assert two.event().mu == one.event().mu, "either aggregator is charged with the noise that it does not know"
+    many = BinnedVote(vote, 20_000, secure=True, noise_by=noise_by)
+    drawn = many.release(torch.zeros(20_000, dtype=torch.float64), 10.0, ChaChaNoise())
+    # The relative error of a standard deviation from 20,000 draws is 0.5%; five of these.
+    assert float(drawn.std()) == pytest.approx(many.deviation(10.0), rel=0.025)
+    assert many.deviation(10.0) == pytest.approx(times * one.deviation(10.0))
+    with pytest.raises(InputError, match="on the lattice"):
+        BinnedVote(vote, 8, noise_by=noise_by)
+    with pytest.raises(InputError, match="'replace-one'"):
+        BinnedVote(vote, 8, "add-remove", secure=True, noise_by=noise_by)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more", "words"),
     [
         (ldp_fedexp(clip=0.3, noise_multiplier=1.0), {}, "needs 'central-gaussian'"),
         (dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"), {}, "both aggregators see who takes part"),
-        (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"local": Sgd(lr="auto", steps=2)}, "lr is 'auto' with two-party"),
         (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"aggregation": "three-party"}, "'three-party'"),
     ],
 )

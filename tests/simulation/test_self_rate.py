@@ -66,6 +66,10 @@ CASES = {
     "add-remove": ({"adjacency": "add-remove"}, {"population": 120, "participation": Poisson(0.5)}),
     "secure": ({}, {"secure": True}),
     "strict": ({}, {"secure": "strict"}),
+    "two-party": ({}, {"aggregation": "two-party"}),
+    "two-party, poisson": ({}, {"aggregation": "two-party", "participation": Poisson(0.5)}),
+    "two-party, strict": ({}, {"aggregation": "two-party", "secure": "strict"}),
+    "one-sided": ({}, {"aggregation": "two-party-one-sided"}),
 }
 
 
@@ -80,6 +84,8 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
     # The calibration is exact up to 1e-9, and never above its target.
     assert 7.9 < made.privacy.epsilon_total <= 8.0
     assert made.privacy.rounds == 2
+    two = "aggregation" in options
+    assert {entry.event.setting for entry in made.ledger.entries} == {"two-party" if two else "central"}
     assert made.privacy.votes == ("local rate", "first clip", "within clip", "helped")
 
 

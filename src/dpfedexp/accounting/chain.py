@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,11 +195,16 @@ def _open_locked(path: Path) -> int:
     with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only
         import fcntl
 
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise LedgerError(f"{path} is in use by another run; two runs cannot charge one ledger.") from None
-        except OSError:
-            pass  # some network file systems have no locks; the chain still shows interleaved records
+        # Whoever asks whether a run is alive holds the lock for a moment too.
+        for left in range(5, -1, -1):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    os.close(fd)
+                    raise LedgerError(f"{path} is in use by another run; two runs cannot charge one ledger.") from None
+                time.sleep(0.05)
+            except OSError:
+                break  # some network file systems have no locks; the chain still shows interleaved records
     return fd

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import Adjacency
+from dpfedexp.accounting.events.gaussian import NoiseBy
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.clipping import AdaptiveClip
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
 from dpfedexp.mechanisms import Mechanism, mechanism_class
@@ -40,16 +41,19 @@ class Probe:
         clip_noise: the same in the vote on the first clip.
         adjacency: between which data sets the answers must not tell.
         secure: what kind of noise.
+        noise_by: with two aggregators, who of them adds it.
     """
 
     rate_noise: float
     clip_noise: float
     adjacency: Adjacency
     secure: Secure = False
+    noise_by: NoiseBy = ""
 
     def vote(self, name: str) -> BinnedVote:
         bins, noise = (len(RATES), self.rate_noise) if name == RATE else (len(RADII), self.clip_noise)
-        return BinnedVote(Vote(name, -1.0, 1.0, noise=noise or 1e-9), bins, self.adjacency, self.secure)
+        vote = Vote(name, -1.0, 1.0, noise=noise or 1e-9)
+        return BinnedVote(vote, bins, self.adjacency, self.secure, self.noise_by)
 
     def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
         """What they cost: the clip is asked for only where it adapts."""
@@ -80,7 +84,7 @@ class Probe:
             found = places(clients)
             sums += vote.collect(torch.where(found > 0, 1.0, math.nan), (found - 1).clamp_min(0)).cpu()
         pay()
-        return vote.release(sums, max(count, 1.0), noise), vote.vote.width * vote.vote.noise / max(count, 1.0)
+        return vote.release(sums, max(count, 1.0), noise), vote.deviation(max(count, 1.0))
 
 
 def asked(
@@ -97,12 +101,6 @@ def asked(
         )
     if not kind.is_private:
         return (HELPED,), None
-    require(
-        not algorithm.mechanism.startswith("two-party"),
-        "local lr is 'auto' with two-party aggregation: the votes before the first round need a server that is trusted with them. "
-        "Give the rate: Sgd(lr=0.1, …).",
-    )
-
     adaptive = isinstance(algorithm.clip, AdaptiveClip)
 
     def beside(mechanism: Mechanism) -> list[Event]:
@@ -122,4 +120,5 @@ def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secu
         )
     # Never more than a round costs: a target may be for each of them.
     rate, clip = (max(probe_noise(event.mu, rounds, share), 1.0 / event.mu) for share in (RATE_SHARE, CLIP_SHARE))
-    return Probe(rate, clip, event.adjacency, secure)
+    # Masks are of whole numbers: what two aggregators add lies on the lattice, whatever the run's own noise does.
+    return Probe(rate, clip, event.adjacency, secure or bool(event.noise_by), event.noise_by)

@@ -71,11 +71,14 @@ def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, p
     """Serves /metrics and /healthz (200 if all is well, 503 if not) until it is shut down."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10.0
+
         def do_GET(self) -> None:
             try:
                 found = [source() for source in sources]
                 well, text = all(good for _, good in found), to_text(line for lines, _ in found for line in lines)
-            except InputError:
+            except (InputError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+                # What is not as the library writes it is no reason to stop answering.
                 well, text = False, ""
             if self.path == "/metrics":
                 self._answer(200, text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,9 +44,10 @@ def node(
         bool(limits.apps),
         f"{str(guard)!r} lists no apps; put the hash that `dpfedexp flower hash` prints into apps = […], once it has been read.",
     )
-    check_private(limits.path, stat.S_IWGRP | stat.S_IWOTH)
-    check_private(limits.path.parent, stat.S_IWGRP | stat.S_IWOTH)
+    for path in (limits.path, *limits.path.parents):
+        check_private(path, stat.S_IWGRP | stat.S_IWOTH)
     check_options(context.args)
+    no_core_dumps()
     os.environ.pop("DPFEDEXP_GUARD", None)  # the app's processes inherit this environment
     run_node(context.args, Seam(Site(limits), patience, poll))
 
@@ -67,13 +70,23 @@ def superlink(
     os.environ.update(_QUIET)
     from dpfedexp.flower.link.superlink import serve
 
+    no_core_dumps()
     serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes, insecure=insecure)
+
+
+def no_core_dumps() -> None:
+    """Neither this process nor one that it starts leaves its memory, and the updates in it, on disk when it crashes."""
+    with contextlib.suppress(ImportError):  # POSIX only
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def check_options(options: Sequence[str]) -> None:
     """Refuses what would open a site that is meant to be closed."""
     split = [word for option in options for word in (option.split("=", 1) if option.startswith("--") else [option])]
     given = dict(zip(split, [*split[1:], ""], strict=True))
+    written_out(given, (*_REFUSED, "--insecure", "--isolation", "--superlink", "--auth-supernode-private-key"))
     for name, why in _REFUSED.items():
         require(name not in given, f"{name} {why}")
     host = given.get("--superlink", "127.0.0.1:").rpartition(":")[0].strip("[]")
@@ -89,12 +102,23 @@ def check_options(options: Sequence[str]) -> None:
         check_private(Path(key).expanduser(), stat.S_IRWXG | stat.S_IRWXO)
 
 
+def written_out(options: Iterable[str], names: Iterable[str]) -> None:
+    """Refuses short forms of these options, which Flower would take for the whole."""
+    for option, name in itertools.product(options, names):
+        short = option.startswith("--") and name.startswith(option) and option != name
+        require(not short, f"{option} is short for {name}; write it out.")
+
+
 def check_private(path: Path, bits: int) -> None:
-    """Refuses a file or folder whose mode has one of these bits; those of the site's own group are its own."""
+    """Refuses a file or folder of another user, or whose mode has one of these bits; those of the site's own group are its own."""
     try:
         found = path.stat()
     except OSError as error:
         raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
+    require(
+        found.st_uid in (0, os.geteuid()),
+        f"{str(path)!r} belongs to another user (id {found.st_uid}), who can change it; chown it to the site's user.",
+    )
     if found.st_gid == os.getegid():
         bits &= ~stat.S_IRWXG
     if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:

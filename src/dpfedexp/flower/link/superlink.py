@@ -1,7 +1,8 @@
 """`dpfedexp superlink`: Flower's SuperLink, closed by default.
 
 Formal guarantee: from the network only Fleet requests reach Flower (`listeners.py`), and where nodes authenticate, only those
-signed with a listed key. Nothing that a node sends is written to disk (`state.py`).
+signed with a listed key. A node reaches its own messages and no other's (`own_messages.py`). Nothing that a node sends is written
+to disk (`state.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dpfedexp.errors import InputError, require
 from dpfedexp.flower.identity import read_keys
 from dpfedexp.flower.link.address import parse_address
 from dpfedexp.flower.link.listeners import Only, is_fleet, is_own_user
+from dpfedexp.flower.link.own_messages import OwnMessages
 from dpfedexp.flower.link.state import memory_factories
 
 flower: Any = import_module("flwr.superlink.main")
@@ -46,9 +48,10 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
         insecure: without TLS, and so without knowing the nodes; for trying things on one machine.
     """
-    for option in options:
-        if (instead := _OURS.get(option.partition("=")[0])) is not None:
-            raise InputError(f"{option.partition('=')[0]} is not an option of dpfedexp superlink; use {instead}.")
+    for option in (option.partition("=")[0] for option in options if option.startswith("--")):
+        # Flower takes the beginning of an option for the whole.
+        for name, instead in _OURS.items():
+            require(not name.startswith(option), f"{option} is not an option of dpfedexp superlink; use {instead}.")
     host, port = parse_address(fleet, "fleet")
     require(
         not insecure or ipaddress.ip_address(host).is_loopback,
@@ -61,6 +64,7 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
     own += ["--insecure"] if insecure else ["--enable-supernode-auth"]
     sys.argv = ["flower-superlink", *own, *options]
     config = command._parse_superlink_lifespan_config()
+    OwnMessages().install()
     flower.get_objectstore_linkstate_factories = lambda _, manager: memory_factories(manager, keys)
     whole = flower.create_app(config, command.SuperLinkLifespan)
     given: dict[str, Any] = {

@@ -143,10 +143,10 @@ def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]
 
 def _flowers_status(connection: str, run: str, environment: Mapping[str, str]) -> str:
     command = [program("flwr"), "list", connection, "--run-id", run, "--format", "json"]
-    done = subprocess.run(
-        command, env={**environment, **QUIET}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-    )
     try:
+        done = subprocess.run(
+            command, env={**environment, **QUIET}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
         return str(json.loads(done.stdout)["runs"][0]["status"])
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (subprocess.TimeoutExpired, ValueError, KeyError, IndexError, TypeError):
         return "unknown"

@@ -7,7 +7,7 @@ from typing import Any
 from dpfedexp.accounting import Ledger, chain
 from dpfedexp.errors import LedgerError
 from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.guard_ledger import anchor_path, check_marks
+from dpfedexp.flower.node.guard_ledger import anchor_path, check_marks, check_missing
 from dpfedexp.flower.node.price import total
 
 
@@ -33,8 +33,10 @@ def guard_summary(guard: Guard, last: int = 10) -> dict[str, Any]:
         "problem": "",
     }
     if not guard.ledger.exists():
-        if anchor_path(guard.path).exists():
-            summary["problem"] = f"{guard.ledger.name} is missing beside its anchor; restore it from a back-up."
+        try:
+            check_missing(guard.ledger, anchor_path(guard.path))
+        except LedgerError as error:
+            summary["problem"] = str(error)
         return summary
     try:
         ledger = Ledger.open(guard.ledger, read_only=True)

@@ -7,6 +7,7 @@
     delta = 1e-5
     mechanisms = ["two-party"]
     max_clip = 1.0
+    max_columns = 100_000_000            # the longest row, in numbers of 8 bytes; this is what holds where it is not said
 
 Its path comes from the node's own environment (DPFEDEXP_HELPER) or configuration (`--node-config 'dpfedexp-helper="…"'`), never
 from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused.
@@ -50,6 +51,7 @@ class HelperFile:
     delta: float
     mechanisms: tuple[str, ...]
     max_clip: float
+    max_columns: int = 100_000_000
 
     @staticmethod
     def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> HelperFile | None:
@@ -61,12 +63,14 @@ class HelperFile:
     def load(path: Path | str) -> HelperFile:
         """The limits in a helper's file; a sentence if it can't be read or does not state all of them."""
         path = Path(path)
-        values = read_limits(path, "helper", ("private_key", "min_clients"))
+        values = read_limits(path, "helper", ("private_key", "min_clients"), ("max_columns",))
         fewest = values["min_clients"]
         require(
             is_count(fewest) and fewest >= FEWEST,
             f"helper: min_clients is {fewest!r}; it must be a whole number of at least {FEWEST}.",
         )
+        longest = values.get("max_columns", 1)
+        require(is_count(longest), f"helper: max_columns is {longest!r}; it must be a positive whole number.")
         require(isinstance(values["private_key"], str), "helper: private_key must be the name of a file.")
         key = path.parent / Path(values["private_key"]).expanduser()
         return HelperFile(path, **{**values, "private_key": key})
@@ -88,6 +92,10 @@ class HelperFile:
         require(
             mechanism.clip <= self.max_clip,
             f"clip {mechanism.clip:g} is above this helper's max_clip of {self.max_clip:g}.",
+        )
+        require(
+            round_.columns <= self.max_columns,
+            f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.",
         )
         # For a client that is in every set: the helper sees who takes part, so sampling hides nobody.
         event = mechanism.client_event()

@@ -70,8 +70,8 @@ class TwoPartyFedExp(DpFedExp):
         return messages
 
     def _find_helper(self, grid: Grid) -> int:
-        """Ask every connected node whether it is a helper, until one says so."""
-        deadline, answered = time.monotonic() + self.places.timeout, set[int]()
+        """Ask every connected node whether it is a helper, until one says so. A client of the run's list can't be one."""
+        deadline, answered = time.monotonic() + self.places.timeout, set(self.places.allowed or ())
         while True:
             new = [node for node in sorted(grid.get_node_ids()) if node not in answered]
             record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
