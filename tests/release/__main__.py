@@ -9,6 +9,7 @@ without a dated section in CHANGELOG.md, is refused; a rehearsal takes both, fro
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -16,13 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.installed.check import Environment, Failure, check, tested_torch, version_of
+from tests.installed.check import Environment, Failure, check, tested_torch
 from tests.release.bill import write_bill
 from tests.release.build import build_twice, digest, git
 from tests.release.changelog import Refused, notes, section_of
 from tests.release.environments import PROJECT, floor, interpreters, is_small, lowest_versions, offered, plan
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = "src/dpfedexp/__init__.py"
 MORE = (
     "A torch is checked where pip finds a build of it that ends with +cpu (PIP_EXTRA_INDEX_URL), or with `make release LARGE=1`, "
     "which installs gigabytes; a Python, where it is on the path or in pyenv."
@@ -35,9 +37,10 @@ def refuse_changes(root: Path, rehearsal: bool) -> None:
     if not changed:
         return
     if not rehearsal:
+        example = changed[0].split(maxsplit=1)[1]
         raise Refused(
-            f"{len(changed)} files are changed or new and not committed, such as {changed[0][3:]}; commit or remove them, or "
-            "rehearse with `make release DRY=1`."
+            f"{len(changed)} files are changed or new and not committed, such as {example}; commit or remove them, or rehearse "
+            "with `make release DRY=1`."
         )
     print(f"A rehearsal: {len(changed)} files that are changed or new and not committed are not in it.", flush=True)
 
@@ -51,10 +54,13 @@ def checked_page(version: str, passed: list[str], unchecked: list[str]) -> str:
 
 
 def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
-    """Everything, into the folder `out`, which is emptied first."""
+    """Everything, into the folder `out`, which is emptied first and stays empty unless all checks pass."""
     start = time.monotonic()
     commit = git(root, "rev-parse", "HEAD")
     refuse_changes(root, rehearsal)
+    version = re.search(r'^__version__ = "(.+)"$', git(root, "show", f"{commit}:{VERSION}"), re.MULTILINE)[1]
+    section = section_of(version, git(root, "show", f"{commit}:CHANGELOG.md"), rehearsal)
+    shutil.rmtree(out, ignore_errors=True)
 
     def say(sentence: str) -> None:
         print(f"[{time.monotonic() - start:5.0f} s] {sentence}", flush=True)
@@ -62,12 +68,9 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="dpfedexp-release-") as name:
         folder = Path(name).resolve()
         say(f"building commit {commit[:12]} twice")
-        built = build_twice(root, commit, folder)
-        version = version_of(built[0])
-        section = section_of(version, git(root, "show", f"{commit}:CHANGELOG.md"), rehearsal)
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir()
-        sdist, wheel = (Path(shutil.copy(path, out)) for path in built)
+        ready = folder / "ready"
+        ready.mkdir()
+        sdist, wheel = (Path(shutil.copy(path, ready)) for path in build_twice(root, commit, folder))
         say(f"both builds have the same bytes: {sdist.name}, {wheel.name}")
         lowest = folder / "lowest.txt"
         lowest.write_text("\n".join(lowest_versions(PROJECT, ["secure"])) + "\n")
@@ -80,7 +83,7 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
         def bill(programs: Path) -> None:
             place = folder / "bill"
             place.mkdir()
-            count = write_bill(programs, wheel, root, place, epoch, out / f"dpfedexp-{version}.cdx.json")
+            count = write_bill(programs, wheel, root, place, epoch, ready / f"dpfedexp-{version}.cdx.json")
             say(f"bill of materials: {count} components, valid")
 
         for artefact, where in [(wheel, as_tested), (sdist, as_tested), *((wheel, other) for other in others)]:
@@ -93,10 +96,11 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
             else:
                 check(artefact, where)
             passed.append(f"{title} ({time.monotonic() - begin:.0f} s)")
-        (out / "CHECKED.md").write_text(checked_page(version, passed, unchecked))
-        (out / "RELEASE_NOTES.md").write_text(notes(section, version, commit))
-    sums = [f"{digest(path)}  {path.name}\n" for path in sorted(out.iterdir())]
-    (out / "SHA256SUMS").write_text("".join(sums))
+        (ready / "CHECKED.md").write_text(checked_page(version, passed, unchecked))
+        (ready / "RELEASE_NOTES.md").write_text(notes(section, version, commit))
+        sums = [f"{digest(path)}  {path.name}\n" for path in sorted(ready.iterdir())]
+        (ready / "SHA256SUMS").write_text("".join(sums))
+        shutil.copytree(ready, out)
     say(f"{'rehearsed' if rehearsal else 'ready'}: {len(passed)} checks passed, {len(unchecked)} not checked here")
     for sentence in unchecked:
         print(f"not checked here: {sentence}")

@@ -61,7 +61,7 @@ def build(tree: Path, epoch: int, folder: Path, variables: dict[str, str]) -> tu
 
     def make(kind: str, source: Path, pattern: str) -> Path:
         words = [sys.executable, "-m", "build", "--quiet", "--no-isolation", f"--{kind}", "--outdir", str(folder)]
-        subprocess.run([*words, str(source)], check=True, env=everything, umask=0o022, stdout=subprocess.DEVNULL)
+        subprocess.run([*words, str(source)], check=True, env=everything, umask=0o022, capture_output=True, text=True)
         (made,) = folder.glob(pattern)
         return made
 

@@ -48,28 +48,16 @@ def interpreters(lowest: str) -> dict[str, str]:
         name = f"python3.{minor}"
         places = [*sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/{name}"))), shutil.which(name)]
         for program in filter(None, places):
-            if (
-                name[6:] not in found
-                and subprocess.run([program, "-c", "import venv, ssl"], capture_output=True).returncode == 0
-            ):
-                found[name[6:]] = program
+            trial = subprocess.run([program, "-c", "import venv, ssl"], capture_output=True)
+            if trial.returncode == 0:
+                found.setdefault(name.removeprefix("python"), program)
     return found
 
 
 def offered(python: str) -> list[Version]:
     """Asks pip which versions of torch there are for a Python."""
-    words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "index",
-        "versions",
-        "torch",
-        "--only-binary=:all:",
-        "--python-version",
-        python,
-    ]
-    printed = subprocess.run(words, capture_output=True, text=True).stdout
+    pip = [sys.executable, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:"]
+    printed = subprocess.run([*pip, "--python-version", python], capture_output=True, text=True).stdout
     line = re.search(r"^Available versions: (.*)$", printed, re.MULTILINE)
     return sorted(Version(text) for text in line[1].split(", ")) if line else []
 
@@ -114,12 +102,15 @@ def plan(
         torch = oldest or f"torch=={tested}"
         environments.append(Environment(title, pythons[floor_python], torch, lowest, ("secure",), short=True))
     newest = wanted(newest_python, max)
+    if newest_python == floor_python:
+        unchecked.append(f"a Python after {floor_python}: no such interpreter")
     if newest is None:
         if floor_python in pythons:
             title = f"the newest of all but Python and torch, which is {tested}"
             environments.append(Environment(title, pythons[floor_python], f"torch=={tested}", None, short=True))
-        title = "the newest of all without torch: only what starts without it"
-        environments.append(Environment(title, pythons[newest_python], None, None, ()))
+        if newest_python != floor_python:
+            title = "the newest of all without torch: only what starts without it"
+            environments.append(Environment(title, pythons[newest_python], None, None, ()))
     else:
         environments.append(Environment("the newest of all", pythons[newest_python], newest, None, short=True))
     return environments, unchecked

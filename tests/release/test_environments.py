@@ -56,6 +56,12 @@ def test_a_python_that_is_not_there_is_named():
     assert unchecked == [f"Python {PYTHON}: no such interpreter"]
 
 
+def test_a_machine_with_the_oldest_python_alone_says_so():
+    environments, unchecked = plan({PYTHON: "/old/python"}, offers(f"{OLDEST}.0+cpu"), LOWEST, is_cpu)
+    assert {one.python for one in environments} == {"/old/python"}
+    assert unchecked == [f"a Python after {PYTHON}: no such interpreter"]
+
+
 def test_an_index_without_torch_is_not_a_pass():
     _, unchecked = plan(BOTH, offers(), LOWEST, is_cpu)
     assert len(unchecked) == 2
