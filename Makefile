@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # One more than the cores that it is meant for: the tests of deployments mostly wait.
 WORKERS ?= 3
 
-.PHONY: venv demo test test-long coverage docs lint wheel wheel-check mutants clean help
+.PHONY: venv demo test test-long coverage docs lint wheel wheel-check release container-check mutants clean help
 
 help:
 	@echo "make demo     install, run the paper's synthetic experiments, name the report"
@@ -17,6 +17,8 @@ help:
 	@echo "make lint     ruff and mypy"
 	@echo "make wheel    the wheel and the source distribution, in dist/"
 	@echo "make wheel-check  the wheel in a clean environment: install it, run the demo, Table 1, a Flower app and a report"
+	@echo "make release  wheel and source distribution of the commit, checked in clean environments, with notes, bill of materials and checksums (DRY=1 rehearses)"
+	@echo "make container-check  follow the Containerfile's lines without a container"
 	@echo "make mutants  how many planted mistakes the tests notice (about 25 minutes; FILES=accounting/ledger.py COUNT=40 for less)"
 	@echo "make venv     only make the virtual environment"
 
@@ -71,6 +73,13 @@ wheel: venv
 
 wheel-check: wheel
 	$(BIN)/python -m tests.installed dist/*.whl
+
+# Nothing is uploaded. DRY=1 takes an undated or unclean state, LARGE=1 also checks torches that bring gigabytes along.
+release: venv
+	$(BIN)/python -m tests.release $(if $(DRY),--dry) $(if $(LARGE),--large)
+
+container-check: venv
+	$(BIN)/python -m tests.release.container
 
 # Planted mistakes in the privacy-relevant files. It goes on where it stopped, and fails below 95%.
 mutants: venv

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "AdamW": "local",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.installed.__main__ import Failure, check_table1, environment, main, require_files, step
+from tests.installed.__main__ import main
+from tests.installed.check import Failure, check_table1, environment, require_files, step, version_of
 
 
 def test_a_command_that_fails_ends_the_check_with_its_output(tmp_path):
@@ -38,3 +40,8 @@ def test_a_wheel_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["installed", str(tmp_path / "none.whl")])
     assert main() == 2
     assert "none.whl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["dpfedexp-1.2.0.dev0-py3-none-any.whl", "dpfedexp-1.2.0.dev0.tar.gz"])
+def test_the_version_is_read_from_the_file_name(name):
+    assert version_of(Path(name)) == "1.2.0.dev0"
