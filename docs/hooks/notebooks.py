@@ -34,10 +34,12 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXECUTED = ROOT / "build" / "notebooks"
 PROCESSES = 2
-CELL_SECONDS = 300
-"""A cell takes a few seconds on a quiet machine; this is for busy ones."""
+CELL_SECONDS = 600
+"""A cell takes seconds on a quiet machine, and one that starts a deployment half a minute; this is for busy ones."""
 FIRST = ("07",)
 """Begun before the others, because they take longest."""
+PATIENCE = {"RAY_raylet_start_wait_time_s": "600", "RAY_agent_register_timeout_ms": "600000"}
+"""Of Ray, on which Flower simulates: by default it gives up after half a minute."""
 STYLE = "assets/notebooks.css"
 HIDDEN = "hide-input"
 """The tag of a cell whose code the page folds away."""
@@ -91,7 +93,7 @@ def execute(path: Path) -> Execution:
 
 def execute_all(paths: Sequence[Path]) -> list[Execution]:
     """Two at a time, each in a process of its own with one thread for its numbers; the slow ones first."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1", **PATIENCE}
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     ordered = sorted(paths, key=lambda path: (not path.name.startswith(FIRST), path.name))
     done = []
@@ -164,6 +166,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Called by mkdocs for every page: a link to a notebook, as Jupyter follows it, leads to its page here."""
+    return re.sub(r"(\]\([\w./-]*\d\d-[\w-]+)\.ipynb\)(?!\{ \.notebook-download)", r"\1.md)", markdown)
+
+
 def _is_executed(path: Path) -> bool:
     copy = EXECUTED / path.name
     return copy.exists() and _sources(copy) == _sources(path)
@@ -179,8 +186,7 @@ def rendered(notebook: Notebook, stem: str) -> tuple[str, dict[str, bytes]]:
     parts, heading = [], ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            # Links between tutorials work in Jupyter, where they are notebooks, and here, where they are pages.
-            parts.append(re.sub(r"\]\((\d\d-[\w-]+)\.ipynb\)", r"](\1.md)", cell.source))
+            parts.append(cell.source)
             titles = re.findall(r"^#+ (.+)$", cell.source, flags=re.MULTILINE)
             heading = titles[-1] if titles else heading
             if len(parts) == 1:
