@@ -38,8 +38,12 @@ CELL_SECONDS = 600
 """A cell takes seconds on a quiet machine, and one that starts a deployment half a minute; this is for busy ones."""
 FIRST = ("07",)
 """Begun before the others, because they take longest."""
-PATIENCE = {"RAY_raylet_start_wait_time_s": "600", "RAY_agent_register_timeout_ms": "600000"}
-"""Of Ray, on which Flower simulates: by default it gives up after half a minute."""
+PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_niceness": "0",
+}
+"""Of Ray, on which Flower simulates: by default it gives up soon, and its workers let all other processes go first."""
 STYLE = "assets/notebooks.css"
 HIDDEN = "hide-input"
 """The tag of a cell whose code the page folds away."""
