@@ -235,7 +235,12 @@ def check(artefact: Path, where: Environment, after: Callable[[Path], None] = la
         check_start(run, work)
         if where.torch is not None:
             step([str(programs / "python"), "-m", "pip", "check"], work, "pip check")
-            for use in (check_fit, check_table1, check_explorer, *(() if where.short else (check_demo, check_run_and_report))):
+            for use in (
+                check_fit,
+                check_table1,
+                check_explorer,
+                *(() if where.short else (check_demo, check_run_and_report)),
+            ):
                 use(run, work)
         else:
             package = str(next(programs.parent.glob("lib/*/site-packages/dpfedexp")))

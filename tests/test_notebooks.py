@@ -1,0 +1,136 @@
+"""The tutorials as they are stored: valid, without outputs, and nothing in them that a reader could not install."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "docs" / "tutorials"
+STORED = sorted(TUTORIALS.glob("*.ipynb"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+JUPYTER = {"IPython"}
+"""What whoever opens a notebook has."""
+
+notebooks = pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def sources(path: Path, kind: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in read(path)["cells"] if cell["cell_type"] == kind]
+
+
+def modules(requirements: list[str]) -> set[str]:
+    """The modules of requirements, which are all named like their packages."""
+    return {re.match(r"[\w-]+", text)[0].replace("-", "_").lower() for text in requirements}
+
+
+def test_there_are_nine():
+    assert [path.name[:3] for path in STORED] == [f"0{number}-" for number in range(1, 10)]
+
+
+@notebooks
+def test_it_is_valid_and_holds_no_outputs(path):
+    notebook = read(path)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert notebook["metadata"]["language_info"] == {"name": "python"}
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
+    assert {key for cell in notebook["cells"] for key in cell["metadata"]} <= {"tags"}
+    if importlib.util.find_spec("nbformat"):
+        import nbformat
+
+        nbformat.validate(notebook)
+
+
+@notebooks
+def test_it_imports_what_its_first_cell_installs(path):
+    installed = re.search(r"pip install '?dpfedexp(?:\[([\w,]+)\])?", sources(path, "markdown")[0])
+    assert installed, "the first cell says what to install"
+    extras = [name for name in (installed[1] or "").split(",") if name]
+    named = PROJECT["dependencies"] + [text for name in extras for text in PROJECT["optional-dependencies"][name]]
+    known = {"dpfedexp"} | modules(named) | JUPYTER | set(sys.stdlib_module_names)
+    used = set()
+    for node in ast.walk(ast.parse("\n".join(sources(path, "code")))):
+        if isinstance(node, ast.Import):
+            used |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            used.add((node.module or "").partition(".")[0])
+    assert used <= known
+
+
+@notebooks
+def test_it_says_what_one_learns_and_what_comes_next(path):
+    prose = sources(path, "markdown")
+    assert prose[0].startswith("# ")
+    assert len(re.findall(r"^- ", prose[0], flags=re.MULTILINE)) == 3
+    assert "## Next" in prose[-1]
+    links = re.findall(r"\]\(([^)#:]+)\)", "\n".join(prose))
+    assert [link for link in links if not (TUTORIALS / link).is_file()] == []
+
+
+@pytest.fixture
+def hook():
+    """docs/hooks/notebooks.py, where the packages of the site are installed."""
+    for package in ("nbclient", "ipykernel"):
+        pytest.importorskip(package)
+    specification = importlib.util.spec_from_file_location("notebooks_hook", ROOT / "docs" / "hooks" / "notebooks.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["notebooks_hook"] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    return module
+
+
+def written(path: Path, *cells: str) -> Path:
+    from nbformat import v4, write
+
+    write(v4.new_notebook(cells=[v4.new_markdown_cell("# Title"), *map(v4.new_code_cell, cells)]), path)
+    return path
+
+
+def test_an_error_names_the_notebook_and_the_cell(hook, tmp_path, monkeypatch):
+    monkeypatch.setattr(hook, "EXECUTED", tmp_path / "executed")
+    result = hook.execute(written(tmp_path / "01-bad.ipynb", "x = 1", "y = x / 0", "z = 2"))
+    assert result.failure.startswith("01-bad.ipynb, cell 3 ('y = x / 0'): ZeroDivisionError")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_outputs_become_parts_of_the_page(hook, tmp_path, monkeypatch):
+    monkeypatch.setattr(hook, "EXECUTED", tmp_path / "executed")
+    shown = "from IPython.display import HTML, Markdown, Image\n"
+    picture = "display(Image(data=bytes.fromhex('89504e470d0a1a0a'), format='png'))"
+    path = written(
+        tmp_path / "01-good.ipynb",
+        "print('<a>\\n\\nb')",
+        shown + "HTML('<p>one</p>\\n\\n<p>two</p>')",
+        "Markdown('**bold**')",
+        picture,
+    )
+    assert hook.execute(path).failure == ""
+    page, pictures = hook.rendered(hook.nbformat.read(tmp_path / "executed" / path.name, as_version=4), path.stem)
+    assert '<pre class="notebook-output">&lt;a&gt;&#10;&#10;b</pre>' in page
+    assert "<p>one</p>\n<p>two</p>" in page
+    assert "\n\n**bold**\n\n" in page
+    assert "![Figure: Title](01-good-1.png)" in page
+    assert pictures == {"01-good-1.png": bytes.fromhex("89504e470d0a1a0a")}
+
+
+def test_links_to_notebooks_lead_to_pages_and_downloads_do_not(hook):
+    page = "[two](02-b.ipynb) [one](tutorials/01-a.ipynb) [Download](01-a.ipynb){ .notebook-download } [else](x.ipynb)"
+    turned = hook.on_page_markdown(page, None, None, None)
+    assert turned == page.replace("02-b.ipynb", "02-b.md").replace("tutorials/01-a.ipynb", "tutorials/01-a.md")
