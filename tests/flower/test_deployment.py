@@ -49,6 +49,7 @@ max_clip = 1.0
 """
 
 
+@pytest.mark.usefixtures("alone")
 def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_path):
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""
     (tmp_path / "guard.toml").write_text(GUARD)

@@ -91,6 +91,7 @@ class Apart(Deployment):
 
 
 @pytest.mark.skipif(not can_be_nobody(), reason="only root can start a process as another user")
+@pytest.mark.usefixtures("alone")
 def test_an_app_of_another_user_reads_no_secret_and_gets_nothing_out():
     """Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed."""
     place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))

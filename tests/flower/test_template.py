@@ -68,6 +68,7 @@ def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
         new_app(tmp_path / "My App")
 
 
+@pytest.mark.usefixtures("alone")
 def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     """`flwr run . local`: Ray, three virtual nodes, as good as no noise."""
     home, out = tmp_path / "home", tmp_path / "out"
@@ -113,6 +114,7 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     _wait(lambda: not belonging_to(home), "the end of Flower's processes")
 
 
+@pytest.mark.usefixtures("alone")
 def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
     """One enforcing node that hosts 40 clients, trained as one tensor program; its guard admits one mechanism, not another."""
     folder, guard = tmp_path / "up", tmp_path / "guard.toml"
@@ -189,7 +191,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = 60.0) -> None:
+def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, f"the process ended before {what}"

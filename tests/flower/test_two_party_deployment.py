@@ -160,6 +160,7 @@ def deployment(tmp_path):
     assert marked(running.mark) == []
 
 
+@pytest.mark.usefixtures("alone")
 def test_sums_are_those_of_plain_aggregation(deployment, tmp_path):
     """Two rounds each, without noise: every parameter and every number of the history is the same, bit for bit."""
     finals, place = [], tmp_path
@@ -178,6 +179,7 @@ def test_sums_are_those_of_plain_aggregation(deployment, tmp_path):
     assert history == other
 
 
+@pytest.mark.usefixtures("alone")
 def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed(deployment, tmp_path):
     """By kill -9: in round 1 a client before it answers and the helper between charge and answer, in round 2 the server app
     between the helper's answer and the release. The run is resumed each time, and whatever was answered is on every ledger."""
