@@ -50,6 +50,18 @@ def test_an_error_leaves_the_old_file_and_no_temporary_one(moment, tmp_path, mon
     assert [left.name for left in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(("mask", "rights"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
+def test_rights_are_the_users_and_never_more_whoever_writes_the_file(mask, rights, tmp_path):
+    """safetensors makes its files anew, for their owner alone."""
+    before = os.umask(mask)
+    try:
+        files.replace_text(tmp_path / "text", "x")
+        files.replace_tensors(tmp_path / "tensors", {"w": torch.zeros(2)})
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("text", "tensors")] == [rights, rights]
+
+
 def test_tensors_that_can_not_be_written_are_an_error_of_the_file_system(tmp_path):
     path = tmp_path / "file"
     files.replace_tensors(path, {"w": torch.ones(3)}, {"round": "1"})

@@ -30,11 +30,11 @@ def replace_file(path: Path, write: Callable[[Path], None], mode: int | None = N
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        if mode is not None:
-            temporary.unlink(missing_ok=True)
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-        write(temporary)
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode))
+        # Before it is written: what writes it may make the file anew, with rights of its own.
         rights = temporary.stat().st_mode & 0o755 if mode is None else mode
+        write(temporary)
         put_in_place(temporary, path, rights)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def replace_text(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def replace_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, mode: int = 0o644
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None, mode: int | None = None
 ) -> None:
     """Replaces a safetensors file. `OSError` where it can't be written, as for every other file."""
     from safetensors import SafetensorError

@@ -29,21 +29,14 @@ class Sums:
     count: int
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.vector + other.vector,
-            self.squares + other.squares,
-            self.votes + other.votes,
-            self.count + other.count,
-        )
+        return self._joined(self.vector + other.vector, other)
 
     def take(self, other: Sums) -> Sums:
         """The same as `+`, in this vector's own memory: for whoever adds many long ones and keeps none of the sums between."""
-        return Sums(
-            self.vector.add_(other.vector),
-            self.squares + other.squares,
-            self.votes + other.votes,
-            self.count + other.count,
-        )
+        return self._joined(self.vector.add_(other.vector), other)
+
+    def _joined(self, vector: Tensor, other: Sums) -> Sums:
+        return Sums(vector, self.squares + other.squares, self.votes + other.votes, self.count + other.count)
 
     def times(self, factor: float) -> Sums:
         """The sums of `factor` times as many clients, alike in every other way; the count stays that of those who were added."""

@@ -29,6 +29,16 @@ class Attending(nn.Module):
         return self.head(self.layer(x).mean(1))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 4, 2, dropout=0.4, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +62,14 @@ class Pair(nn.Module):
 def modules() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     dropout = nn.Sequential(nn.Flatten(), nn.Linear(40, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3))
-    return {"dropout": dropout, "attention": Attending(), "noise": Noisy(), "tuple": Pair(), "dict": Pair()}
+    return {
+        "dropout": dropout,
+        "attention": Attending(),
+        "recurrent": Recurrent(),
+        "noise": Noisy(),
+        "tuple": Pair(),
+        "dict": Pair(),
+    }
 
 
 LOCALS = {

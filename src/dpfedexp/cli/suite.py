@@ -72,9 +72,7 @@ def explore(
     out: Annotated[Path, typer.Option(help="The page.")] = Path("explorer.html"),
     results: Annotated[
         Path | None,
-        typer.Option(
-            "--suite", help="Folder of `suite` results.; by default those of the package.", show_default=False
-        ),
+        typer.Option("--suite", help="Folder of `suite` results; by default those of the package.", show_default=False),
     ] = None,
 ) -> None:
     """Write the explorer: one page that computes exact ε, noise and attacks in the browser, beside the suite's results."""
