@@ -1,6 +1,6 @@
 """What two aggregators cost: accuracy on MNIST, and seconds and bytes of a round beside plain aggregation.
 
-    python benchmarks/two_party.py accuracy [--seeds 5] [--out experiments/results] [--data FOLDER]
+    python benchmarks/two_party.py accuracy [--seeds 5] [--out experiments/results] [--data FOLDER] [--device cuda]
     python benchmarks/two_party.py overhead [--dimension 1000000] [--nodes 20] [--out benchmarks/results/two-party.json]
 
 accuracy  the paper's MNIST runs: local (Gaussian), central (free rule), and the same central run by two aggregators, with the
@@ -27,7 +27,7 @@ REPEATS = 3
 KINDS = ("local", "central", "two-party", "two-party-one-sided")
 
 
-def accuracy(seeds: int, out: Path, data: str | None, jobs: int | None) -> dict[str, Any]:
+def accuracy(seeds: int, out: Path, device: str | None, data: str | None, jobs: int | None) -> dict[str, Any]:
     from dpfedexp.paper.experiments import experiment, vary
     from dpfedexp.paper.results.collected import Results, all_records
     from dpfedexp.paper.results.images import fingerprint
@@ -44,7 +44,7 @@ def accuracy(seeds: int, out: Path, data: str | None, jobs: int | None) -> dict[
     runs = {kind: size.runs(one) for kind, one in settings.items()}
     planned = [run for kind in KINDS for run in trainings(runs[kind], f"two-party: {kind}")]
     images = fingerprint(data)
-    results = Results(all_records({"two-party": planned}, out, images, Place(None, data, jobs))["two-party"], images)
+    results = Results(all_records({"two-party": planned}, out, images, Place(device, data, jobs))["two-party"], images)
     means, rows = {}, {}
     for kind in KINDS:
         finished = results.training(runs[kind])
@@ -145,11 +145,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", default=os.environ.get("DPFEDEXP_DATA"))
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--device", help="of the accuracy's runs")
     parser.add_argument("--dimension", type=int, default=1_000_000)
     parser.add_argument("--nodes", type=int, default=20)
     given = parser.parse_args()
     if given.what == "accuracy":
-        made = accuracy(given.seeds, given.out or HERE.parent / "experiments" / "results", given.data, given.jobs)
+        results = given.out or HERE.parent / "experiments" / "results"
+        made = accuracy(given.seeds, results, given.device, given.data, given.jobs)
         print(json.dumps(made, indent=1))
         return
     made = {**overhead(given.dimension, given.nodes), "machine": f"{os.cpu_count()} cores, {platform.machine()}"}
