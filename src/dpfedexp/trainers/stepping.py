@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -197,13 +197,25 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """From a function without arguments to one that does the same to the same memory, with less overhead."""
 
 
-@lru_cache(maxsize=16)
-def _pool(device: int) -> Any:
-    """One memory for the values inside all steps that are recorded on a device: they are replayed one after the other, and nothing
+class _Pools:
+    """One memory a device for the values inside all recorded steps: they are replayed one after the other, and nothing inside a
 
-    inside a step outlives it. Parameters, batches and whatever else stays lie elsewhere.
+    step outlives it. Parameters, batches and whatever else stays lie elsewhere. Torch gives a memory up with the last graph that
+    uses it, and then accepts its handle no more.
     """
-    return torch.cuda.graph_pool_handle()
+
+    def __init__(self) -> None:
+        self.handles: dict[int, Any] = {}
+        self.users: dict[int, WeakSet[torch.cuda.CUDAGraph]] = {}
+
+    def handle(self, device: int) -> Any:
+        """The memory for the next recording: the one that living graphs use, or a new one."""
+        if not self.users.setdefault(device, WeakSet()):
+            self.handles[device] = torch.cuda.graph_pool_handle()
+        return self.handles[device]
+
+
+_pools = _Pools()
 
 
 def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
@@ -219,8 +231,10 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
     gc.collect()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=_pool(torch.cuda.current_device())):
+        device = torch.cuda.current_device()
+        with torch.cuda.graph(graph, pool=_pools.handle(device)):
             function()
+        _pools.users[device].add(graph)
     finally:
         gc.enable()
     return graph.replay
