@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -16,6 +17,7 @@ from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.fast.rewrite import has_triton, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
+from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS
 from dpfedexp.trainers.task import Task
@@ -50,18 +52,19 @@ class Programs:
         found = without_patches(self.plain, self.task.layout, self.task.precision) if has_triton() else None
         if found is None:
             raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
-        return self._checked(lambda: found)
+        return self._checked(lambda: found, self.task.precision)
 
-    def _checked(self, make: Callable[[], Program]) -> Program:
+    def _checked(self, make: Callable[[], Program], precision: Precision = "fp32") -> Program:
+        """The same rules serve every precision and are held to float32; triton's kernels are made for one."""
         try:
             program = make()
-            _check(self.task, program)
+            _check(self.task, program, precision)
         except Unsupported as reason:
             raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
         return program
 
 
-def _check(task: Task, program: Program) -> None:
+def _check(task: Task, program: Program, precision: Precision) -> None:
     clients, plan = sample(task, 2)
     positions, weights = plan.batch(0)
     x, y = task.clients.gather(clients, positions, task.device)
@@ -71,14 +74,16 @@ def _check(task: Task, program: Program) -> None:
     params = task.layout.unflatten(w.expand(len(clients), -1))
     weights = weights.to(task.device)
     keys = task.keys(Streams(0), 0, clients)
-    expected = Vectorised(task).gradients.program(params, x, y, weights, *([] if keys is None else [keys]))
+    with arithmetic("fp32", task.device):
+        exact = Vectorised(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
+        expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
     found: dict[str, Tensor] = {}
-    with torch.no_grad():
-        core = by_program(task, program)
+    with torch.no_grad(), arithmetic(precision, task.device):
+        core = by_program(task, program, precision)
         fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
         core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))
     # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
-    tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[task.precision]
+    tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[precision]
     for name, gradient in expected.items():
         scale = float(torch.linalg.vector_norm(gradient))
         off = float(torch.linalg.vector_norm(found[name].float() - gradient))
@@ -86,8 +91,8 @@ def _check(task: Task, program: Program) -> None:
             raise Unsupported(f"the rules give another gradient of {name!r}")
 
 
-def by_program(task: Task, program: Program) -> ByProgram:
-    return ByProgram(program, objective(task.loss), task.precision)
+def by_program(task: Task, program: Program, precision: Precision | None = None) -> ByProgram:
+    return ByProgram(program, objective(task.loss), precision or task.precision)
 
 
 def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:
