@@ -418,7 +418,8 @@ def test_tritons_kernels_give_what_products_of_patches_give():
     """In triton's interpreter, which computes on a CPU what a GPU would."""
     program = """
 import torch
-from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches, Window
+from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
+from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.fast.kernels import ConvolveAndPool
 torch.manual_seed(0)
 for n, c, o, h, w, s, size, stride, dilation, pool in [

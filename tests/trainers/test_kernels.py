@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches, Window
+from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
+from dpfedexp.trainers.fast.window import Window
 
 pytest.importorskip("triton", reason="triton's kernels need triton, which torch brings along on CUDA")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -58,3 +59,30 @@ def test_outputs_and_gradients_are_those_of_patches_and_products(layer, rounded,
         # A position that wins by less than the rounding sends a whole gradient elsewhere, so tf32's sums are held less tightly.
         off = float((mine.float() - theirs).norm() / theirs.norm())
         assert off < (0.05 if rounded and dtype == torch.float32 and mine is not found else tolerance)
+
+
+WINDOWS = [
+    (Window((3, 3), padding=(1, 1)), 32, 32, 5),
+    (Window((3, 3), (2, 2), (1, 1)), 9, 12, 3),
+    (Window((4, 4), (2, 2)), 30, 30, 10),
+    (Window((1, 1), (2, 2)), 7, 8, 4),
+    (Window((3, 2), (2, 1), (1, 0), (1, 3)), 17, 13, 2),
+    (Window((2, 3), (1, 2), (0, 1), (2, 1)), 11, 10, 1),
+    (Window((5, 5), (3, 3), (4, 2)), 14, 10, 50),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "height", "width", "s"), WINDOWS)
+def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s, dtype):
+    from dpfedexp.trainers.fast.unfold import folded, suits, unfolded
+
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, height, width, s, generator=draws).to(dtype)
+    patches, shape = Patches(window).forward((), x)
+    dy = torch.randn(patches.shape, generator=draws).to(dtype)
+    (dx,) = Patches(window).backward((), shape, dy.float(), True)[1]
+    assert suits(window, height, width, s)
+    assert torch.equal(unfolded(x.to(DEVICE), window).cpu(), patches)
+    found = folded(dy.to(DEVICE), window, height, width).cpu().float()
+    assert float((found - dx).norm() / dx.norm()) < (1e-6 if dtype == torch.float32 else 0.01)

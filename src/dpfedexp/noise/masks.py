@@ -65,4 +65,4 @@ def masked_sum(units: Tensor) -> Tensor:
         seed = fresh_seed()
         server += hide(row, seed)
         helper += expand(seed, len(row))
-    return from_words(server + helper)
+    return from_words(server + helper).to(units.device)

@@ -8,43 +8,18 @@ the windows lie side by side: several times faster in all.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.trainers.fast.ops import Gradients, Saved
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where patches lie: `size` rows and columns apart by `dilation`, every `stride`."""
-
-    size: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
-
-    def span(self, axis: int) -> int:
-        return (self.size[axis] - 1) * self.dilation[axis] + 1
-
-    def outputs(self, height: int, width: int) -> Pair:
-        lengths = (height + 2 * self.padding[0], width + 2 * self.padding[1])
-        return (
-            (lengths[0] - self.span(0)) // self.stride[0] + 1,
-            (lengths[1] - self.span(1)) // self.stride[1] + 1,
-        )
-
-    def pooled(self, pool: Pair) -> Window:
-        """The window that holds all patches that one pool window compares."""
-        rows, columns = (self.span(i) + (pool[i] - 1) * self.stride[i] for i in (0, 1))
-        step = (self.stride[0] * pool[0], self.stride[1] * pool[1])
-        return Window((rows, columns), step, self.padding)
+from dpfedexp.trainers.fast.window import Pair, Window
 
 
 @dataclass(frozen=True)
@@ -59,6 +34,8 @@ class Patches:
         shape = x.shape
         if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
             return x, shape
+        if (own := _own_kernels(x, w, shape)) is not None:
+            return own.unfolded(x, w), shape
         if w.padding != (0, 0):
             x = F.pad(x, (0, 0, w.padding[1], w.padding[1], w.padding[0], w.padding[0]))
         x = x.contiguous()
@@ -76,6 +53,8 @@ class Patches:
         w = self.window
         if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
             return (), (dy,)
+        if (own := _own_kernels(dy, w, saved)) is not None:
+            return (), (own.folded(dy, w, height, width),)
         padded = (height + 2 * w.padding[0], width + 2 * w.padding[1])
         if dy.device.type == "cpu":
             dx = torch.zeros(n, c, padded[0] * padded[1], s, dtype=dy.dtype)
@@ -99,6 +78,15 @@ class Patches:
             at = k * w.dilation[0]
             dx[:, :, at : at + (rows - 1) * w.stride[0] + 1 : w.stride[0]] += wide[:, :, k]
         return dx
+
+
+def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> ModuleType | None:
+    """triton's kernels for patches, on a GPU that has triton and for windows that they suit."""
+    if not values.is_cuda or importlib.util.find_spec("triton") is None:
+        return None
+    from dpfedexp.trainers.fast import unfold
+
+    return unfold if unfold.suits(window, *image[2:]) else None
 
 
 @lru_cache(maxsize=64)

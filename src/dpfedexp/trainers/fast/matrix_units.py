@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dpfedexp.trainers.fast.convolution import Pair, Window
 from dpfedexp.trainers.fast.kernels import ConvolveAndPool
 from dpfedexp.trainers.fast.ops import Gradients, Saved
+from dpfedexp.trainers.fast.window import Pair, Window
 
 
 @triton.jit

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.trainers.fast.convolution import Pair, award, compete
+from dpfedexp.trainers.fast.convolution import award, compete
 from dpfedexp.trainers.fast.ops import Gradients, Saved
+from dpfedexp.trainers.fast.window import Pair
 
 
 def _windows(x: Tensor, pool: Pair) -> Tensor:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from dpfedexp.layout import Layout
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches, Window
+from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches
 from dpfedexp.trainers.fast.ops import Op
 from dpfedexp.trainers.fast.program import Program, Step
+from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.precision import Precision
 
 

@@ -13,12 +13,13 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from dpfedexp.trainers.fast import ops
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
+from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches
 from dpfedexp.trainers.fast.dropout import Dropout
 from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
 from dpfedexp.trainers.fast.ops import Op, Unsupported
 from dpfedexp.trainers.fast.pooling import GlobalMeanPool, MaxPool, MeanPool
 from dpfedexp.trainers.fast.program import Program, Step
+from dpfedexp.trainers.fast.window import Pair, Window
 from dpfedexp.trainers.stepping import INPUT, KEYS
 
 Rule = Callable[[Any], Sequence[tuple[Op, Sequence[str]]]]
