@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+import statistics
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from dpfedexp.report.folder import report, saved_sections
 COMMITTED = Path(__file__).parents[2] / "experiments" / "results"
 SIZE = Size(seeds=5)
 WITH_RUNS = [name for name in SECTIONS if name != "table1"]
+TWO_PARTY = "two-party"
+"""Recorded by `benchmarks/two_party.py accuracy` in the same form; no section of the paper's page."""
 PROVENANCE = ("commit", "dirty", "versions", "device", "seconds", "recorded_in")
 
 
@@ -129,9 +133,24 @@ def test_a_changed_setting_of_the_paper_is_missing_and_named(monkeypatch):
     assert "local.proximal is 0.1 now and was 0.0" in results.why_missing(changed)
 
 
+def test_the_page_on_two_aggregators_shows_what_was_recorded():
+    page = (COMMITTED.parents[1] / "docs" / "two-party.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    reached = defaultdict(list)
+    for record in recording.read(file_of(COMMITTED, TWO_PARTY)):
+        kind = record.name.removeprefix("two-party: ").rsplit(", seed", 1)[0]
+        reached[kind].append(100 * record.finals["test_accuracy"])
+    assert {kind: len(values) for kind, values in reached.items()} == dict.fromkeys(
+        ("local", "central", "two-party", "two-party-one-sided"), 5
+    )
+    for kind, values in reached.items():
+        shown = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert any(shown in row and re.match(rf"\| {kind}[ ,]", row) for row in rows), (kind, shown)
+
+
 def test_the_folder_of_results_holds_no_cache():
     names = {path.name for path in COMMITTED.iterdir() if path.is_dir() and path.name != ".cache"}
-    assert names == set(WITH_RUNS)
+    assert names == {*WITH_RUNS, TWO_PARTY}
     assert all([file.name for file in (COMMITTED / name).iterdir()] == [recording.FILE] for name in names)
 
 
