@@ -172,3 +172,24 @@ def test_adapters_of_peft_are_trained_alone():
     simulation, _ = prepare(Logits(), clients, fedavg(), local=LOCAL, rounds=1, device="cpu")
     assert simulation.task.layout.dimension == 2 * (8 + 24)
     assert train(Logits(), clients, fedavg(), local=LOCAL, rounds=1, progress=False, device="cpu").history
+
+
+@pytest.mark.parametrize("trainer", ["vectorised", "loop"])
+def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
+    """A frozen backbone has the precision of what flows through it, and stays as it is."""
+    model = Residual().eval().requires_grad_(False)
+    model.head.requires_grad_(True)
+    tokens = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    tokens[:3].requires_grad_(False)
+    words = Federation.from_clients([(torch.randint(9, (4, 3)), torch.randint(0, 3, (4,))) for _ in range(3)])
+    for network, clients in ((model, federation()), (tokens, words)):
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        moved = []
+        for precision in ("bf16", "fp32"):
+            execution = Execution(device="cpu", trainer=trainer, precision=precision)
+            simulation, _ = prepare(network, clients, fedavg(), local=LOCAL, rounds=1, execution=execution)
+            state = simulation.begin()
+            moved.append(simulation.updates(state, state.w.float(), torch.arange(len(clients)), 1))
+        rough, exact = moved
+        assert 0 < float((rough - exact).norm() / exact.norm()) < 0.05
+        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
