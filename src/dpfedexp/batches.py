@@ -100,7 +100,7 @@ def schedule(
     Args:
         local: the clients' optimiser, or anything else that says how many steps and batches.
         sizes: [n] how many rows each client holds.
-        generator_of: the row's own generator, from which its shuffles are drawn.
+        generator_of: the row's own generator, from which its shuffles are drawn; rows are asked for one after the other.
         public: whether shapes follow from `local` alone, so that nothing about one client's batches depends on how much the
             others hold.
 
@@ -132,13 +132,15 @@ def schedule(
         # Rows that fit into one batch are taken in their order, as above: what a client computes must not depend on which of the
         # two ways its neighbours ask for.
         whole = keep == size and keep <= b
-        order, at = np.arange(size) if whole else generator.permutation(size)[:keep], 0
+        order = np.arange(size) if whole else generator.permutation(size)[:keep]
         held = order if keep < size else np.arange(size)
-        for step in range(count):
-            if at >= keep:
-                order, at = order if whole else held[generator.permutation(keep)], 0
-            batch = order[at : at + b]
-            rows[row, step, : len(batch)] = batch
-            shares[row, step, : len(batch)] = 1.0 / len(batch)
-            at += b
+        own, own_shares = rows[row].reshape(-1), shares[row].reshape(-1)
+        for at in range(0, count * b, -(-keep // b) * b):
+            if at and not whole:
+                order = held[generator.permutation(keep)]
+            end = min(at + keep, count * b)
+            last = at + (end - at) // b * b
+            own[at:end] = order[: end - at]
+            own_shares[at:last] = 1.0 / b
+            own_shares[last:end] = 1.0 / max(end - last, 1)
     return Schedule(torch.from_numpy(rows), torch.from_numpy(shares), steps, most)

@@ -76,9 +76,17 @@ class KeyedNoise:
 
     def generator(self, client: int) -> np.random.Generator:
         """A generator of one client's own, for draws of another shape such as permutations."""
+        return self.generators()(client)
+
+    def generators(self) -> Callable[[int], np.random.Generator]:
+        """From a client to its generator, for many clients one after the other: asking for one ends what the one before drew."""
         reseed, generator = self._generator()
-        reseed(client, _UNIFORM)
-        return generator
+
+        def of(client: int) -> np.random.Generator:
+            reseed(client, _UNIFORM)
+            return generator
+
+        return of
 
     def _generator(self) -> tuple[Callable[..., None], np.random.Generator]:
         """One generator and a function that jumps to a client's counter: far cheaper than a generator per client."""

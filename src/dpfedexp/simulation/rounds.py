@@ -317,10 +317,9 @@ class Simulation:
 
     def plan(self, clients: Tensor, number: int) -> Schedule:
         """What the clients train on in a round."""
-        shuffles, sizes = self.streams.at("batches", number), self.task.clients.sizes[clients]
-        return schedule(
-            self.task.local, sizes, lambda row: shuffles.generator(int(clients[row])), public=self._shapes_are_public
-        )
+        shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
+        sizes = self.task.clients.sizes[clients]
+        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
 
     @cached_property
     def _losses(self) -> ClientLosses:
@@ -328,11 +327,9 @@ class Simulation:
 
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """The clients' own losses after they went as far as their rows, [n]."""
-        draws, sizes = self.streams.at("losses", number), self.task.clients.sizes[clients]
-        apart = self.unit is not None
-        plan = schedule(
-            AllRows.of(self.task.local), sizes, lambda row: draws.generator(int(clients[row])), public=apart
-        )
+        draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
+        sizes, apart = self.task.clients.sizes[clients], self.unit is not None
+        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=apart)
         return self._losses(w, rows, clients, plan, number)
 
     def _control(
