@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import Sampling
+from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
@@ -74,9 +75,24 @@ def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(t
         ("running", 0, 0),
         ("running", 1, 1),
     ]
+    assert grid.seen[0][0]["epsilon"] == 0.0 < grid.seen[1][0]["epsilon"]
     end = read_status(tmp_path)
     assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
     assert end["epsilon"] == json.loads((tmp_path / "privacy.json").read_text())["epsilon_total"]
+
+
+def test_the_status_of_a_local_run_counts_a_round_before_anybody_is_asked(tmp_path):
+    """Clients randomise and send in a round that the server may not live to finish."""
+
+    seen = []
+
+    class Watching(Nodes):
+        def push_messages(self, messages):
+            seen.append(read_status(tmp_path)["epsilon"])
+            return super().push_messages(messages)
+
+    start(tmp_path, Watching({1: 0, 2: 1, 3: 2}), ldp_fedexp(clip=0.5, noise_multiplier=3.0))
+    assert seen[0] > 0
 
 
 def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path):

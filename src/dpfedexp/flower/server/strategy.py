@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfedexp.accounting import Budget, Ledger, PrivacyStatement, guarantee
+from dpfedexp.accounting import Budget, Event, Ledger, PrivacyStatement, guarantee
 from dpfedexp.advice.commentary import Commentary
 from dpfedexp.advice.message import Advice
 from dpfedexp.advice.plan import Plan
@@ -221,7 +221,7 @@ class DpFedExp(Strategy):
         if self.state.control is not None:
             records[CONTROL] = to_arrays(self.state.control, self.layout)
         if mechanism.is_local:
-            self.ledger.charge(server_round, event, run=self.run)
+            self._charge(server_round, event)
         return [
             Message(
                 RecordDict({**records, REQUEST: request.to_record()}),
@@ -242,21 +242,20 @@ class DpFedExp(Strategy):
         sums, counts = self._added(replies, width, public, votes)
         check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
         if not mechanism.is_local:
-            self.ledger.charge(server_round, event, run=self.run)
+            self._charge(server_round, event)
         expected = self.participation.expected(self.clients)
         release, counts = self._released(server_round, mechanism, sums, counts)
         state, eta_g = advance(
             self.algorithm, release, self.state, share=expected / self.clients, tau_eta_l=self.tau_eta_l
         )
-        delta = self.algorithm.delta
         shown: dict[str, Any] = {
             "round": server_round,
             "eta_g": eta_g,
             "clip": release.clip,
             "update_norm": release.norm,
-            "epsilon_round": guarantee(event, 1, delta).epsilon_round,
-            "epsilon_total": self.ledger.guarantee(delta).epsilon,
-            "delta": delta,
+            "epsilon_round": guarantee(event, 1, self.algorithm.delta).epsilon_round,
+            "epsilon_total": self.ledger.guarantee(self.algorithm.delta).epsilon,
+            "delta": self.algorithm.delta,
             **{vote.field: release.votes[vote.name] for vote in mechanism.votes},
         }
         if public:
@@ -350,6 +349,11 @@ class DpFedExp(Strategy):
             self.ledger.close()
         result.arrays = self.reported
         return result
+
+    def _charge(self, server_round: int, event: Event) -> None:
+        """From here on the round counts, whatever becomes of it, and the status says so."""
+        self.ledger.charge(server_round, event, run=self.run)
+        write_status(self.folder, "running", self.state.round, self.rounds, self.statement)
 
     def _publish(self, status: Status, reason: str = "") -> None:
         """The model so far, what was promised so far, and how the run stands, for whoever reads the folder."""
