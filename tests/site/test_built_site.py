@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,12 +21,17 @@ PAGES = sorted(path.relative_to(SITE).as_posix() for path in Path(SITE).rglob("*
 DARK = "document.querySelector('[data-md-component=palette] input:not(:checked)')?.click()"
 SETTLE = "for (const one of document.getAnimations()) { try { one.finish() } catch { one.cancel() } }"
 """What fades or slides after a change of width or colours is looked at where it ends; what never ends is stopped."""
+FOUND = "return [...document.querySelectorAll('a.md-search-result__link')].map(one => one.href)"
 BAD = """data:text/html,<!doctype html><body style="background:white"><p style="color:%23888">faint</p><p>plain</p>
 <div style="overflow:hidden;width:200px"><table style="width:600px"><tr><td>cut</table></div>
 <div style="overflow:auto;width:200px"><table style="width:600px"><tr><td>scrolls</table></div>"""
 
 
-class Server(SimpleHTTPRequestHandler):
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words: object) -> None: ...
+
+
+class OneEntry(Quiet):
     """With one entry of the search's index, which every page would build anew in a second of computing."""
 
     def do_GET(self) -> None:
@@ -36,16 +43,20 @@ class Server(SimpleHTTPRequestHandler):
         index = json.loads((Path(SITE) / "search" / "search_index.json").read_text(encoding="utf-8"))
         self.wfile.write(json.dumps({**index, "docs": index["docs"][:1]}).encode())
 
-    def log_message(self, *words: object) -> None: ...
+
+@contextmanager
+def served(handler: type[Quiet]) -> Iterator[str]:
+    """The site as a server gives it out: scripts that fetch do not work from files."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=SITE))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The site as a server gives it out: scripts that fetch do not work from files."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, directory=SITE))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with served(OneEntry) as address:
+        yield address
 
 
 @pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
@@ -57,6 +68,25 @@ def test_there_is_a_site():
 def test_a_dark_desk_gets_dark_pages(browser, address):
     visit(browser, f"{address}/index.html", DESK, "dark")
     assert "slate" in browser.execute_script("return document.body.dataset.mdColorScheme")
+
+
+@pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [("replace-one adjacency", "decide"), ("AdaptiveClip", "reference"), ("helper seed", "two-party")],
+)
+def test_the_search_finds_what_is_asked_for(browser, words, page):
+    with served(Quiet) as address:
+        visit(browser, f"{address}/index.html")
+        box = browser.find_element("css selector", "[data-md-component=search-query]")
+        browser.execute_script("document.querySelector('#__search').click()")
+        box.send_keys(words)
+        deadline = time.monotonic() + 30
+        found: list[str] = []
+        while not found and time.monotonic() < deadline:
+            time.sleep(0.2)
+            found = browser.execute_script(FOUND)
+    assert any(page in link for link in found), found
 
 
 @pytest.mark.parametrize("page", PAGES)
