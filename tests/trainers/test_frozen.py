@@ -193,3 +193,33 @@ def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
         rough, exact = moved
         assert 0 < float((rough - exact).norm() / exact.norm()) < 0.05
         assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_what_a_module_writes_into_a_rounded_constant_reaches_no_other_client():
+    class Remembering(nn.Module):
+        """Keeps what it sees of large inputs alone, which no made-up batch shows."""
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x):
+            if float(x.detach().abs().max()) > 50:
+                self.seen += x.detach().mean(0)
+            return self.head(x + self.seen)
+
+    clients = [
+        (torch.full((4, 4), 100.0 if first else 1.0), torch.zeros(4, dtype=torch.long)) for first in (True, False)
+    ]
+    after = []
+    for given in (clients, clients[1:]):
+        execution = Execution(device="cpu", trainer="loop", precision="bf16")
+        simulation, _ = prepare(
+            Remembering(), Federation.from_clients(given), fedavg(), local=LOCAL, rounds=1, execution=execution
+        )
+        torch.manual_seed(0)
+        state = simulation.begin()
+        w = torch.zeros_like(state.w.float())
+        after.append(simulation.updates(state, w, torch.arange(len(given)), 1)[-1])
+    assert torch.equal(*after)

@@ -65,8 +65,6 @@ class Task:
         self.copies.append(copy.deepcopy(self.model, frozen))
         twin = replace(self, model=self.copies[-1])
         vars(twin)["habits"] = self.habits
-        if self.precision == "bf16":
-            vars(twin)["rounded_constants"] = self.rounded_constants
         return twin
 
     def check_state(self) -> None:
@@ -78,15 +76,17 @@ class Task:
     def losses(self, params: Params, x: Inputs, y: Tensor, key: Tensor | None = None) -> Tensor:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
-            params = self.rounded_constants | {name: value.bfloat16() for name, value in params.items()}
+            params = self._rounded_constants() | {name: value.bfloat16() for name, value in params.items()}
         with drawing(key, fused=self.habits.fused):
             given = arguments(each(lambda value: low(value, self.precision), x))
             outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
             return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
 
-    @cached_property
-    def rounded_constants(self) -> Params:
-        """What stands still, frozen parameters and buffers of real numbers, as a network in bf16 computes with it."""
+    def _rounded_constants(self) -> Params:
+        """What stands still, frozen parameters and buffers of real numbers, as a network in bf16 computes with it.
+
+        Made anew for every pass, so that nothing which a module writes into them reaches another client.
+        """
         frozen = ((name, value) for name, value in self.model.named_parameters() if not value.requires_grad)
         still = {**dict(frozen), **dict(self.model.named_buffers())}
         return {name: value.detach().bfloat16() for name, value in still.items() if value.is_floating_point()}
