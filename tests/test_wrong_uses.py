@@ -131,6 +131,7 @@ DATA = {
     "misspelt column": (lambda: table(by="usr"), "by names the column 'usr'", "Did you mean 'user'?"),
     "missing value": (lambda: table(), "column 'age' has no value in 1 of 3 rows", "drop those rows"),
     "text column": (lambda: table(features=["city"]), "holds text; give its public list, categories={'city': [...]}"),
+    "text target": (lambda: table(features=["y"], target="city"), "a target becomes its place in the list"),
     "unlisted category": (
         lambda: table(features=["city"], categories={"city": ["x", "y"]}),
         "holds 'z' in row 2",
@@ -226,6 +227,8 @@ RUNS = {
     "a file as folder": (lambda: trained(out=__file__), "is a file; name a new folder with out"),
     "resume from nowhere": (lambda: trained(resume=True), "resume is True, but checkpoint is missing"),
     "nothing to load": (lambda: Run.load("nowhere"), "the folder 'nowhere' does not exist; name one that a run was"),
+    "fit with a class": (lambda: fit(nn.Linear, clients()), "model is the class Linear", "give one of it, Linear(…)"),
+    "fit with rows": (lambda: fit(nn.Linear(3, 3), [(X, LABELS)]), "clients is a list", "Federation.from_clients(…)"),
     "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Did you mean 'epsilon'?"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }

@@ -33,6 +33,7 @@ NOT_RUN = {
     "dpfedexp superlink": "a deployment",
     "dpfedexp node": "a deployment",
     "dpfedexp guard": "of a deployment",
+    "dpfedexp privacy verify runs/flower": "of a deployment",
     "train run.toml --set algorithm.aggregation": "tests/aggregation",
 }
 """What is not run though a page shows it, by how it begins or what it holds. Its names are checked all the same."""

@@ -130,7 +130,7 @@ def hostile_and_honest(place: Path) -> None:
     config = {"dpfedexp-guard": str(site / "guard.toml")}
     with Apart(site, 2, tls=True, node_config=config, environment=quick, enforce=True) as deployment:
         shown = run(deployment, app)
-        (app / "README.md").write_text("another app\n")
+        (app / "federation" / "other.py").write_text("another = True\n")
         refused = run(deployment, app, "-c", f'federation.folder="{place / "second"}"')
     found = json.loads((shared / "found.json").read_text())
     assert found == {"user": NOBODY}, "the app saw files of the site"

@@ -24,7 +24,7 @@ from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.local.deployment import Deployment
 from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides
+from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides, run_app
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
 from dpfedexp.flower.node.guard import Guard
@@ -349,6 +349,30 @@ def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp
         path.write_text(text)
         with pytest.raises(InputError, match=reason):
             _read_settings(path, 2)
+
+
+def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_folder(tmp_path):
+    new_app(tmp_path / "app")
+    before = app_hash(tmp_path / "app")
+    for name in ("guard.toml", "guard.ledger.jsonl", "runs/flower/status.json"):
+        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "app" / name).write_text("{}")
+        assert app_hash(tmp_path / "app") == before, name
+    for name in ("pyproject.toml", "federation/task.py"):
+        path = tmp_path / "app" / name
+        path.write_text(path.read_text() + "\n[more]\n")
+        assert app_hash(tmp_path / "app") != before, name
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+    new_app(tmp_path / "app")
+    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    monkeypatch.setattr("dpfedexp.flower.local.run._stream", lambda *_: None)
+    taken = f'federation.folder="{tmp_path / "run"}"'
+    with pytest.raises(InputError, match=r"holds a run already; go on with it, -c 'federation.resume=true'"):
+        run_app(tmp_path / "app", "up", [taken])
+    assert run_app(tmp_path / "app", "up", [taken, "federation.resume=true"]) == 2
+    assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2
 
 
 def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, monkeypatch):

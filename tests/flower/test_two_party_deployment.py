@@ -62,7 +62,7 @@ def dies(self, *arguments):
 TwoPartyGaussian.noise_units = dies
 """
 TRAIN = """
-    if node == 1:
+    if context.node_config["partition-id"] == 1:
         once("client")
 """
 
@@ -92,8 +92,8 @@ def app_of(place: Path, name: str, aggregation: str, *, silent=False, kills=Fals
     )
     task = app / "federation" / "task.py"
     few = task.read_text().replace(
-        "return everyone(clients).client(client)",
-        "return tuple(part[:30] for part in everyone(clients).client(client))",
+        'return everyone(node["num-partitions"]).client(node["partition-id"])',
+        'return tuple(part[:30] for part in everyone(node["num-partitions"]).client(node["partition-id"]))',
     )
     assert "[:30]" in few
     task.write_text(few)
@@ -101,9 +101,9 @@ def app_of(place: Path, name: str, aggregation: str, *, silent=False, kills=Fals
     head = f"from pathlib import Path\nPLACE = Path({str(place)!r})\n" + CLIENT
     text = client.read_text() + head + (SILENT if silent else "") + (KILLS if kills else "")
     if kills:
-        line = '    node, nodes = context.node_config["partition-id"], context.node_config["num-partitions"]\n'
+        line = "    inputs, targets = task.data_of(context.node_config)\n"
         assert line in text
-        text = text.replace(line, line + TRAIN.lstrip("\n"))
+        text = text.replace(line, TRAIN.lstrip("\n") + line)
     client.write_text(text)
     server = app / "federation" / "server_app.py"
     text = server.read_text()

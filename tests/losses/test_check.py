@@ -64,7 +64,7 @@ WRONG = {
         None,
         r"outputs of shape \(b, 2\).*give the last layer",
     ),
-    "two outputs and one number": (nn.Linear(6, 2), REAL, "mse", None, "as many outputs as an example has targets"),
+    "two outputs and one number": (nn.Linear(6, 2), REAL, "mse", None, "if the targets are classes, make them whole"),
     "torch's, two outputs and one number": (nn.Linear(6, 2), REAL, nn.MSELoss(), None, "as many outputs as an example"),
     "three labels and four": (nn.Linear(6, 3), MULTI, "bce", None, "as many outputs as an example has targets"),
     "one class": (nn.Linear(6, 1), BITS, None, None, "choose loss='bce' for 0/1 labels"),

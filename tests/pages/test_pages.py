@@ -60,6 +60,11 @@ def test_a_block_that_fails_is_found_and_its_page_goes_on():
     assert "'missing.toml' does not exist" in third
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_no_code_shows_the_backslash_that_another_renderer_needs(page):
+    assert re.findall(r"`[^`\n]*\\\|[^`\n]*`", page.read_text(encoding="utf-8")) == []
+
+
 def test_every_package_with_public_names_has_a_page():
     found = {"dpfedexp"}
     for module in pkgutil.walk_packages(dpfedexp.__path__, "dpfedexp."):

@@ -63,6 +63,17 @@ def test_a_released_round_that_was_never_charged_fails(run):
     assert failed(run) == ["released rounds"]
 
 
+def test_what_a_deployment_released_is_in_its_checkpoint(run):
+    (run / "metrics.jsonl").unlink()
+    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 2}]}')
+    assert "2 released, all" in next(check.detail for check in verify_run(run) if check.name == "released rounds")
+    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 10}]}')
+    assert failed(run) == ["released rounds"]
+    (run / "checkpoint.json").write_text('{"history": [1]}')
+    with pytest.raises(InputError, match="not the checkpoint"):
+        verify_run(run)
+
+
 def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(tmp_path):
     with Ledger.create(tmp_path / "ledger.jsonl", run="a") as ledger:
         ledger.charge(1, central(5.0), run="a")

@@ -33,7 +33,8 @@ def new(
     for path in new_app(folder):
         console.print(f"Wrote [bold]{path}[/]", highlight=False)
     console.print(
-        f"\nSimulated on this machine:  cd {folder} && flwr run . local --stream --federation-config 'num-supernodes=3'\n"
+        f"\nSimulated on this machine:  cd {folder} && flwr run . local --stream --federation-config 'num-supernodes=3' "
+        "-c 'federation.folder=\"runs/simulated\"'\n"
         f"As real processes:          dpfedexp flower up --nodes 3 --tls",
         highlight=False,
         soft_wrap=True,

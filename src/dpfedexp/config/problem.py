@@ -68,8 +68,11 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise InputError(f"data.path is {path!r}, which does not exist.") from None
-    except (ValueError, OSError, EOFError, AttributeError) as error:
-        raise InputError(f"data.path is {path!r}, which is not a readable .npz file: {error}.") from None
+    except (ValueError, OSError, EOFError, AttributeError):
+        raise InputError(
+            f"data.path is {path!r}, which is not a readable .npz file of arrays; write one with np.savez(path, inputs=…, "
+            "targets=…, client=…), or read a table in Python: Federation.from_pandas (docs/data.md)."
+        ) from None
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise InputError(f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")

@@ -38,9 +38,11 @@ def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     outputs = compared(outputs)
     if outputs.shape != targets.shape:
         if not same_but_ones(outputs, targets):
+            classes = targets.ndim == 1 and targets.is_floating_point()
             raise InputError(
                 f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
-                f"{shape(targets)}; give the last layer as many outputs as an example has targets."
+                f"{shape(targets)}; give the last layer as many outputs as an example has targets"
+                + (", or, if the targets are classes, make them whole numbers (int64)." if classes else ".")
             )
         outputs = outputs.reshape(targets.shape)
     return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)

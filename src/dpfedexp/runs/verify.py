@@ -1,7 +1,8 @@
 """A run's claim, recomputed from its ledger.
 
-The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released) and,
-where it can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
+The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released; in a
+deployment's folder, the history in `checkpoint.json`) and, where it can be rebuilt, the event that the configuration plans. Every
+disagreement is one failed check with both sides in its text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dpfedexp.accounting.ledger import Ledger
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs.file_names import LEDGER, LEDGER_HEAD, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.file_names import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
 
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
@@ -192,7 +193,7 @@ def _check_released(run: Path, ledger: Ledger) -> Check:
     # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
     own = ledger.header.get("run")
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
-    released = set(_released_rounds(run / METRICS))
+    released = {*_released_rounds(run / METRICS), *_released_by_server(run / SERVER_CHECKPOINT)}
     missing = sorted(released - charged)
     if missing:
         return Check(
@@ -213,6 +214,15 @@ def _released_rounds(path: Path) -> Iterator[int]:
                 yield int(record["round"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise InputError(f"{path}, line {number}: not a record of a round.") from None
+
+
+def _released_by_server(path: Path) -> list[int]:
+    if not path.exists():
+        return []
+    try:
+        return [int(record["round"]) for record in json.loads(path.read_text(encoding="utf-8"))["history"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} is not the checkpoint of a deployment.") from None
 
 
 def _raw_claim(run: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dpfedexp.participation import Full, Participation, public_population
 from dpfedexp.runs.folder import restate
 from dpfedexp.runs.run import Run
 from dpfedexp.runs.stopping import OnRound
+from dpfedexp.simulation.prepare import check_kinds
 from dpfedexp.simulation.ranks import rank
 from dpfedexp.simulation.train import train
 from dpfedexp.trainers.execution import Execution
@@ -106,12 +107,13 @@ def fit(
     """
     require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    work = local or Sgd(lr="auto", steps=STEPS, max_examples=MOST_EXAMPLES)
+    check_kinds(model, clients, chosen_algorithm(epsilon, 1e-5, adjacency), work, participation, secure)
     everyone = participation or Full()
     declared = public_population(adjacency, everyone, len(clients), population)
     dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
     algorithm = chosen_algorithm(epsilon, default_delta(declared) if delta is None else delta, adjacency)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
-    work = local or Sgd(lr="auto", steps=STEPS, max_examples=MOST_EXAMPLES)
     run = train(
         model,
         clients,

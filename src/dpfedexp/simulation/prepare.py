@@ -63,7 +63,7 @@ def prepare(
     Returns:
         The simulation, and a note for the user if it is slower than they might expect.
     """
-    _check_kinds(model, clients, algorithm, local, participation, secure)
+    check_kinds(model, clients, algorithm, local, participation, secure)
     _check_run(clients, rounds, secure, diagnostics)
     check_optimiser(local)
     isolated = bool(secure) if isolated is None else isolated
@@ -169,7 +169,7 @@ def _trainer(
     return trainer, int(chunk), unit, note
 
 
-def _check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
+def check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
     """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
     if isinstance(local, torch.optim.Optimizer):
         kind, lr = type(local).__name__, local.defaults.get("lr", 0.1)

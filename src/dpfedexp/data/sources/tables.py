@@ -83,7 +83,7 @@ class Columns:
     def _read(self, table: Any, client: Hashable, name: Hashable) -> NDArray[Any]:
         check_column(table, f"the table of client {client!r}", name, "lacks")
         if name not in (self.categories or {}) and is_category(table, name):
-            raise InputError(f"column {name!r} holds categories; {_advice(name)}")
+            raise InputError(f"column {name!r} holds categories; {self._advice(name)}")
         values = read_column(table, name)
         if not self.by and values.ndim == 1 and (self.finite or values.dtype == object):
             refuse_missing(name, values, f" of client {client!r}")
@@ -155,7 +155,13 @@ class Columns:
         return coded(name, columns[name], (self.categories or {})[name])
 
     def _settled(self, columns: Mapping[Hashable, NDArray[Any]], name: Hashable) -> NDArray[Any]:
-        return settled(name, columns[name], finite=self.finite, advice=_advice(name))
+        return settled(name, columns[name], finite=self.finite, advice=self._advice(name))
+
+    def _advice(self, name: Hashable) -> str:
+        public = f"give its public list, categories={{{name!r}: [...]}}"
+        if name in listed(self.target):
+            return f"{public}: a target becomes its place in the list."
+        return f"{public}, or leave the column out with features=[...]."
 
 
 def client_ids_of(table: Any, by: Names) -> Any:
@@ -189,7 +195,3 @@ def listed(names: Names) -> tuple[Hashable, ...]:
     if isinstance(names, Sequence) and not isinstance(names, str | bytes):
         return tuple(names)
     return (names,)
-
-
-def _advice(name: Hashable) -> str:
-    return f"give its public list, categories={{{name!r}: [...]}}, or leave the column out with features=[...]."

@@ -21,7 +21,7 @@ from typing import Any
 from dpfedexp.errors import InputError
 from dpfedexp.flower.local.deployment import QUIET, program
 from dpfedexp.flower.server.status import EXIT_CODES, read_status
-from dpfedexp.runs.file_names import STATUS
+from dpfedexp.runs.file_names import LEDGER, STATUS
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
@@ -53,6 +53,7 @@ def run_app(
     given = read_overrides(settings)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
+    _check_free(folder, {**_written(app), **given})
     # TOML writes text, numbers and truth as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
@@ -83,19 +84,34 @@ def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
 
 def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
     """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
+    written = _written(app)
+    paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
+    asked = {
+        _FOLDER: str(paths[_FOLDER] or written[_FOLDER]),
+        **({_NODES: str(paths[_NODES])} if paths[_NODES] else {}),
+    }
+    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
+
+
+def _written(app: Path) -> dict[str, Any]:
+    """The settings of the federation in the app's own file, by the names that `-c` gives them."""
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        written = {
-            f"federation.{name}": value for name, value in config["tool"]["flwr"]["app"]["config"]["federation"].items()
-        }
-        paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
-        folder = str(paths[_FOLDER] or written[_FOLDER])
+        federation = config["tool"]["flwr"]["app"]["config"]["federation"]
+        return {_FOLDER: federation["folder"], **{f"federation.{name}": value for name, value in federation.items()}}
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
         ) from None
-    asked = {_FOLDER: folder, **({_NODES: str(paths[_NODES])} if paths[_NODES] else {})}
-    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
+
+
+def _check_free(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses what the server app would refuse later, with a traceback."""
+    if (folder / LEDGER).exists() and not settings.get("federation.resume"):
+        raise InputError(
+            f"the folder {str(folder)!r} holds a run already; go on with it, -c 'federation.resume=true', or begin another one in "
+            "a new folder, -c 'federation.folder=\"runs/second\"'."
+        )
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
@@ -138,6 +154,8 @@ def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]
     flowers = _flowers_status(connection, run, environment)
     if told and not (flowers.endswith("failed") and told["status"] == "completed"):
         return str(told["status"]), told
+    if told:  # the status of an earlier run in this folder, or of rounds after which the app itself failed
+        told = {**told, "reason": "The log above says why."}
     return ("completed" if flowers == "finished:completed" else "failed"), told
 
 
