@@ -34,3 +34,15 @@ def test_pieces_of_the_real_size_do_not_meet():
         .normal(torch.zeros(1, dtype=torch.int64), 2 * random._PIECE + 5, CPU, torch.float64)
     )
     assert len(np.unique(drawn.numpy())) == drawn.numel()
+
+
+def test_a_generator_that_jumps_draws_what_a_client_s_own_would():
+    """Whatever the client before drew, and wherever it stopped within a block."""
+    noise = Streams(7).at("batches", 3)
+    of = noise.generators()
+    for client, drawn in ((4, 1), (0, 3), (4, 2), (9, 5)):
+        jumped = of(client)
+        jumped.integers(2**16, size=drawn, dtype=np.uint32)
+        own = noise.generator(client)
+        own.integers(2**16, size=drawn, dtype=np.uint32)
+        assert np.array_equal(jumped.permutation(50), own.permutation(50))

@@ -218,7 +218,6 @@ def test_what_a_module_writes_into_a_rounded_constant_reaches_no_other_client():
         simulation, _ = prepare(
             Remembering(), Federation.from_clients(given), fedavg(), local=LOCAL, rounds=1, execution=execution
         )
-        torch.manual_seed(0)
         state = simulation.begin()
         w = torch.zeros_like(state.w.float())
         after.append(simulation.updates(state, w, torch.arange(len(given)), 1)[-1])

@@ -108,7 +108,7 @@ def fit(
     require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
     require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
     work = local or Sgd(lr="auto", steps=STEPS, max_examples=MOST_EXAMPLES)
-    check_kinds(model, clients, chosen_algorithm(epsilon, 1e-5, adjacency), work, participation, secure)
+    check_kinds(model, clients, work, participation, secure)
     everyone = participation or Full()
     declared = public_population(adjacency, everyone, len(clients), population)
     dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)

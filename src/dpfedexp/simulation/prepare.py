@@ -63,7 +63,11 @@ def prepare(
     Returns:
         The simulation, and a note for the user if it is slower than they might expect.
     """
-    check_kinds(model, clients, algorithm, local, participation, secure)
+    check_kinds(model, clients, local, participation, secure)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm is a {type(algorithm).__name__}; it must be an algorithm such as cdp_fedexp(…).",
+    )
     _check_run(clients, rounds, secure, diagnostics)
     check_optimiser(local)
     isolated = bool(secure) if isolated is None else isolated
@@ -169,7 +173,7 @@ def _trainer(
     return trainer, int(chunk), unit, note
 
 
-def check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participation: Any, secure: Any) -> None:
+def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure: Any) -> None:
     """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
     if isinstance(local, torch.optim.Optimizer):
         kind, lr = type(local).__name__, local.defaults.get("lr", 0.1)
@@ -189,7 +193,6 @@ def check_kinds(model: Any, clients: Any, algorithm: Any, local: Any, participat
     for name, value, right, remedy in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
         ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
-        ("algorithm", algorithm, isinstance(algorithm, Algorithm), "an algorithm such as cdp_fedexp(…)"),
         ("local", local, isinstance(local, LocalOptimiser), "what a client does, such as Sgd(lr=0.1, steps=10)"),
         (
             "participation",

@@ -12,10 +12,11 @@ from torch import Tensor
 from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.fast.convolution import has_triton
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import has_triton, without_patches, without_scatter
+from dpfedexp.trainers.fast.rewrite import without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram

@@ -80,9 +80,14 @@ class Patches:
         return dx
 
 
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> ModuleType | None:
     """triton's kernels for patches, on a GPU that has triton and for windows that they suit."""
-    if not values.is_cuda or importlib.util.find_spec("triton") is None:
+    if not values.is_cuda or not has_triton():
         return None
     from dpfedexp.trainers.fast import unfold
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,10 +11,6 @@ from dpfedexp.trainers.fast.ops import Op
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.precision import Precision
-
-
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def without_patches(program: Program, layout: Layout, precision: Precision = "fp32") -> Program | None:
