@@ -3,8 +3,10 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than the cores that it is meant for: the tests of deployments mostly wait.
+# One more than the cores that it is meant for: the tests of deployments mostly wait. Each computes with one thread, or their threads
+# would wait for one another.
 WORKERS ?= 3
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: venv demo test test-long coverage docs lint wheel wheel-check release container-check mutants clean help
 
@@ -39,7 +41,7 @@ demo: venv
 # With COVERAGE=1, as continuous integration runs it, a summary of what the tests reached comes last. On Python 3.11 tracing costs
 # about a fifth of the suite's CPU time, so it is not the default.
 test: venv
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=)
+	$(TESTS) $(if $(COVERAGE),--cov --cov-report=)
 	$(if $(COVERAGE),@$(BIN)/python -m tests.covered)
 
 coverage:
@@ -47,7 +49,7 @@ coverage:
 
 # All that is too long for every day: real deployments with their failures, full sizes of statistical tests and fuzzers.
 test-long: venv
-	DPFEDEXP_SLOW=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	DPFEDEXP_SLOW=1 $(TESTS)
 
 # What only the site needs is installed when it is first built.
 $(VENV)/.docs: $(STAMP)

@@ -16,6 +16,8 @@ from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 from dpfedexp.simulation.train import train
 
+PATIENCE = 900.0
+"""Seconds that a deployment may take for anything. Nothing here is about speed, and a busy machine is not a failure."""
 LOCAL = {"lr": 0.02, "steps": 10}
 ALMOST_NO_NOISE = 1e-9
 """As a multiple of the clip: below the rounding of float32, so that a central round can be compared number by number."""

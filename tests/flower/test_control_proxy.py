@@ -21,7 +21,7 @@ import pytest
 from dpfedexp.flower.local.deployment import Deployment, free_port
 from dpfedexp.flower.local.keys import Certificates, make_certificates
 
-from .app_folder import LOCAL, make_app
+from .app_folder import LOCAL, PATIENCE, make_app
 
 PROXY = Path(__file__).parents[2] / "examples" / "deploy" / "proxy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -44,7 +44,7 @@ def nginx(name: str, place: Path, changes: dict[str, str], port: int) -> Iterato
     with open(place / "error.log", "wb") as log:
         process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(place / name), *same_user], stderr=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -55,7 +55,7 @@ def nginx(name: str, place: Path, changes: dict[str, str], port: int) -> Iterato
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def status_of(port: int, server: Certificates, shown: Certificates | None, path:
     trust = ssl.create_default_context(cafile=str(server.authority))
     if shown is not None:
         trust.load_cert_chain(shown.certificate, shown.key)
-    connection = http.client.HTTPSConnection("localhost", port, context=trust, timeout=30)
+    connection = http.client.HTTPSConnection("localhost", port, context=trust, timeout=PATIENCE)
     connection.request("POST", path, b"", {"Content-Type": "application/x-protobuf"})
     return connection.getresponse().status
 
@@ -157,7 +157,7 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
     operators = make_certificates(tmp_path / "operators")
     app = make_app(
         tmp_path / "app",
-        federation={"clients": 1, "rounds": 1, "floor": 1.0, "folder": str(tmp_path / "out"), "node_timeout": 60.0},
+        federation={"clients": 1, "rounds": 1, "floor": 1.0, "folder": str(tmp_path / "out"), "node_timeout": PATIENCE},
         algorithm={"name": "cdp_fedexp"},
         local=LOCAL,
     )
@@ -197,5 +197,5 @@ def through(deployment: Deployment, home: Path, app: Path, outer: int, shown: Ce
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE,
         )

@@ -33,13 +33,19 @@ from dpfedexp.flower.server.status import read_status
 from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 
-from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
+from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
 from .other_user import as_nobody, can_be_nobody
 
-WAIT = 420.0
 NETWORK = "127.0.0.2"
 """An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
-FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": 90.0, "node_timeout": 60.0, "budget": None}
+FEDERATION = {
+    "clients": 3,
+    "rounds": 3,
+    "floor": 0.3,
+    "round_timeout": PATIENCE,
+    "node_timeout": PATIENCE,
+    "budget": None,
+}
 GUARD = """
 max_epsilon_per_round = 1e30
 max_epsilon_total = 1e30
@@ -130,7 +136,7 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode != 0, (command, done.stdout)
         assert "Successfully" not in done.stdout
@@ -147,7 +153,7 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
     }
     trust = ssl.create_default_context(cafile=str(deployment.certificates.authority))
     for path, expected in paths.items():
-        connection = http.client.HTTPSConnection(NETWORK, deployment.port, context=trust, timeout=30)
+        connection = http.client.HTTPSConnection(NETWORK, deployment.port, context=trust, timeout=PATIENCE)
         connection.request("POST", path, b"", {"Content-Type": "application/x-protobuf"})
         status = connection.getresponse().status
         assert status == expected, path
@@ -159,7 +165,9 @@ def control_is_closed_to_nodes(deployment: Deployment, place: Path) -> None:
             "c = ssl._create_unverified_context().wrap_socket(s); c.sendall(b'POST /v1/control/list-runs HTTP/1.1\\r\\n"
         )
         asked += "Host: x\\r\\nContent-Length: 0\\r\\n\\r\\n'); print(c.recv(15))"
-        other = subprocess.run(as_nobody([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=60)
+        other = subprocess.run(
+            as_nobody([sys.executable, "-c", asked]), capture_output=True, text=True, timeout=PATIENCE
+        )
         assert "HTTP/1.1 404" in other.stdout, "another user of the server's machine has no more rights than a node"
 
 
@@ -188,7 +196,7 @@ def no_core_is_dumped(deployment: Deployment) -> None:
     assert next(line for line in limits if "core" in line).split()[4:6] == ["0", "0"]
 
 
-def wait_until(condition, what: str, seconds: float = WAIT) -> None:
+def wait_until(condition, what: str, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} seconds"
@@ -203,7 +211,7 @@ def checkpoint(folder: Path) -> dict:
 def finish(process: subprocess.Popen, app: Path) -> str:
     """The streamed log of a run that has ended."""
     try:
-        process.wait(WAIT)
+        process.wait(PATIENCE)
     finally:
         process.kill()
         process.wait()

@@ -17,7 +17,7 @@ from dpfedexp.flower.local.deployment import Deployment, program
 from dpfedexp.flower.local.run import app_hash
 from dpfedexp.flower.node.site import NO_REPORT
 
-from .app_folder import LOCAL, make_app
+from .app_folder import LOCAL, PATIENCE, make_app
 from .other_user import NOBODY, as_nobody, can_be_nobody
 
 GUARD = """
@@ -109,7 +109,7 @@ def hostile_and_honest(place: Path) -> None:
     out = place / "out"
     app = make_app(
         place / "app",
-        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": 180.0},
+        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": PATIENCE},
         algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
         local=LOCAL,
         test={"site": str(place / "up"), "found": str(shared / "found.json")},
@@ -151,5 +151,5 @@ def run(deployment: Deployment, app: Path, *options: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=420,
+        timeout=PATIENCE,
     ).stdout

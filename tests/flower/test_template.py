@@ -23,7 +23,7 @@ from dpfedexp.flower.local.deployment import QUIET, free_port
 from dpfedexp.flower.local.new import new_app
 from dpfedexp.flower.local.run import app_hash
 
-from .app_folder import ALMOST_NO_NOISE, LOCAL, assert_first_round_is_the_simulators, make_app
+from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
 
 BIN = Path(sys.executable).parent
 QUICK = {"OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": "", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
@@ -78,7 +78,7 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
     )
     app = make_app(
         tmp_path / "app",
-        federation={"rounds": 1, "folder": str(out), "round_timeout": 120.0},
+        federation={"rounds": 1, "folder": str(out), "round_timeout": PATIENCE},
         algorithm={"target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
         local=LOCAL,
     )
@@ -102,7 +102,7 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE,
         )
         assert (out / "round-1.safetensors").exists(), done.stdout + done.stderr
         assert_first_round_is_the_simulators(load_file(out / "round-1.safetensors")["w"])
@@ -118,7 +118,7 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
 def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
     """One enforcing node that hosts 40 clients, trained as one tensor program; its guard admits one mechanism, not another."""
     folder, guard = tmp_path / "up", tmp_path / "guard.toml"
-    hosted = {"clients": 40, "clients_per_node": 40, "rounds": 1, "round_timeout": 120.0}
+    hosted = {"clients": 40, "clients_per_node": 40, "rounds": 1, "round_timeout": PATIENCE}
     # A sum of 40 clients moves 40 times as far as one client's update, and the guard charges for that.
     allowed = {"target_epsilon": None, "noise_multiplier": 60.0}
     forbidden = {"name": "ldp_fedexp", "mechanism": "privunit", "target_epsilon": None}
@@ -159,7 +159,7 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=400,
+                timeout=PATIENCE,
             ).stdout
             for name, app in apps.items()
         }
@@ -173,7 +173,7 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
     finally:
         up.send_signal(signal.SIGTERM)
         try:
-            assert up.wait(30) == 130
+            assert up.wait(PATIENCE) == 130
         finally:
             left = belonging_to(folder / "flwr-home")
             for pid in left:
@@ -191,7 +191,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = 180.0) -> None:
+def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, f"the process ended before {what}"

@@ -15,11 +15,11 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.flower.local.deployment import Deployment, marked
 
 from ..aggregation.parties import helper_file, public_key
-from .app_folder import make_app
+from .app_folder import PATIENCE, make_app
 from .test_deployment import checkpoint, counts, start
 
 CLIENTS = 3
-FEDERATION = {"clients": CLIENTS, "floor": 0.6, "round_timeout": 300.0, "node_timeout": 120.0, "budget": None}
+FEDERATION = {"clients": CLIENTS, "floor": 0.6, "round_timeout": PATIENCE, "node_timeout": PATIENCE, "budget": None}
 ALGORITHM = {"name": "cdp_fedexp", "target_epsilon": None, "noise_multiplier": 2.0, "clip": 0.5, "step": "paper"}
 GUARD = """
 max_epsilon_per_round = 1e3

@@ -217,7 +217,7 @@ class Deployment:
             text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
         )
 
-    def _wait_for_port(self, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+    def _wait_for_port(self, process: subprocess.Popen[bytes], seconds: float = 180.0) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if process.poll() is not None:
