@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.threads import spread
 from dpfedexp.votes import default_noise
 
 SHRINK = 1.0 - 2.0**-22
@@ -29,7 +30,8 @@ INSIDE = 1.0 - 2.0**-24
 SMALLEST_CLIP, LARGEST_CLIP = 2.0**-64, 2.0**64
 """The range of C. Inside it C² and C·noise are far from the ends of double precision, and C itself from those of float32."""
 BLOCK = 2**16
-"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache."""
+"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache, and with fewer its threads
+would wait for one another's Python."""
 
 
 def check_radius(name: str, radius: float) -> None:
@@ -63,14 +65,17 @@ def row_norms(x: Tensor) -> Tensor:
         return _norms(even)
     if x.shape[1] <= BLOCK:
         return _norms(x)
-    squares, buffer = torch.zeros(len(x), dtype=torch.float64), torch.empty(BLOCK, dtype=torch.float64)
-    for row, square in zip(x, squares, strict=True):
-        for block in row.split(BLOCK):
-            wide = buffer[: len(block)]
-            # By halves: torch wakes no other thread for so few, which would take longer than the conversion.
-            for half, into in zip(block.split(BLOCK // 2), wide.split(BLOCK // 2), strict=True):
-                into.copy_(half)
-            square += torch.dot(wide, wide)
+    squares = torch.zeros(len(x), dtype=torch.float64)
+
+    def square(row: int) -> None:
+        buffer, total = torch.empty(BLOCK, dtype=torch.float64), 0.0
+        for block in x[row].split(BLOCK):
+            wide = buffer[: len(block)].copy_(block)
+            total += float(torch.dot(wide, wide))
+        squares[row] = total
+
+    # On a thread of its own even where there is one row: a product may be added up differently on several.
+    spread(square, range(len(x)), torch.get_num_threads(), always=True)
     return squares.sqrt()
 
 

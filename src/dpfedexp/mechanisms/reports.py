@@ -13,6 +13,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.clipping import BLOCK
 from dpfedexp.errors import InputError
 from dpfedexp.sums import Sums
+from dpfedexp.threads import spread
 from dpfedexp.votes import WITHIN
 
 Part = Literal["level", "votes"]
@@ -90,10 +91,14 @@ def total(rows: Tensor) -> Tensor:
     if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
         return rows.sum(0, dtype=torch.float64)
     out = torch.empty(rows.shape[1], dtype=torch.float64)
-    for part, block in zip(out.split(BLOCK), rows.split(BLOCK, dim=1), strict=True):
+
+    def add(first: int) -> None:
+        part, block = (x[..., first : first + BLOCK] for x in (out, rows))
         part.copy_(block[0])
         for row in block[1:]:
             part.add_(row)
+
+    spread(add, range(0, len(out), BLOCK), torch.get_num_threads())
     return out
 
 

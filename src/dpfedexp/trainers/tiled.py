@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.batches import Schedule
-from dpfedexp.threads import spread
+from dpfedexp.threads import spread, without_subnormals
 from dpfedexp.trainers.stepped import Steps
 from dpfedexp.trainers.task import Trainer
 
@@ -53,18 +53,20 @@ class Parallel:
             # The last tiles decide when a chunk is done: at least a few for every thread.
             tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
             if n <= tile:
-                return self._trainer()(w, clients, schedule, round, correction, rates)
+                with without_subnormals():
+                    return self._trainer()(w, clients, schedule, round, correction, rates)
         out = torch.empty(n, len(w), device=w.device)
 
         def one(first: int) -> None:
             at = slice(first, first + tile)
             own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
             trainer = self._trainer()
-            if isinstance(trainer, Steps):
-                # A row as large as a cache is written where it stays, and not copied there.
-                trainer(w, clients[at], schedule.part(at), round, own, rate, out=out[at])
-            else:
-                out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
+            with without_subnormals():
+                if isinstance(trainer, Steps):
+                    # A row as large as a cache is written where it stays, and not copied there.
+                    trainer(w, clients[at], schedule.part(at), round, own, rate, out=out[at])
+                else:
+                    out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
 
         spread(one, range(0, n, tile), self.threads, always=self.fixed)
         return out
