@@ -1,9 +1,10 @@
 import json
-import subprocess
-import sys
+import warnings
 
 import pytest
 from safetensors.torch import load_file
+
+from dpfedexp import cli
 
 FAST = [
     "--set",
@@ -18,16 +19,25 @@ FAST = [
 ]
 
 
-def dpfedexp(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "dpfedexp", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+@pytest.fixture
+def dpfedexp(tmp_path, monkeypatch, capfd):
+    """The command line in the test's folder: its exit code and what it said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["dpfedexp", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capfd.readouterr()
+
+    return run
 
 
-def test_init_then_train_writes_everything_that_it_names(tmp_path):
-    assert dpfedexp("init", "my.toml", cwd=tmp_path).returncode == 0
-    done = dpfedexp("train", "my.toml", *FAST, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_init_then_train_writes_everything_that_it_names(tmp_path, dpfedexp):
+    assert dpfedexp("init", "my.toml")[0] == 0
+    code, said = dpfedexp("train", "my.toml", *FAST, "--out", "run")
+    assert code == 0, said.err
     folder = tmp_path / "run"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
@@ -37,11 +47,11 @@ def test_init_then_train_writes_everything_that_it_names(tmp_path):
     assert statement["epsilon_total"] == pytest.approx(8.0, rel=1e-3)
     assert "8.00" in (folder / "privacy.txt").read_text()
     assert "[resolved]" in (folder / "config.toml").read_text()
-    verified = dpfedexp("privacy", "verify", "run", cwd=tmp_path)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    again = dpfedexp("train", "my.toml", *FAST, "--out", "run", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "not empty" in again.stderr
+    code, said = dpfedexp("privacy", "verify", "run")
+    assert code == 0, said
+    code, said = dpfedexp("train", "my.toml", *FAST, "--out", "run")
+    assert code == 2
+    assert "not empty" in said.err
 
 
 @pytest.mark.parametrize(
@@ -54,10 +64,10 @@ def test_init_then_train_writes_everything_that_it_names(tmp_path):
         (["init", "my.toml"], "exists"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, words):
+def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, dpfedexp, arguments, words):
     (tmp_path / "my.toml").write_text('[algorithm]\nclip = 1.0\nnoise_multiplier = 1.0\n[model]\nname = "mlp"')
-    done = dpfedexp(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    code, said = dpfedexp(*arguments)
+    assert code == 2
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.strip().splitlines()) == 1

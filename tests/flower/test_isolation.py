@@ -16,6 +16,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.flower.local.deployment import Deployment, program
 from dpfedexp.flower.local.run import app_hash
 from dpfedexp.flower.node.site import NO_REPORT
+from tests.sizes import long
 
 from .app_folder import LOCAL, PATIENCE, make_app
 from .other_user import NOBODY, as_nobody, can_be_nobody
@@ -90,6 +91,7 @@ class Apart(Deployment):
         return node
 
 
+@long
 @pytest.mark.skipif(not can_be_nobody(), reason="only root can start a process as another user")
 @pytest.mark.usefixtures("alone")
 def test_an_app_of_another_user_reads_no_secret_and_gets_nothing_out():

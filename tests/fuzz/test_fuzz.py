@@ -10,7 +10,7 @@ from tests.fuzz import harness
 from tests.sizes import sized
 
 TARGETS = ("toml", "idx", "ledger", "checkpoint", "replies", "command_line")
-SECONDS = sized(4, 20)
+SECONDS = sized(2, 20)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -24,6 +24,7 @@ from dpfedexp.paper.results.size import Size
 from dpfedexp.report import figures
 from dpfedexp.report.document import Section
 from dpfedexp.report.folder import report, saved_sections
+from tests.sizes import sized
 
 COMMITTED = Path(__file__).parents[2] / "experiments" / "results"
 SIZE = Size(seeds=5)
@@ -84,7 +85,7 @@ def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch
         pytest.skip(f"the figures were drawn with matplotlib {', '.join(sorted(made_with))}, which draws other lines")
     # The layout is settled by whichever format is drawn first, so it is the same here as in `draw`.
     monkeypatch.setattr(figures, "FORMATS", ("png", "svg"))
-    for chart in charts:
+    for chart in charts[:: sized(3, 1)]:
         _, path = figures.draw(chart, tmp_path)
         assert path.read_text() == (COMMITTED / path.name).read_text(), chart.name
 

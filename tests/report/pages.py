@@ -33,12 +33,12 @@ def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
     return folder
 
 
-def write_paper(folder: Path, *names: str, figures: bool = False) -> Path:
-    """Sections of the paper; with their figures as files only where a test looks at them, because drawing is slow."""
+def write_paper(folder: Path, *names: str, figures: str = "") -> Path:
+    """Sections of the paper; with figures as files only of the one that a test looks at, because drawing is slow."""
     folder.mkdir(parents=True)
     for name in names:
         section = sections.MAKERS[name].section(Size(seeds=2), Fabricated())
-        if figures:
+        if name == figures:
             save(section, folder)
         else:
             (folder / f"{name}.json").write_text(section.to_json(), encoding="utf-8")

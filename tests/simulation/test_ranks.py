@@ -174,7 +174,7 @@ def test_ranks_that_do_not_know_each_other_are_told_what_is_missing(monkeypatch)
 CONFIG = """
 [data]
 kind = "synthetic"
-clients = 200
+clients = 80
 dimension = 30
 [algorithm]
 name = "dp_scaffold"
@@ -184,7 +184,7 @@ noise_multiplier = 1.0
 lr = 0.02
 steps = 3
 [run]
-rounds = 60
+rounds = 40
 device = "cpu"
 chunk_size = 4
 """
@@ -215,12 +215,12 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
     assert "--resume" in said.replace("\n", " ")
     assert "Traceback" not in said
     done = len(metrics.read_text().splitlines())
-    assert done < 60
+    assert done < 40
     settings = load(config)
     execute(settings, RunFolder(tmp_path / "out", resume=True), resume=True, progress=False)
     execute(settings, RunFolder(tmp_path / "whole"), progress=False)
     ends = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("out", "whole")]
-    assert ends[0]["round"] == ends[1]["round"] == 60
+    assert ends[0]["round"] == ends[1]["round"] == 40
     assert ends[0]["distance"] == pytest.approx(ends[1]["distance"], rel=1e-4)
     assert ends[0]["epsilon_total"] == ends[1]["epsilon_total"]
 
