@@ -17,6 +17,7 @@ from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import choices
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast.convolution import Convolve
+from dpfedexp.trainers.fast.library import LibraryConvolve
 from dpfedexp.trainers.fast.ops import Pointwise, Product
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
@@ -110,6 +111,21 @@ def test_every_rule_gives_the_plain_loops_updates(name):
     """Float32 rounding: 1e-5 of the largest entry after three steps."""
     clients = federation()
     check(updates(bound(NETWORKS[name], clients)), NETWORKS[name], clients)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "functional"])
+def test_torchs_library_gives_the_plain_loops_updates_behind_another_layer(name):
+    torch.manual_seed(2)
+    model, clients = nn.Sequential(nn.Conv2d(2, 2, 1), NETWORKS[name]), federation()
+    simulation = bound(model, clients, trainer="library")
+    assert any(isinstance(step.op, LibraryConvolve) for step in Programs(simulation.task).library.steps)
+    check(updates(simulation), model, clients)
+
+
+def test_a_network_without_a_convolution_behind_another_layer_is_not_the_librarys():
+    for name in ("strides", "functional"):
+        with pytest.raises(InputError, match="no convolution behind another layer"):
+            bound(NETWORKS[name], federation(), trainer="library")
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "groupnorm"])
@@ -311,7 +327,7 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch, 
     def timed(task, trainer, *rest, warm=False):
         if not warm:
             asked.append(trainer.name)
-        return {"fast": 1.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}[trainer.name]
+        return {"fast": 1.0, "library": 2.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}[trainer.name]
 
     monkeypatch.setattr(tune, "_time", timed)
     monkeypatch.setattr(tune, "_remembered", {})
@@ -320,13 +336,16 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch, 
     assert not asked
     monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
-    assert asked == ["fast", "tiled-vectorised", "tiled-loop"]
+    assert asked == ["fast", "library", "tiled-vectorised", "tiled-loop"]
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
     monkeypatch.setattr(tune, "_remembered", {})
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
-    assert len(asked) == 3
+    assert len(asked) == 4
     (kept,) = json.loads((tmp_path / "trainers.json").read_text()).values()
-    assert kept == {"trainer": "fast", "seconds": {"fast": 1.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}}
+    assert kept == {
+        "trainer": "fast",
+        "seconds": {"fast": 1.0, "library": 2.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0},
+    }
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', "{" * 5000, None])
@@ -345,7 +364,7 @@ def test_the_quickest_is_chosen_and_the_preferred_one_only_where_they_are_alike(
     clients, chosen = federation(), []
     monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
     for loop in (0.9, 0.96):
-        seconds = {"fast": 1.0, "tiled-vectorised": 5.0, "tiled-loop": loop}
+        seconds = {"fast": 1.0, "library": 3.0, "tiled-vectorised": 5.0, "tiled-loop": loop}
         monkeypatch.setattr(tune, "_time", lambda task, trainer, *rest, warm=False, s=seconds: s[trainer.name])
         monkeypatch.setattr(tune, "_remembered", {})
         monkeypatch.setenv("DPFEDEXP_TRAINERS", str(tmp_path / f"{loop}.json"))
@@ -386,7 +405,7 @@ def test_every_trainer_by_name_trains_alike():
             progress=False,
             execution=Execution(device="cpu", trainer=name),
         )
-        for name in ("fast", "vectorised", "tiled-vectorised", "loop", "tiled-loop")
+        for name in ("fast", "library", "vectorised", "tiled-vectorised", "loop", "tiled-loop")
     ]
     for run in runs[1:]:
         assert torch.allclose(run.model[0].weight, runs[0].model[0].weight, atol=1e-6)

@@ -16,7 +16,7 @@ from dpfedexp.trainers.fast.convolution import has_triton
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import without_patches, without_scatter
+from dpfedexp.trainers.fast.rewrite import by_library, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram
@@ -46,6 +46,14 @@ class Programs:
         found = without_scatter(self.plain, again=True)
         if len(found.steps) == len(self.plain.steps):
             raise InputError("the model has no convolution whose patches could be made again.")
+        return self._checked(lambda: found)
+
+    @cached_property
+    def library(self) -> Program:
+        """Convolutions behind the first by torch's library."""
+        found = by_library(self.plain)
+        if len(found.steps) == len(self.plain.steps):
+            raise InputError("the model has no convolution behind another layer.")
         return self._checked(lambda: found)
 
     @cached_property

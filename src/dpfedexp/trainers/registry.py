@@ -59,9 +59,11 @@ class TrainerKind:
 def _fast(parts: Parts) -> Trainer:
     if not parts.on_cpu:
         return _recorded(parts, "fast", by_program(parts.task, parts.programs.gathered))
-    core = by_program(parts.task, parts.programs.plain)
-    steps = Steps(parts.task, "fast", core, streams=parts.streams)
-    return Parallel("fast", lambda: steps, parts.tile, fixed=parts.fixed)
+    return _tiled(parts, "fast", by_program(parts.task, parts.programs.plain))
+
+
+def _library(parts: Parts) -> Trainer:
+    return _tiled(parts, "library", by_program(parts.task, parts.programs.library))
 
 
 def _fused(parts: Parts) -> Trainer:
@@ -92,6 +94,11 @@ def _vectorised(parts: Parts) -> Trainer:
     return Vectorised(parts.task, record=not parts.fixed, streams=parts.streams)
 
 
+def _tiled(parts: Parts, name: str, core: Core) -> Trainer:
+    steps = Steps(parts.task, name, core, streams=parts.streams)
+    return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
+
+
 def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
     return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
@@ -99,6 +106,7 @@ def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
 TRAINERS: dict[str, TrainerKind] = {
     "fused": TrainerKind(_fused, "a program of known layers with triton's kernels", ("cuda",)),
     "fast": TrainerKind(_fast, "a program of known layers"),
+    "library": TrainerKind(_library, "a program of known layers, convolutions by torch's library", ("cpu",)),
     "lean": TrainerKind(_lean, "a program of known layers that keeps no patches", ("cuda",)),
     "recorded-vectorised": TrainerKind(_recorded_vectorised, "vmap, replayed as a CUDA graph", ("cuda",)),
     "tiled-vectorised": TrainerKind(_tiled_vectorised, "vmap over tiles, on several threads", ("cpu",)),

@@ -1,4 +1,4 @@
-"""Other programs for the same network on a GPU: small pooled convolutions without patches, large ones without scattered sums."""
+"""Other programs for the same network: without patches or scattered sums on a GPU, by torch's library on a CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from dpfedexp.layout import Layout
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches
+from dpfedexp.trainers.fast.library import LibraryConvolve
 from dpfedexp.trainers.fast.ops import Op
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.window import Window
@@ -44,6 +45,23 @@ def without_scatter(program: Program, *, again: bool) -> Program:
         if not suits or not isinstance(step.op, Contract) or not isinstance(source.op, Patches):
             return None
         return Convolve(source.op.window, step.op.bias, again)
+
+    return _with_fused(program, fused)
+
+
+def by_library(program: Program) -> Program:
+    """The program with `LibraryConvolve` for all convolutions whose input is trained; patches of the data are made once."""
+
+    def fused(step: Step, source: Step) -> Op | None:
+        if source.output not in program.trained or not isinstance(source.op, Patches):
+            return None
+        if isinstance(step.op, Contract):
+            return LibraryConvolve(source.op.window, step.op.bias)
+        return (
+            LibraryConvolve(step.op.window, step.op.bias, step.op.pool)
+            if isinstance(step.op, ContractAndPool)
+            else None
+        )
 
     return _with_fused(program, fused)
 
