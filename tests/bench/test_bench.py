@@ -31,6 +31,18 @@ def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
         assert row["peak_memory_bytes"] > 10**7
 
 
+def test_a_trainer_that_a_network_does_not_have_is_left_out_and_the_others_are_measured():
+    asked = ["bench", "--json", "--workload", "lstm", "--clients", "2", "--rounds", "1", "--no-loop"]
+    done = CliRunner().invoke(app, [*asked, "--trainer", "library", "--trainer", "tiled-loop"])
+    assert done.exit_code == 0, done.output
+    assert [row["trainer"] for row in json.loads(done.stdout)] == ["tiled-loop"]
+    assert "Left out: the measurement of dpfedexp on lstm failed: the model has no" in done.stderr
+    alone = CliRunner().invoke(app, [*asked, "--trainer", "library"])
+    assert isinstance(alone.exception, InputError)
+    misspelt = CliRunner().invoke(app, [*asked, "--trainer", "fasst", "--trainer", "tiled-loop"])
+    assert "Did you mean 'fast'" in str(misspelt.exception)
+
+
 def test_an_unknown_workload_is_one_sentence():
     with pytest.raises(InputError, match="Did you mean 'lstm'"):
         workload("lsmt")

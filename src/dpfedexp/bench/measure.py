@@ -39,6 +39,7 @@ def measure(system: str, name: str, clients: int, *, rounds: int = 3, device: st
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = said.removeprefix("dpfedexp.errors.InputError: ")
         raise InputError(f"the measurement of {system} on {name} failed: {said}")
     return Row(**json.loads(done.stdout.splitlines()[-1]))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from dpfedexp.errors import InputError
@@ -38,21 +40,31 @@ def bench(
     from dpfedexp.bench.measure import measure
     from dpfedexp.bench.workloads import WORKLOADS
     from dpfedexp.bench.workloads import workload as check_workload
+    from dpfedexp.trainers.registry import check_trainer
 
     names = list(WORKLOADS) if workload == ["all"] else workload or ["cnn"]
     for name in names:
         check_workload(name)
-    rows: list[Row] = []
+    for how in trainer or []:
+        check_trainer(how)
+    ours = {"rounds": rounds, "device": device, "precision": precision}
+    asked: list[tuple[str, str, dict[str, Any]]] = []
     for name in names:
-        for how in trainer or ["auto"]:
-            settings = {"trainer": how, "precision": precision}
-            rows.append(measure("dpfedexp", name, clients, rounds=rounds, device=device, **settings))
+        asked += [("dpfedexp", name, {"trainer": how, **ours}) for how in trainer or ["auto"]]
         if secure:
-            rows.append(
-                measure("dpfedexp", name, clients, rounds=rounds, device=device, precision=precision, secure=True)
-            )
+            asked.append(("dpfedexp", name, {**ours, "secure": True}))
         if loop:
-            rows.append(measure("plain loop", name, clients, rounds=1, device=device))
+            asked.append(("plain loop", name, {"rounds": 1, "device": device}))
+    rows: list[Row] = []
+    console = Console(stderr=True)
+    for system, name, options in track(asked, "measuring", console=console, transient=True):
+        try:
+            rows.append(measure(system, name, clients, **options))
+        except InputError as reason:
+            # A network that one trainer can't take is no reason to lose what the others take.
+            if len(asked) == 1 or options.get("trainer", "auto") == "auto":
+                raise
+            console.print(f"[yellow]Left out:[/] {escape(str(reason))}", highlight=False, soft_wrap=True)
     listed = [asdict(row) for row in rows]
     found: dict[str, object] = {"rounds": listed}
     if parts and not json_:
@@ -72,11 +84,14 @@ def bench(
 
 
 def _print(console: Console, rows: list[Row], found: dict[str, object]) -> None:
-    table = Table("system", "trainer", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB")
+    table = Table("system", box=None)
+    for title in ("trainer", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB"):
+        table.add_column(title, no_wrap=title in ("trainer", "workload", "parameters"))
     for row in rows:
         seconds = (f"{row.seconds_per_round:.3g}", f"{row.cpu_seconds_per_round:.3g}")
         size = (f"{row.cohort}", f"{row.parameters:,}")
-        table.add_row(row.system, row.trainer, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
+        system = row.system.replace("trainer ", "").replace("precision ", "").replace("secure True", "secure")
+        table.add_row(system, row.trainer, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
     console.print(table)
     if isinstance(drawn := found.get("privunit"), dict):
         console.print(
