@@ -65,6 +65,8 @@ def bench(
             if len(asked) == 1 or options.get("trainer", "auto") == "auto":
                 raise
             console.print(f"[yellow]Left out:[/] {escape(str(reason))}", highlight=False, soft_wrap=True)
+    if not rows:
+        raise InputError("nothing was measured: no network has any of these trainers.")
     listed = [asdict(row) for row in rows]
     found: dict[str, object] = {"rounds": listed}
     if parts and not json_:

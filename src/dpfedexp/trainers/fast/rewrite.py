@@ -57,11 +57,9 @@ def by_library(program: Program) -> Program:
             return None
         if isinstance(step.op, Contract):
             return LibraryConvolve(source.op.window, step.op.bias)
-        return (
-            LibraryConvolve(step.op.window, step.op.bias, step.op.pool)
-            if isinstance(step.op, ContractAndPool)
-            else None
-        )
+        if isinstance(step.op, ContractAndPool):
+            return LibraryConvolve(step.op.window, step.op.bias, step.op.pool)
+        return None
 
     return _with_fused(program, fused)
 
