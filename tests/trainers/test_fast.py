@@ -439,7 +439,7 @@ def test_tritons_kernels_give_what_products_of_patches_give():
 import torch
 from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
 from dpfedexp.trainers.fast.window import Window
-from dpfedexp.trainers.fast.kernels import ConvolveAndPool
+from dpfedexp.trainers.fast.triton_kernels.pooled import ConvolveAndPool
 torch.manual_seed(0)
 for n, c, o, h, w, s, size, stride, dilation, pool in [
     (2, 1, 4, 14, 14, 6, (4, 4), (1, 1), (1, 1), (2, 2)),

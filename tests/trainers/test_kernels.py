@@ -35,8 +35,8 @@ LAYERS = [
     ],
 )
 def test_outputs_and_gradients_are_those_of_patches_and_products(layer, rounded, dtype, tolerance):
-    from dpfedexp.trainers.fast.kernels import ConvolveAndPool
-    from dpfedexp.trainers.fast.matrix_units import RoundedConvolveAndPool
+    from dpfedexp.trainers.fast.triton_kernels.matrix_units import RoundedConvolveAndPool
+    from dpfedexp.trainers.fast.triton_kernels.pooled import ConvolveAndPool
 
     window, pool, channels, filters, height, width = layer
     draws = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ WINDOWS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "height", "width", "s"), WINDOWS)
 def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s, dtype):
-    from dpfedexp.trainers.fast.unfold import folded, suits, unfolded
+    from dpfedexp.trainers.fast.triton_kernels.unfold import folded, suits, unfolded
 
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, height, width, s, generator=draws).to(dtype)

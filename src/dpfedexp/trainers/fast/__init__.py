@@ -1,7 +1,7 @@
 """Networks of known layers as hand-written tensor programs over many clients at once.
 
 ops.py, convolution.py, normalise.py, pooling.py  what a layer does, forward and backward, with a parameter set per client
-kernels.py, matrix_units.py                       convolution and max-pool in one, for GPUs: exact, and with factors that round
+triton_kernels                                    the same for GPUs: convolution and max-pool in one, patches, normalisation
 objective.py                                      where the backward pass starts: the gradient of the loss
 trace.py, rewrite.py                              from an nn.Module to a list of operations, where every layer has a rule
 program.py                                        the list, and one gradient through it

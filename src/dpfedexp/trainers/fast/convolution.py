@@ -89,7 +89,7 @@ def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> Module
     """triton's kernels for patches, on a GPU that has triton and for windows that they suit."""
     if not values.is_cuda or not has_triton():
         return None
-    from dpfedexp.trainers.fast import unfold
+    from dpfedexp.trainers.fast.triton_kernels import unfold
 
     return unfold if unfold.suits(window, *image[2:]) else None
 

@@ -16,7 +16,7 @@ from dpfedexp.trainers.precision import Precision
 
 def without_patches(program: Program, layout: Layout, precision: Precision = "fp32") -> Program | None:
     """The program with triton's kernels in place of patches and products, None where no layer suits them."""
-    from dpfedexp.trainers.fast import kernels, matrix_units
+    from dpfedexp.trainers.fast.triton_kernels import matrix_units, pooled
 
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
 
@@ -26,7 +26,7 @@ def without_patches(program: Program, layout: Layout, precision: Precision = "fp
         asked = (step.op.window, step.op.pool, *shapes[step.params[0]][:2])
         if precision != "fp32" and matrix_units.suits(*asked):
             return matrix_units.RoundedConvolveAndPool(step.op.window, step.op.pool, step.op.bias)
-        return kernels.ConvolveAndPool(step.op.window, step.op.pool, step.op.bias) if kernels.suits(*asked) else None
+        return pooled.ConvolveAndPool(step.op.window, step.op.pool, step.op.bias) if pooled.suits(*asked) else None
 
     made = _with_fused(program, fused)
     return made if len(made.steps) < len(program.steps) else None

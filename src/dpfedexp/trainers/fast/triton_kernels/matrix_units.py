@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dpfedexp.trainers.fast.kernels import ConvolveAndPool
 from dpfedexp.trainers.fast.ops import Gradients, Saved
+from dpfedexp.trainers.fast.triton_kernels.pooled import ConvolveAndPool
 from dpfedexp.trainers.fast.window import Pair, Window
 
 
