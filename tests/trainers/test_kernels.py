@@ -1,4 +1,4 @@
-"""triton's convolutions against patches and products, on a GPU; `TRITON_INTERPRET=1` runs the float32 ones without."""
+"""triton's kernels against torch's operations, on a GPU; `TRITON_INTERPRET=1` runs the float32 ones without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
+from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
 from dpfedexp.trainers.fast.window import Window
 
 pytest.importorskip("triton", reason="triton's kernels need triton, which torch brings along on CUDA")
@@ -86,3 +87,70 @@ def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s,
     assert torch.equal(unfolded(x.to(DEVICE), window).cpu(), patches)
     found = folded(dy.to(DEVICE), window, height, width).cpu().float()
     assert float((found - dx).norm() / dx.norm()) < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+def _same(found, expected, dtype):
+    off = float((found.cpu().float() - expected).norm() / expected.norm())
+    assert off < (1e-5 if dtype == torch.float32 else 0.01)
+
+
+def _by_kernels(op, params, x, dy, monkeypatch):
+    """The operation as on a GPU, also where triton's interpreter stands in for one."""
+    from dpfedexp.trainers.fast import normalise
+    from dpfedexp.trainers.fast.triton_kernels import normalise as kernels
+
+    with monkeypatch.context() as patched:
+        patched.setattr(normalise, "_own_kernels", lambda x: kernels)
+        y, kept = op.forward(params, x)
+        return y, op.backward(params, kept, dy, True), op.backward(params, kept, dy, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("groups", "shape"), [(4, (8, 5, 7, 6)), (1, (3, 2, 2, 70)), (2, (6, 9)), (2, (6, 40, 1))])
+def test_group_norm_is_that_of_torch(groups, shape, relu, dtype, monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    x, dy = ((torch.randn(3, *shape, generator=draws) * 2 + 5).to(dtype) for _ in range(2))
+    affine = [torch.randn(3, shape[0], generator=draws).to(dtype) for _ in range(2)]
+    for params in (affine, []):
+        exact = GroupNorm(groups, 1e-5, bool(params), relu)
+        y, saved = exact.forward([p.float() for p in params], x.float())
+        grads, (dx,) = exact.backward([p.float() for p in params], saved, dy.float(), True)
+        given = [p.to(DEVICE) for p in params], x.to(DEVICE), dy.to(DEVICE)
+        mine, (my_grads, (my_dx,)), (alone, nothing) = _by_kernels(exact, *given, monkeypatch)
+        assert len(my_grads) == len(params)
+        assert nothing == (None,)
+        for found, expected in [
+            (mine, y),
+            (my_dx, dx),
+            *zip(my_grads, grads, strict=True),
+            *zip(alone, grads, strict=True),
+        ]:
+            _same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inside", [False, True])
+def test_layer_norm_is_that_of_torch(inside, dtype, monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(3, 5, 24, 7, generator=draws).to(dtype) for _ in range(2))
+    if inside:
+        x, dy = (value.transpose(1, 2).contiguous().transpose(1, 2) for value in (x, dy))
+    both = [torch.randn(3, 24, generator=draws).to(dtype) for _ in range(2)]
+    for params in (both, both[:1], []):
+        exact = LayerNorm((24,), 1e-5, len(params) > 0, len(params) > 1)
+        y, saved = exact.forward([p.float() for p in params], x.float())
+        grads, (dx,) = exact.backward([p.float() for p in params], saved, dy.float(), True)
+        given = [p.to(DEVICE) for p in params], x.to(DEVICE), dy.to(DEVICE)
+        mine, (my_grads, (my_dx,)), _ = _by_kernels(exact, *given, monkeypatch)
+        assert mine.stride() == x.stride()
+        assert len(my_grads) == len(params)
+        for found, expected in [(mine, y), (my_dx, dx), *zip(my_grads, grads, strict=True)]:
+            _same(found, expected, dtype)
+
+
+def test_a_mean_far_from_zero_leaves_the_variance_whole(monkeypatch):
+    x = 1000 + torch.randn(2, 4, 64, 3, generator=torch.Generator().manual_seed(0))
+    op = GroupNorm(2, 1e-5, False)
+    y, _, _ = _by_kernels(op, [], x.to(DEVICE), x.to(DEVICE), monkeypatch)
+    assert float((y.cpu() - op.forward([], x.double())[0]).abs().max()) < 1e-3

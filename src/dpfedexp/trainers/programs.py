@@ -12,12 +12,12 @@ from torch import Tensor
 from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
 from dpfedexp.noise.streams import Streams
-from dpfedexp.trainers.fast.convolution import has_triton
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.fast.rewrite import by_library, without_patches, without_scatter
+from dpfedexp.trainers.fast.rewrite import by_library, with_relu_inside, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
+from dpfedexp.trainers.fast.triton_kernels import has_triton
 from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS
@@ -33,7 +33,7 @@ class Programs:
 
     @cached_property
     def plain(self) -> Program:
-        return self._checked(lambda: compile_module(self.task.model, self.task.layout.names))
+        return self._checked(lambda: with_relu_inside(compile_module(self.task.model, self.task.layout.names)))
 
     @cached_property
     def gathered(self) -> Program:

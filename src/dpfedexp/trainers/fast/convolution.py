@@ -8,7 +8,6 @@ the windows lie side by side: several times faster in all.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.trainers.fast.ops import Gradients, Saved
+from dpfedexp.trainers.fast.triton_kernels import has_triton
 from dpfedexp.trainers.fast.window import Pair, Window
 
 
@@ -78,11 +78,6 @@ class Patches:
             at = k * w.dilation[0]
             dx[:, :, at : at + (rows - 1) * w.stride[0] + 1 : w.stride[0]] += wide[:, :, k]
         return dx
-
-
-@lru_cache(maxsize=1)
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> ModuleType | None:

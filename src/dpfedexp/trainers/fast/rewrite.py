@@ -1,17 +1,28 @@
-"""Other programs for the same network: without patches or scattered sums on a GPU, by torch's library on a CPU."""
+"""Other programs for the same network: fewer operations, no patches or scattered sums on a GPU, torch's library on a CPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from dpfedexp.layout import Layout
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches
 from dpfedexp.trainers.fast.library import LibraryConvolve
-from dpfedexp.trainers.fast.ops import Op
+from dpfedexp.trainers.fast.normalise import GroupNorm
+from dpfedexp.trainers.fast.ops import RELU, Op
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.precision import Precision
+
+
+def with_relu_inside(program: Program) -> Program:
+    """The program with a ReLU taken into the GroupNorm that it alone reads."""
+
+    def fused(step: Step, source: Step) -> Op | None:
+        return replace(source.op, relu=True) if isinstance(source.op, GroupNorm) and step.op is RELU else None
+
+    return _with_fused(program, fused)
 
 
 def without_patches(program: Program, layout: Layout, precision: Precision = "fp32") -> Program | None:
@@ -21,7 +32,7 @@ def without_patches(program: Program, layout: Layout, precision: Precision = "fp
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
 
     def fused(step: Step, source: Step) -> Op | None:
-        if not isinstance(step.op, ContractAndPool):
+        if not isinstance(step.op, ContractAndPool) or not isinstance(source.op, Patches):
             return None
         asked = (step.op.window, step.op.pool, *shapes[step.params[0]][:2])
         if precision != "fp32" and matrix_units.suits(*asked):
@@ -65,18 +76,18 @@ def by_library(program: Program) -> Program:
 
 
 def _with_fused(program: Program, fused: Callable[[Step, Step], Op | None]) -> Program:
-    """The program with one operation in place of patches and what alone reads them, wherever `fused` has one for the two."""
+    """The program with one operation in place of two, of which the second alone reads the first, wherever `fused` has one."""
     readers = Counter(i for step in program.steps for i in step.inputs)
     made_by = {step.output: step for step in program.steps}
     gone: set[int] = set()
     steps: list[Step] = []
     for step in program.steps:
         source = made_by.get(step.inputs[0])
-        if source is not None and isinstance(source.op, Patches) and readers[source.output] == 1:
+        if source is not None and readers[source.output] == 1:
             op = fused(step, source)
             if op is not None:
                 gone.add(source.output)
-                step = Step(op, source.inputs, step.output, step.params)
+                step = Step(op, source.inputs, step.output, source.params + step.params)
         steps.append(step)
     return Program(tuple(step for step in steps if step.output not in gone), program.output)
 
