@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
+from dpfedexp.trainers.fast.dropout import Dropout
 from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
 from dpfedexp.trainers.fast.window import Window
+from dpfedexp.trainers.forward.draws import row_words
 
 pytest.importorskip("triton", reason="triton's kernels need triton, which torch brings along on CUDA")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -130,12 +132,9 @@ def test_group_norm_is_that_of_torch(groups, shape, relu, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("inside", [False, True])
-def test_layer_norm_is_that_of_torch(inside, dtype, monkeypatch):
+def test_layer_norm_is_that_of_torch(dtype, monkeypatch):
     draws = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(3, 5, 24, 7, generator=draws).to(dtype) for _ in range(2))
-    if inside:
-        x, dy = (value.transpose(1, 2).contiguous().transpose(1, 2) for value in (x, dy))
     both = [torch.randn(3, 24, generator=draws).to(dtype) for _ in range(2)]
     for params in (both, both[:1], []):
         exact = LayerNorm((24,), 1e-5, len(params) > 0, len(params) > 1)
@@ -143,7 +142,6 @@ def test_layer_norm_is_that_of_torch(inside, dtype, monkeypatch):
         grads, (dx,) = exact.backward([p.float() for p in params], saved, dy.float(), True)
         given = [p.to(DEVICE) for p in params], x.to(DEVICE), dy.to(DEVICE)
         mine, (my_grads, (my_dx,)), _ = _by_kernels(exact, *given, monkeypatch)
-        assert mine.stride() == x.stride()
         assert len(my_grads) == len(params)
         for found, expected in [(mine, y), (my_dx, dx), *zip(my_grads, grads, strict=True)]:
             _same(found, expected, dtype)
@@ -154,3 +152,18 @@ def test_a_mean_far_from_zero_leaves_the_variance_whole(monkeypatch):
     op = GroupNorm(2, 1e-5, False)
     y, _, _ = _by_kernels(op, [], x.to(DEVICE), x.to(DEVICE), monkeypatch)
     assert float((y.cpu() - op.forward([], x.double())[0]).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("rows_last", [True, False])
+def test_dropout_drops_what_other_trainers_drop(channels, rows_last):
+    keys = torch.tensor([3, -(2**62), 2**63 - 1])
+    op = Dropout(0.3, 2, channels)
+    x = torch.randn(3, 4, 30, 7, 5, generator=torch.Generator().manual_seed(0))
+    if not rows_last:
+        x = x.movedim(-1, 1).contiguous().movedim(1, -1)
+    y, mask = op.forward((), x, keys)
+    found = op._by_triton(x.to(DEVICE), row_words(keys, op.call, 5).to(DEVICE))
+    assert torch.equal(found.cpu(), x * mask)
+    assert found.stride() == x.stride()
+    assert 0.2 < float((found == 0).float().mean()) < 0.4

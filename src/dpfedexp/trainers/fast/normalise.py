@@ -91,12 +91,8 @@ class LayerNorm:
             raise Unsupported("a LayerNorm of another shape than its input's")
         lead = math.prod(x.shape[1:first])
         if (own := _own_kernels(x)) is not None:
-            n, count, s = x.shape[0], math.prod(self.shape), x.shape[-1]
-            if _positions_inside(x):
-                form = own.Form(n, 1, count, 1, lead * s, own=False)
-            else:
-                x, form = x.contiguous(), own.Form(n, lead, count, 1, s, own=False)
-            y, kept = own.normalised(x, form, *self._affine(params), self.eps)
+            form = own.Form(x.shape[0], lead, math.prod(self.shape), 1, x.shape[-1], own=False)
+            y, kept = own.normalised(x.contiguous(), form, *self._affine(params), self.eps)
             return y, kept
         normal, scale = _standardise(x.reshape(x.shape[0], lead, -1, x.shape[-1]), 2, self.eps)
         y = normal
@@ -108,9 +104,7 @@ class LayerNorm:
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         if (own := _own_kernels(dy)) is not None:
-            if _positions_inside(saved.x):
-                dy = dy.transpose(1, 2).contiguous().transpose(1, 2)
-            dx, *found = own.gradients(dy, saved, *self._affine(params), wanted=wanted)
+            dx, *found = own.gradients(dy.contiguous(), saved, *self._affine(params), wanted=wanted)
             return [gradient.view_as(param) for gradient, param in zip(found, params, strict=False)], (dx,)
         normal, scale = saved
         rows = dy.reshape(normal.shape)
@@ -126,8 +120,3 @@ class LayerNorm:
     def _affine(self, params: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """LayerNorm has no shift without a factor."""
         return params[0] if self.affine else None, params[1] if self.bias else None
-
-
-def _positions_inside(x: Tensor) -> bool:
-    """Whether [n, positions, width, s] lies in memory as [n, width, positions, s], as a linear layer at every position gives it."""
-    return x.dim() == 4 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous()

@@ -26,7 +26,7 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
 from dpfedexp.trainers.forward.recurrence import CELLS, one_by_one, recurrent, whole
 
-_GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
 _ALPHA = 1.7580993408473766
 """Minus the value that alpha dropout puts in the place of what it drops: SELU's limit."""
@@ -60,6 +60,12 @@ def _scattered(z: Tensor, first: int, second: int) -> Tensor:
     return z.bitwise_xor_((z >> second).bitwise_and_(2 ** (64 - second) - 1)).mul_(_SECOND)
 
 
+def row_words(key: Tensor, call: int, count: int) -> Tensor:
+    """What the words of a row's places are made from, one for each of `count` rows."""
+    own = _mixed(key + _wrapped((call + 1) * _FIRST))
+    return _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
+
+
 def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = False) -> Tensor:
     """A whole number for each place of `shape`, uniform over 64 bits, signed.
 
@@ -72,8 +78,7 @@ def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = Fal
         rows_last: whether the result is [n, …, rows], as fast programs hold their values, and not [rows, …].
     """
     count, places = (shape[0] if shape else 1), math.prod(shape[1:])
-    own = _mixed(key + _wrapped((call + 1) * _FIRST))
-    rows = _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
+    rows = row_words(key, call, count)
     within = torch.arange(places, device=key.device) * _GOLDEN
     if rows_last:
         return _scattered(rows[:, None] + within[:, None], 32, 29).view(len(key), *shape[1:], count)
@@ -84,9 +89,13 @@ def dropout_mask(
     key: Tensor, call: int, p: float, shape: Sequence[int], dtype: torch.dtype, *, rows_last: bool = False
 ) -> Tensor:
     """0 with probability p and 1 otherwise, for each place of `shape` (see `words`)."""
-    dropped = min(round(p * 2.0**64), 2**64 - 1) - 2**63
-    kept = words(key, call, shape, rows_last=rows_last) >= dropped
+    kept = words(key, call, shape, rows_last=rows_last) >= dropped_below(p)
     return kept.to(dtype) if p < 1 else torch.zeros_like(kept, dtype=dtype)
+
+
+def dropped_below(p: float) -> int:
+    """A place with a word below this is dropped."""
+    return min(round(p * 2.0**64), 2**64 - 1) - 2**63
 
 
 def kept_share(p: float) -> float:
