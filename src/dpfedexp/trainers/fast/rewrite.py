@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from dpfedexp.layout import Layout
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches
@@ -78,7 +79,7 @@ def _with_fused(program: Program, fused: Callable[[Step, Step], Op | None]) -> P
                 gone.add(source.output)
                 step = Step(op, source.inputs, step.output, step.params)
         steps.append(step)
-    return Program(tuple(step for step in steps if step.output not in gone), program.output)
+    return replace(program, steps=tuple(step for step in steps if step.output not in gone))
 
 
 def _moves_by_one(window: Window) -> bool:
