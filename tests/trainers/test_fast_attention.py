@@ -12,6 +12,7 @@ from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import ContractAndPool
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs
+from tests.trainers.test_frozen import Largest, adapted
 
 LOCAL = Sgd(lr=0.1, steps=3)
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
@@ -173,6 +174,18 @@ def test_frozen_tensors_of_a_program_are_the_models_own():
     held, model = Programs(simulation.task).plain.frozen, simulation.task.model
     assert held.keys() == {name for name, value in model.named_parameters() if not value.requires_grad}
     assert all(value.data_ptr() == model.get_parameter(name).data_ptr() for name, value in held.items())
+
+
+def test_a_program_holds_frozen_parameters_once():
+    """No tensor of 32 clients comes near 32 copies of a frozen matrix; 4 rows of width 256 each do not either."""
+    width, count = 256, 32
+    clients = Federation.from_clients([(torch.randn(4, width), torch.randint(0, 3, (4,))) for _ in range(count)])
+    execution = Execution(device="cpu", trainer="fast")
+    simulation, _ = prepare(adapted(width, 1), clients, fedavg(), local=LOCAL, rounds=1, execution=execution)
+    w, everybody = simulation.begin().w.float(), torch.arange(count)
+    with Largest() as seen:
+        simulation.trainer._trainer()(w, everybody, simulation.plan(everybody, 1), 1)
+    assert 0 < seen.numbers < 4 * width * width
 
 
 class Crossed(Block):

@@ -274,21 +274,17 @@ class Embedding:
     """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s]."""
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        tokens = inputs[0].movedim(-1, 1)
-        (table,) = params
-        # A table that all clients share, because it is frozen, is read where it lies.
-        y = table[0][tokens] if table.stride(0) == 0 else table.flatten(0, 1)[_rows(tokens, table)]
-        return y.movedim(1, -1), tokens
+        tokens = inputs[0].movedim(-1, 1).contiguous()
+        return params[0][_clients(tokens), tokens].movedim(1, -1), tokens
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        (table,) = params
-        grad = torch.zeros_like(table, dtype=dy.dtype, memory_format=torch.contiguous_format)
-        rows = dy.movedim(-1, 1).reshape(-1, table.shape[2])
-        grad.flatten(0, 1).index_add_(0, _rows(saved, table).flatten(), rows)
-        return (grad,), (None,)
+        n, words, width = params[0].shape
+        grad = torch.zeros(n * words, width, device=dy.device, dtype=dy.dtype)
+        rows = saved + words * _clients(saved)
+        grad.index_add_(0, rows.flatten(), dy.movedim(-1, 1).reshape(-1, width))
+        return (grad.view(n, words, width),), (None,)
 
 
-def _rows(tokens: Tensor, table: Tensor) -> Tensor:
-    """Which rows of all clients' tables, one below the other, the tokens [n, …] are."""
-    client = torch.arange(len(table), device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
-    return tokens + table.shape[1] * client
+def _clients(tokens: Tensor) -> Tensor:
+    """Whose tokens [n, …] are, in a shape that broadcasts with them."""
+    return torch.arange(len(tokens), device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
