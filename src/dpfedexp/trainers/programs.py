@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
+from dpfedexp.layout import Layout
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied
@@ -58,7 +59,9 @@ class Programs:
 
     @cached_property
     def fused(self) -> Program:
-        found = without_patches(self.plain, self.task.layout, self.task.precision) if has_triton() else None
+        every = dict(self.task.model.named_parameters(remove_duplicate=False))
+        shapes = Layout(tuple(every), tuple(value.shape for value in every.values()))
+        found = without_patches(self.plain, shapes, self.task.precision) if has_triton() else None
         if found is None:
             raise InputError("the model has no layer that triton's kernels would speed up, or triton is not here.")
         return self._checked(lambda: found, self.task.precision)
@@ -101,7 +104,8 @@ def _check(task: Task, program: Program, precision: Precision) -> None:
 
 
 def by_program(task: Task, program: Program, precision: Precision | None = None) -> ByProgram:
-    return ByProgram(program, objective(task.loss), precision or task.precision)
+    precision = precision or task.precision
+    return ByProgram(program.rounded() if precision == "bf16" else program, objective(task.loss), precision)
 
 
 def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:

@@ -32,12 +32,22 @@ class Product:
         value.baddbmm_(self.left, self.right, alpha=factor)
 
 
-Gradient = Tensor | Product
+@dataclass(frozen=True)
+class Later:
+    """A parameter's gradient that costs a pass over the values, made when somebody asks: nobody does where it is frozen."""
+
+    make: Callable[[], Tensor]
+
+    def tensor(self) -> Tensor:
+        return self.make()
+
+
+Gradient = Tensor | Product | Later
 Gradients = tuple[Sequence[Gradient], Sequence[Tensor | None]]
 
 
 def multiplied(gradient: Gradient) -> Tensor:
-    return gradient.tensor() if isinstance(gradient, Product) else gradient
+    return gradient if isinstance(gradient, Tensor) else gradient.tensor()
 
 
 class Op(Protocol):
@@ -56,6 +66,20 @@ class Unsupported(Exception):
     """No rule covers this layer, or not in this use of it."""
 
 
+def as_rows(x: Tensor) -> Tensor:
+    """Values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features].
+
+    Every operation on values at positions leaves them like this in memory, so that this is a view: products of matrices, sums over
+    features and attention all read it as it is.
+    """
+    return x.permute(0, 3, 1, 2).flatten(1, 2)
+
+
+def from_rows(rows: Tensor, s: int) -> Tensor:
+    """The inverse of `as_rows` for s samples, a view."""
+    return rows.view(len(rows), s, -1, rows.shape[2]).permute(0, 2, 3, 1)
+
+
 @dataclass(frozen=True)
 class Linear:
     """y = Wx + b on [n, features, s], or at every position of [n, positions, features, s]."""
@@ -66,26 +90,27 @@ class Linear:
         (x,) = inputs
         if x.dim() not in (3, 4):
             raise Unsupported(f"a linear layer on values of {x.dim() - 1} dimensions")
-        flat = x if x.dim() == 3 else x.transpose(1, 2).flatten(2)
-        y = torch.bmm(params[0], flat)
+        if x.dim() == 3:
+            y = torch.bmm(params[0], x)
+            return (y.add_(params[1].unsqueeze(2)) if self.bias else y), x
+        rows = as_rows(x)
+        y = torch.bmm(rows, params[0].transpose(1, 2))
         if self.bias:
-            y = y.add_(params[1].unsqueeze(2))
-        if x.dim() == 4:
-            y = y.unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
-        return y, (flat, x.shape)
+            y = y.add_(params[1].unsqueeze(1))
+        return from_rows(y, x.shape[3]), rows
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        flat, shape = saved
-        rows = dy if dy.dim() == 3 else dy.transpose(1, 2).flatten(2)
-        grads: list[Gradient] = [Product(rows, flat.transpose(1, 2))]
+        at_positions = dy.dim() == 4
+        given = as_rows(dy).transpose(1, 2) if at_positions else dy
+        seen = saved if at_positions else saved.transpose(1, 2)
+        grads: list[Gradient] = [Product(given, seen)]
         if self.bias:
-            grads.append(rows.sum(2))
-        dx = None
-        if wanted:
-            dx = torch.bmm(params[0].transpose(1, 2), rows)
-            if len(shape) == 4:
-                dx = dx.unflatten(2, (shape[1], shape[3])).transpose(1, 2)
-        return grads, (dx,)
+            grads.append(Later(lambda: given.sum(2)))
+        if not wanted:
+            return grads, (None,)
+        if at_positions:
+            return grads, (from_rows(torch.bmm(given.transpose(1, 2), params[0]), dy.shape[3]),)
+        return grads, (torch.bmm(params[0].transpose(1, 2), given),)
 
 
 @dataclass(frozen=True)
@@ -174,20 +199,92 @@ class Add:
 
 
 @dataclass(frozen=True)
+class AddParameter:
+    """A parameter that is added to every sample of [n, …, s], such as one for each position, as torch's broadcasting has it."""
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        own = params[0].squeeze(1) if params[0].dim() == x.dim() else params[0]
+        missing = x.dim() - 1 - own.dim()
+        shape = (len(x), *[1] * missing, *own.shape[1:], 1)
+        if missing < 0 or any(a not in (1, b) for a, b in zip(shape, x.shape, strict=True)):
+            raise Unsupported("adding a parameter that is not of the shape of one sample")
+        return x + own.view(shape), shape
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        return [Later(lambda: dy.sum_to_size(saved).view(params[0].shape))], (dy,)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A product with a number."""
+
+    factor: float
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        return inputs[0] * self.factor, None
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        return (), (dy * self.factor,)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over dimensions of a sample, numbered as the module numbers them, with the batch as 0."""
+
+    dims: tuple[int, ...]
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        own = x.dim() - 1
+        dims = tuple(sorted({dim + own if dim < 0 else dim for dim in self.dims}))
+        if not dims or dims[0] < 1 or dims[-1] >= own:
+            raise Unsupported("a mean over other dimensions than a sample's")
+        return x.mean(dims), (dims, x.shape)
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        dims, shape = saved
+        share = dy / math.prod(shape[dim] for dim in dims)
+        for dim in dims:
+            share = share.unsqueeze(dim)
+        share = share.expand(shape)
+        return (), (from_rows(as_rows(share), shape[-1]) if len(shape) == 4 else share.contiguous(),)
+
+
+@dataclass(frozen=True)
+class Select:
+    """One entry of a sample's first dimension, such as the last position."""
+
+    index: int
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        if x.dim() < 3 or not -x.shape[1] <= self.index < x.shape[1]:
+            raise Unsupported("an index that a sample does not have")
+        return x.select(1, self.index), x
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        dx = torch.zeros_like(saved)
+        dx.select(1, self.index).copy_(dy)
+        return (), (dx,)
+
+
+@dataclass(frozen=True)
 class Embedding:
     """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s]."""
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (tokens,) = inputs
-        (table,) = params
-        n, words, width = table.shape
-        client = torch.arange(n, device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
-        rows = tokens + words * client
-        y = table.reshape(n * words, width)[rows].movedim(-1, -2)
-        return y, rows
+        tokens = inputs[0].movedim(-1, 1).contiguous()
+        return params[0][_clients(tokens), tokens].movedim(1, -1), tokens
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         n, words, width = params[0].shape
         grad = torch.zeros(n * words, width, device=dy.device, dtype=dy.dtype)
-        grad.index_add_(0, saved.flatten(), dy.movedim(-2, -1).reshape(-1, width))
+        rows = saved + words * _clients(saved)
+        grad.index_add_(0, rows.flatten(), dy.movedim(-1, 1).reshape(-1, width))
         return (grad.view(n, words, width),), (None,)
+
+
+def _clients(tokens: Tensor) -> Tensor:
+    """Whose tokens [n, …] are, in a shape that broadcasts with them."""
+    return torch.arange(len(tokens), device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))

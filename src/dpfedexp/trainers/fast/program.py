@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor
 
 from dpfedexp.trainers.fast.objective import Objective
-from dpfedexp.trainers.fast.ops import Gradient, Op
+from dpfedexp.trainers.fast.ops import Gradient, Op, Saved
 from dpfedexp.trainers.stepping import INPUT, KEYS
 
 
@@ -25,17 +25,37 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order; every parameter belongs to one step, so its gradient is whole when that step has gone backward."""
+    """Steps in order; every trained parameter belongs to one step, so its gradient is whole when that step has gone backward.
+
+    Args:
+        steps: what is computed.
+        output: the number of the value that the network puts out.
+        frozen: the parameters and buffers of steps that nobody trains, one copy for all clients.
+    """
 
     steps: tuple[Step, ...]
     output: int
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def rounded(self) -> Program:
+        """The same in bf16."""
+        low = {name: value.bfloat16() if value.is_floating_point() else value for name, value in self.frozen.items()}
+        return replace(self, frozen=low)
+
+    @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """Values that depend on trained parameters: gradients go through them and through no others."""
+        return self._behind(lambda step: any(name not in self.frozen for name in step.params))
 
     @cached_property
     def trained(self) -> frozenset[int]:
-        """Values that depend on parameters or on what a step draws: the others are made once for data that stay."""
+        """Values that depend on trained parameters or on what a step draws: the others are made once for data that stay."""
+        return self._behind(lambda step: step.output in self.differentiated or KEYS in step.inputs)
+
+    def _behind(self, begins: Callable[[Step], bool]) -> frozenset[int]:
         found: set[int] = set()
         for step in self.steps:
-            if step.params or any(i in found or i == KEYS for i in step.inputs):
+            if begins(step) or any(i in found for i in step.inputs):
                 found.add(step.output)
         return frozenset(found)
 
@@ -48,39 +68,47 @@ class Program:
         return tuple(step for step in self.steps if step.output in self.trained)
 
     @cached_property
-    def last_use(self) -> tuple[tuple[int, ...], ...]:
-        """For each active step, the values that no later step reads."""
-        seen = {self.output}
-        dead = []
-        for step in reversed(self.active):
-            gone = [i for i in dict.fromkeys(step.inputs) if i in self.trained and i not in seen]
-            seen.update(gone)
-            dead.append(tuple(gone))
-        return tuple(reversed(dead))
-
-    @cached_property
     def kept(self) -> tuple[int, ...]:
         """The fixed values that active steps read; the keys of what is drawn come with every step."""
         read = (i for step in self.active for i in step.inputs if i not in self.trained and i != KEYS)
         return tuple(dict.fromkeys(read))
 
+    @cached_property
+    def _last_uses(self) -> dict[int, tuple[int, ...]]:
+        """For each step, by its output, the values that no later step reads; fixed values that active steps read stay."""
+        seen, found = {self.output, *self.kept}, {}
+        for step in reversed(self.steps):
+            gone = tuple(i for i in dict.fromkeys(step.inputs) if i not in seen)
+            seen.update(gone)
+            found[step.output] = gone
+        return found
+
     def prepare(self, x: Tensor) -> dict[int, Tensor]:
         """What depends on the data alone, from inputs [n, s, …]."""
         values = {INPUT: x.movedim(1, -1).contiguous()}
         for step in self.fixed:
-            values[step.output] = step.op.forward((), *(values[i] for i in step.inputs))[0]
+            self._apply(step, {}, values, len(x))
         return {i: values[i] for i in self.kept}
 
-    def forward(self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor]) -> tuple[Tensor, list[object]]:
-        values, saved = dict(fixed), []
-        for step, gone in zip(self.active, self.last_use, strict=True):
-            values[step.output], kept = step.op.forward(
-                [params[name] for name in step.params], *(values[i] for i in step.inputs)
-            )
-            saved.append(kept)
-            for i in gone:
-                del values[i]
+    def forward(self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor]) -> tuple[Tensor, list[Saved]]:
+        values, count = dict(fixed), len(next(iter(params.values())))
+        saved = [self._apply(step, params, values, count) for step in self.active]
         return values[self.output], saved
+
+    def _apply(self, step: Step, params: Mapping[str, Tensor], values: dict[int, Tensor], count: int) -> Saved:
+        """One step on the values; what its way back asks for, where there is one."""
+        given = self._given(step, params, count)
+        values[step.output], saved = step.op.forward(given, *(values[i] for i in step.inputs))
+        for i in self._last_uses[step.output]:
+            del values[i]
+        return saved if step.output in self.differentiated else None
+
+    def _given(self, step: Step, params: Mapping[str, Tensor], count: int) -> list[Tensor]:
+        """The step's parameters, [n, …] each; what is frozen is one tensor that all clients see."""
+        return [
+            params[name] if name in params else self.frozen[name].expand(count, *self.frozen[name].shape)
+            for name in step.params
+        ]
 
     def descend(
         self,
@@ -95,12 +123,16 @@ class Program:
         outputs, saved = self.forward(params, fixed)
         gradients = {self.output: start(outputs, targets, weights).to(outputs.dtype)}
         for step in reversed(self.active):
-            wanted = any(i in self.trained for i in step.inputs)
+            kept = saved.pop()
+            if step.output not in self.differentiated:
+                continue
+            wanted = any(i in self.differentiated for i in step.inputs)
             of_params, of_inputs = step.op.backward(
-                [params[name] for name in step.params], saved.pop(), gradients.pop(step.output), wanted
+                self._given(step, params, len(outputs)), kept, gradients.pop(step.output), wanted
             )
             for i, gradient in zip(step.inputs, of_inputs, strict=True):
-                if i in self.trained and gradient is not None:
+                if i in self.differentiated and gradient is not None:
                     gradients[i] = gradients[i] + gradient if i in gradients else gradient
             for name, of_param in zip(step.params, of_params, strict=True):
-                take(name, of_param)
+                if name in params:
+                    take(name, of_param)

@@ -89,7 +89,7 @@ def _with_fused(program: Program, fused: Callable[[Step, Step], Op | None]) -> P
                 gone.add(source.output)
                 step = Step(op, source.inputs, step.output, source.params + step.params)
         steps.append(step)
-    return Program(tuple(step for step in steps if step.output not in gone), program.output)
+    return replace(program, steps=tuple(step for step in steps if step.output not in gone))
 
 
 def _moves_by_one(window: Window) -> bool:
