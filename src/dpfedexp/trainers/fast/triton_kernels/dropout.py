@@ -1,7 +1,7 @@
 """Dropout on a GPU in one pass over memory, with the masks of `trainers/forward/draws.py`; needs triton.
 
-Torch takes a dozen passes over numbers of 64 bits for a mask, and one more to use it. Here it is hashed where it is used, and hashed
-again on the way back instead of being kept.
+Torch takes a dozen passes over numbers of 64 bits for a mask, and one more to use it. Here it is hashed where it is used, and on the
+way back again instead of being kept.
 """
 
 from __future__ import annotations
