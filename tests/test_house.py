@@ -14,7 +14,7 @@ import dpfedexp
 ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
-    {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
+    {"arguments", "files", "json_values", "kernels", "lazy", "memory", "processes", "threads"},
     {"inputs", "layout", "sums", "step_size"},
     {"clipping", "noise", "accounting", "votes"},
     {"mechanisms"},

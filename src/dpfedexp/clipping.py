@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.kernels import has_triton
 from dpfedexp.threads import spread
 from dpfedexp.votes import default_noise
 
@@ -57,6 +58,11 @@ def _norms(rows: Tensor) -> Tensor:
 
 def row_norms(x: Tensor) -> Tensor:
     """Norms of the rows in double precision; a row's does not depend on its place among the others."""
+    if x.is_cuda and has_triton():
+        from dpfedexp.kernels import double_sums
+
+        if double_sums.suits(x):
+            return double_sums.squared_norms(x).sqrt()
     if x.device.type != "cpu":
         # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
         even = (

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfedexp.arguments import checked
 from dpfedexp.clipping import BLOCK
 from dpfedexp.errors import InputError
+from dpfedexp.kernels import has_triton
 from dpfedexp.sums import Sums
 from dpfedexp.threads import spread
 from dpfedexp.votes import WITHIN
@@ -88,6 +89,11 @@ class Release:
 
 def total(rows: Tensor) -> Tensor:
     """Σ of the rows in double precision."""
+    if rows.is_cuda and has_triton():
+        from dpfedexp.kernels import double_sums
+
+        if double_sums.suits(rows):
+            return double_sums.column_sums(rows)
     if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
         return rows.sum(0, dtype=torch.float64)
     out = torch.empty(rows.shape[1], dtype=torch.float64)

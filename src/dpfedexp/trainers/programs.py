@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpfedexp.batches import Schedule, schedule
 from dpfedexp.errors import InputError
+from dpfedexp.kernels import has_triton
 from dpfedexp.layout import Layout
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import objective
@@ -18,7 +19,6 @@ from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.fast.rewrite import by_library, with_relu_inside, without_patches, without_scatter
 from dpfedexp.trainers.fast.trace import compile_module
-from dpfedexp.trainers.fast.triton_kernels import has_triton
 from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpfedexp.kernels import has_triton
 from dpfedexp.trainers.fast.ops import Gradients, Saved
-from dpfedexp.trainers.fast.triton_kernels import has_triton
 from dpfedexp.trainers.fast.window import Pair, Window
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpfedexp.kernels import has_triton
 from dpfedexp.trainers.fast.ops import Gradients, Saved
-from dpfedexp.trainers.fast.triton_kernels import has_triton
 from dpfedexp.trainers.forward.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 
 

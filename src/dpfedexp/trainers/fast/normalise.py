@@ -10,8 +10,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from dpfedexp.kernels import has_triton
 from dpfedexp.trainers.fast.ops import RELU, Gradients, Saved, Unsupported
-from dpfedexp.trainers.fast.triton_kernels import has_triton
 
 
 def _standardise(x: Tensor, axis: int, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Dropout on a GPU in one pass over memory, with the masks of `trainers/forward/draws.py`; needs triton.
 
-Torch takes a dozen passes over numbers of 64 bits for a mask, and one more to use it. Here it is hashed where it is used, and on the
+A mask takes torch a dozen passes over numbers of 64 bits, and one more to use it. Here it is hashed where it is used, and on the
 way back again instead of being kept.
 """
 

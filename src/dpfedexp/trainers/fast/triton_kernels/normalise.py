@@ -7,6 +7,7 @@ sums are float32, in the same order on every run and for every client alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,11 +36,12 @@ class Form(NamedTuple):
 
 @triton.jit
 def _forward(
-    x, weight, bias, y, means, scales, G, S, eps, A: tl.constexpr, P: tl.constexpr,
+    x, weight, bias, y, means, scales, G, PART, eps, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
     OWN: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
     """Outputs, means and 1/√(variance + ε) of one client and group, for a block of samples."""
+    S = PART * EVEN
     line = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1) * BS + tl.arange(0, BS)
     across = sample[None, None, :]
@@ -81,11 +83,12 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, means, scales, dx, of_weight, of_bias, G, S, A: tl.constexpr, P: tl.constexpr,
+    x, dy, weight, bias, means, scales, dx, of_weight, of_bias, G, PART, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
     OWN: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, WANTED: tl.constexpr,
     BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient, and this block's part of the factors' and the shifts', [n, groups, blocks, a]."""
+    S = PART * EVEN
     line = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1) * BS + tl.arange(0, BS)
     across = sample[None, None, :]
@@ -159,10 +162,24 @@ def normalised(
     """What lies in the memory of x, normalised, shifted and with `relu` cut at 0."""
     y = torch.empty_like(x)
     kept = Kept(x, form, *(x.new_empty((form.n, form.groups, form.s), dtype=torch.float32) for _ in range(2)))
-    blocks, grid = _blocks(form)
+    blocks, grid, even = _blocks(form)
     options = (form.own, weight is not None, bias is not None, relu)
     factors = (_or(weight, x), _or(bias, x))
-    _forward[grid](x, *factors, y, kept.means, kept.scales, form.groups, form.s, eps, form.a, form.p, *options, *blocks)
+    _forward[grid](
+        x,
+        *factors,
+        y,
+        kept.means,
+        kept.scales,
+        form.groups,
+        form.s // even,
+        eps,
+        form.a,
+        form.p,
+        even,
+        *options,
+        *blocks,
+    )
     return y, kept
 
 
@@ -171,13 +188,26 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Of the inputs, where it is wanted, of the factors and of the shifts; dy lies in memory as the inputs do."""
     x, form = kept.x, kept.form
-    blocks, grid = _blocks(form)
+    blocks, grid, even = _blocks(form)
     dx = torch.empty_like(x) if wanted else x
     sums = [x.new_empty((form.n, form.groups, grid[1], form.a), dtype=torch.float32) for _ in range(2)]
     options = (form.own, weight is not None, bias is not None, relu, wanted)
     factors = (_or(weight, x), _or(bias, x))
     _backward[grid](
-        x, dy, *factors, kept.means, kept.scales, dx, *sums, form.groups, form.s, form.a, form.p, *options, *blocks
+        x,
+        dy,
+        *factors,
+        kept.means,
+        kept.scales,
+        dx,
+        *sums,
+        form.groups,
+        form.s // even,
+        form.a,
+        form.p,
+        even,
+        *options,
+        *blocks,
     )
     over = (2,) if form.own else (1, 2)
     of_weight, of_bias = (part.sum(over).view(form.n, -1) for part in sums)
@@ -188,9 +218,9 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor.contiguous()
 
 
-def _blocks(form: Form) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """The tile of a program, and how many programs there are."""
+def _blocks(form: Form) -> tuple[tuple[int, int, int], tuple[int, int], int]:
+    """The tile of a program, how many programs there are, and a power of two that divides s: so many samples move together."""
     samples = min(64, triton.next_power_of_2(form.s))
     places = min(TILE // samples, triton.next_power_of_2(form.p))
     rows = min(TILE // (samples * places), triton.next_power_of_2(form.a))
-    return (rows, places, samples), (form.n * form.groups, triton.cdiv(form.s, samples))
+    return (rows, places, samples), (form.n * form.groups, triton.cdiv(form.s, samples)), math.gcd(form.s, 16)

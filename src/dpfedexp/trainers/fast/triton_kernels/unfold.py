@@ -24,19 +24,25 @@ def _unfold(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """[images, h·w·s] to [images, taps, rows·columns·s], for one image and tap and a tile of rows and (column, sample)."""
-    plane = tl.program_id(0).to(tl.int64)
-    tap = (plane % (KH * KW)).to(tl.int32)
+    """[images, h·w·s] to [images, taps, rows·columns·s], for one image and a tile of rows and (column, sample), tap by tap.
+
+    What a tap reads was read for the one before it, and is still near.
+    """
+    image = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(COLUMNS * S, RIGHT)
     row = (tl.program_id(1) // tiles * DOWN + tl.arange(0, DOWN))[:, None]
     at = (tl.program_id(1) % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
-    height = row * SH + tap // KW * DH - TOP
-    shift = tap % KW * DW - LEFT
-    place = at + shift * S if SW == 1 else (at // S * SW + shift) * S + at % S
     live = (row < ROWS) & (at < COLUMNS * S)
-    inside = live & (height >= 0) & (height < H) & (place >= 0) & (place < W * S)
-    values = tl.load(x + plane // (KH * KW) * H * W * S + height * (W * S) + place, mask=inside, other=0)
-    tl.store(y + plane * ROWS * COLUMNS * S + row * (COLUMNS * S) + at, values, mask=live)
+    source = x + image * H * W * S
+    goal = y + image * (KH * KW) * ROWS * COLUMNS * S + row * (COLUMNS * S) + at
+    for tap in range(KH * KW):
+        height = row * SH + tap // KW * DH - TOP
+        shift = tap % KW * DW - LEFT
+        place = at + shift * S if SW == 1 else (at // S * SW + shift) * S + at % S
+        inside = live & (height >= 0) & (height < H) & (place >= 0) & (place < W * S)
+        values = tl.load(source + height * (W * S) + place, mask=inside, other=0)
+        tl.store(goal, values, mask=live)
+        goal += ROWS * COLUMNS * S
 
 
 @triton.jit
@@ -75,7 +81,7 @@ def unfolded(x: Tensor, window: Window) -> Tensor:
     rows, columns = window.outputs(height, width)
     y = x.new_empty(n, c * window.size[0] * window.size[1], rows, columns, s)
     tile, tiles = _tiles(rows, columns * s)
-    _unfold[(n * y.shape[1], tiles)](x, y, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
+    _unfold[(n * c, tiles)](x, y, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
     return y.view(given)
 
 
