@@ -93,3 +93,14 @@ def test_packed_sequences_and_projections_are_left_to_torch():
         with Drawing(None) as mode:
             layer(x)
         assert not mode.fused
+
+
+def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
+    """On a GPU a recurrent layer moves changed weights together; those of all clients at once are nowhere."""
+    model = Reader("lstm")
+
+    def ask(self):
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
+    assert updates(model, Vectorised).isfinite().all()

@@ -31,6 +31,7 @@ from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.forward.masks import with_blind_masks
+from dpfedexp.trainers.forward.recurrence import with_loose_weights
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
 from dpfedexp.trainers.tiled import Parallel
@@ -126,7 +127,7 @@ def _task(
 ) -> tuple[Task, Clients]:
     """What every client does, tried once; and made-up clients, on which a run may decide without looking at real ones."""
     place = execution.place
-    module = with_blind_masks(_in_training(model)).to(place)
+    module = with_loose_weights(with_blind_masks(_in_training(model))).to(place)
     holders = torch.nonzero(clients.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = clients.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
@@ -46,6 +46,23 @@ CELLS: dict[Any, Cell] = {
     torch.rnn_tanh: _plain(torch.tanh),
     torch.rnn_relu: _plain(torch.relu),
 }
+
+
+def with_loose_weights(module: nn.Module) -> nn.Module:
+    """The module itself. Its recurrent layers no longer move their weights together in a GPU's memory, as they do at every change.
+
+    They ask where the weights lie, which those that `vmap` hands over can't say.
+
+    Args:
+        module: a copy that only trains.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters = _nothing  # type: ignore[method-assign]
+    return module
+
+
+def _nothing() -> None: ...
 
 
 def one_by_one(func: Any, args: Sequence[Any]) -> bool:
