@@ -47,7 +47,7 @@ class Layout:
         """Views into a vector [d], or into rows [n, d] as tensors [n, *shape]."""
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
-        return {n: p.view(*lead, *s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
+        return {n: p.view((*lead, *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
 
     def flatten(self, params: Params, rows: int | None = None) -> Tensor:
         """The inverse of `unflatten`; `rows` is the client dimension of stacked parameters."""

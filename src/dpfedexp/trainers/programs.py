@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -22,8 +22,11 @@ from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.precision import Precision, arithmetic
 from dpfedexp.trainers.stepped import ByProgram
 from dpfedexp.trainers.stepping import KEYS
-from dpfedexp.trainers.task import Task
+from dpfedexp.trainers.task import Task, first_line
 from dpfedexp.trainers.vectorised import Vectorised
+
+ELSEWHERE = 0.03
+"""How far from the model's parameters a program is tried too, in each of them."""
 
 
 class Programs:
@@ -71,7 +74,10 @@ class Programs:
         try:
             program = make()
             _check(self.task, program, precision)
-        except Unsupported as reason:
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            reason = error if isinstance(error, Unsupported) else first_line(error)
             raise InputError(f"the model has no fast program: {reason}. Use trainer='auto'.") from None
         return program
 
@@ -82,18 +88,25 @@ def _check(task: Task, program: Program, precision: Precision) -> None:
     x, y = task.clients.gather(clients, positions, task.device)
     if not isinstance(x, Tensor):
         raise Unsupported("a module with several inputs")
-    w = task.layout.read(task.model).float().to(task.device)
-    params = task.layout.unflatten(w.expand(len(clients), -1))
+    start = task.layout.read(task.model).float()
+    # Behind a layer that begins at zero every gradient is zero, and a wrong one too: elsewhere it shows.
+    elsewhere = start + ELSEWHERE * torch.randn(len(start), generator=torch.Generator().manual_seed(0))
     weights = weights.to(task.device)
     keys = task.keys(Streams(0), 0, clients)
-    with arithmetic("fp32", task.device):
-        exact = Vectorised(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
-        expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
-    found: dict[str, Tensor] = {}
-    with torch.no_grad(), arithmetic(precision, task.device):
-        core = by_program(task, program, precision)
-        fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-        core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))
+    exact = Vectorised(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
+    core = by_program(task, program, precision)
+    for w in (start, elsewhere):
+        params = task.layout.unflatten(w.to(task.device).expand(len(clients), -1))
+        with arithmetic("fp32", task.device):
+            expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
+        found: dict[str, Tensor] = {}
+        with torch.no_grad(), arithmetic(precision, task.device):
+            fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
+            core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))  # noqa: B023
+        _compare(expected, found, precision)
+
+
+def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], precision: Precision) -> None:
     # A wrong rule is off by the size of the gradient itself; rounding, and the places of near ties in a max-pool, are not.
     tolerance = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.2}[precision]
     for name, gradient in expected.items():

@@ -187,7 +187,7 @@ def _quickest(task: Task, makers: Makers, chunk: int, *, isolated: bool) -> str:
         chosen = choices.known(key)
         if chosen in makers:
             log.info("trainer %s: it was the quickest for this network and shapes on this machine before", chosen)
-    if chosen not in makers:
+    if chosen not in makers or not _made(makers[chosen]):
         times = _compared(task, makers, clients, trial)
         # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
         chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
@@ -197,6 +197,16 @@ def _quickest(task: Task, makers: Makers, chunk: int, *, isolated: bool) -> str:
             choices.keep(key, chosen, times)
     _remembered[key] = chosen
     return chosen
+
+
+def _made(make: Callable[[], Trainer]) -> bool:
+    """Whether the network still has this trainer: its `forward` may have changed since it was chosen."""
+    try:
+        make()
+    except InputError as reason:
+        log.debug("the trainer of before is left out: %s", reason)
+        return False
+    return True
 
 
 def _first_steps(plan: Schedule) -> Schedule:

@@ -188,7 +188,8 @@ class Stepper:
 
     def moved(self) -> Tensor:
         """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
-        return torch.cat([(self.params[name] - self.start[name]).flatten(1) for name in self.layout.names], dim=1)
+        moved = {name: value - self.start[name] for name, value in self.params.items()}
+        return self.layout.flatten(moved, rows=len(self.clock.steps))
 
 
 EVEN, OWN_WIDTHS = 8, 3

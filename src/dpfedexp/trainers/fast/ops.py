@@ -271,11 +271,18 @@ class Select:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s]."""
+    """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s].
+
+    The gradient of a word that does not exist would be a neighbour's: the outputs of a client with such a word are not a number,
+    and so is its update, which counts as 0.
+    """
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        tokens = inputs[0].movedim(-1, 1).contiguous()
-        return params[0][_clients(tokens), tokens].movedim(1, -1), tokens
+        given = inputs[0].movedim(-1, 1)
+        tokens = given.clamp(0, params[0].shape[1] - 1).contiguous()
+        strange = torch.where((tokens != given).flatten(1).any(1), torch.nan, 0.0).to(params[0].dtype)
+        y = params[0][_clients(tokens), tokens]
+        return y.add_(strange.view(-1, *[1] * (y.dim() - 1))).movedim(1, -1), tokens
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         n, words, width = params[0].shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Sequence
@@ -29,11 +30,22 @@ def compile_module(model: nn.Module, trainable: Sequence[str]) -> Program:
     for name, module in model.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         refuse(any(hooks), f"hooks on layer {name!r}")
+    # Tracing leaves traces on a module: on one of its own, which holds the same parameters and buffers.
+    held: dict[int, Any] = {id(part): part for part in (*model.parameters(), *model.buffers())}
+    traced = copy.deepcopy(model, held)
     try:
-        graph = _Tracer().trace(model)
+        graph = _Tracer().trace(traced)
     except Exception as error:
         raise Unsupported(f"the module can't be traced ({type(error).__name__})") from error
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(lambda node: node.op != "get_attr" and node.target not in _HARMLESS)
+    for node in graph.nodes:
+        refuse(
+            not node.users and node.op != "output",
+            f"nothing reads what {node.name!r} gives, which may change something",
+        )
+        refuse(
+            node.op == "get_attr" and not hasattr(model, str(node.target).split(".")[0]), "a tensor made in `forward`"
+        )
     return _Translation(model, graph, frozenset(trainable)).program()
 
 
@@ -252,5 +264,7 @@ def _numbers(given: Sequence[Any]) -> bool:
     return len(given) == 1 and isinstance(given[0], int | float) and not isinstance(given[0], bool)
 
 
+_HARMLESS = (getattr, operator.getitem, "size", "dim")
+"""Calls that change nothing, so that they may be left out where nobody reads what they give."""
 _ADDS = (operator.add, torch.add, "add")
 _SEQUENCES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

@@ -24,7 +24,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, call, leaves
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
-from dpfedexp.trainers.forward.recurrence import CELLS, one_by_one, recurrent, whole
+from dpfedexp.trainers.forward.recurrence import CELLS, batched, one_by_one, recurrent, whole
 
 CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
@@ -129,6 +129,9 @@ class Drawing(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.fused = True
             return attention(*args, **kwargs, drop=F.dropout if self.key is None else self.dropped)
+        if func is F.embedding:
+            self.fused = True
+            return _own_words(*args, **kwargs)
         if whole(func, args):
             self.fused = True
             if one_by_one(func, args) or (self.key is not None and _drops_between(*args)):
@@ -267,6 +270,18 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Tensor:
+    """An embedding whose gradient stays with its client: `vmap` would add that of a word which does not exist to a neighbour's.
+
+    Outputs of a client with such a word are not a number, and so is its update, which counts as 0. Alone, it has torch's error.
+    """
+    if not batched(input) and not batched(weight):
+        return F.embedding(input, weight, *options, **more)
+    known = input.clamp(0, len(weight) - 1)
+    strange = torch.where((known != input).any(), torch.nan, 0.0).to(weight.dtype)
+    return F.embedding(known, weight, *options, **more) + strange
+
+
 def drawing(key: Tensor | None, *, fused: bool = False) -> AbstractContextManager[Any]:
     """A client's draws while a pass lasts; nothing at all for a module that neither draws nor calls what `vmap` does not know."""
     return Drawing(key) if key is not None or fused else nullcontext()
@@ -278,7 +293,7 @@ class Habits:
 
     Attributes:
         draws: whether it draws random numbers that `Drawing` gives.
-        fused: whether it calls torch's attention or recurrent layers, which `vmap` would take client by client.
+        fused: whether it calls torch's attention, recurrent layers or embeddings, which `vmap` would take client by client or mix.
     """
 
     draws: bool

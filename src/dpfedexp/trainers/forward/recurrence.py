@@ -67,7 +67,7 @@ def _nothing() -> None: ...
 
 def one_by_one(func: Any, args: Sequence[Any]) -> bool:
     """Whether torch would go through the clients of `vmap` in turn at this call of a recurrent layer."""
-    return whole(func, args) and any(_batched(part) for part in (args[0], *_states(args[1]), *args[2]))
+    return whole(func, args) and any(batched(part) for part in (args[0], *_states(args[1]), *args[2]))
 
 
 def whole(func: Any, args: Sequence[Any]) -> bool:
@@ -81,7 +81,7 @@ def _states(given: Tensor | Sequence[Tensor]) -> State:
     return (given,) if isinstance(given, Tensor) else tuple(given)
 
 
-def _batched(x: Tensor) -> bool:
+def batched(x: Tensor) -> bool:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):

@@ -20,8 +20,9 @@ def _drop(
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS_LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of one client's values: `share` times those whose word is not below `below`, 0 in the place of the others."""
-    client = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(COUNT, BLOCK)
+    client = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     live = at < COUNT
     if ROWS_LAST:
         row = at % S
@@ -56,6 +57,6 @@ def dropped(
     y = torch.empty_like(x)
     n, s = rows.shape
     count = x[0].numel()
-    grid = (n, triton.cdiv(count, BLOCK))
+    grid = (n * triton.cdiv(count, BLOCK),)
     _drop[grid](x, rows, y, share, below, count, count // s, inner, s, *constants, last, BLOCK)
     return y

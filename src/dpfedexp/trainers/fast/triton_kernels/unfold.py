@@ -28,10 +28,12 @@ def _unfold(
 
     What a tap reads was read for the one before it, and is still near.
     """
-    image = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(COLUMNS * S, RIGHT)
-    row = (tl.program_id(1) // tiles * DOWN + tl.arange(0, DOWN))[:, None]
-    at = (tl.program_id(1) % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
+    every = tl.cdiv(ROWS, DOWN) * tiles
+    image = (tl.program_id(0) // every).to(tl.int64)
+    tile = tl.program_id(0) % every
+    row = (tile // tiles * DOWN + tl.arange(0, DOWN))[:, None]
+    at = (tile % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
     live = (row < ROWS) & (at < COLUMNS * S)
     source = x + image * H * W * S
     goal = y + image * (KH * KW) * ROWS * COLUMNS * S + row * (COLUMNS * S) + at
@@ -52,10 +54,12 @@ def _fold(
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
     """[images, taps, rows·columns·s] added up to [images, h·w·s], for one image and a tile of rows and (column, sample)."""
-    image = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(W * S, RIGHT)
-    height = (tl.program_id(1) // tiles * DOWN + tl.arange(0, DOWN))[:, None]
-    at = (tl.program_id(1) % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
+    every = tl.cdiv(H, DOWN) * tiles
+    image = (tl.program_id(0) // every).to(tl.int64)
+    tile = tl.program_id(0) % every
+    height = (tile // tiles * DOWN + tl.arange(0, DOWN))[:, None]
+    at = (tile % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
     total = tl.zeros((DOWN, RIGHT), tl.float32)
     for a in tl.static_range(KH):
         for e in tl.static_range(KW):
@@ -81,7 +85,7 @@ def unfolded(x: Tensor, window: Window) -> Tensor:
     rows, columns = window.outputs(height, width)
     y = x.new_empty(n, c * window.size[0] * window.size[1], rows, columns, s)
     tile, tiles = _tiles(rows, columns * s)
-    _unfold[(n * c, tiles)](x, y, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
+    _unfold[(n * c * tiles,)](x, y, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
     return y.view(given)
 
 
@@ -91,7 +95,7 @@ def folded(dy: Tensor, window: Window, height: int, width: int) -> Tensor:
     n, planes, rows, columns, s = dy.shape
     dx = dy.new_empty(n, planes // (window.size[0] * window.size[1]), height, width, s)
     tile, tiles = _tiles(height, width * s)
-    _fold[(n * dx.shape[1], tiles)](dy, dx, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
+    _fold[(n * dx.shape[1] * tiles,)](dy, dx, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
     return dx
 
 
