@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpfedexp import Federation, Sgd, fedavg, train
-from dpfedexp.bench import pieces
+from dpfedexp.bench import measure, pieces
 from dpfedexp.bench.plain import plain_round
 from dpfedexp.bench.workloads import WORKLOADS, wide, workload
 from dpfedexp.cli import app
@@ -42,6 +42,25 @@ def test_a_trainer_that_a_network_does_not_have_is_left_out_and_the_others_are_m
         assert isinstance(alone.exception, InputError)
     misspelt = CliRunner().invoke(app, [*asked, "--trainer", "fasst", "--trainer", "tiled-loop"])
     assert "Did you mean 'fast'" in str(misspelt.exception)
+
+
+def test_of_several_passes_the_fastest_counts(monkeypatch):
+    taken = []
+
+    def measured(system, name, clients, **options):
+        if options.get("trainer") == "fast":
+            raise InputError("the model has no fast program.")
+        taken.append(options.get("trainer"))
+        seconds = [5.0, 3.0, 4.0, 2.0][len(taken) - 1]
+        return measure.Row(system, name, clients, 10, "cpu", seconds, seconds, 10**8, options["trainer"])
+
+    monkeypatch.setattr(measure, "measure", measured)
+    asked = ["bench", "--json", "--workload", "lstm", "--no-loop", "--passes", "2"]
+    done = CliRunner().invoke(app, [*asked, "--trainer", "auto", "--trainer", "fast", "--trainer", "loop"])
+    assert done.exit_code == 0, done.output
+    assert [row["seconds_per_round"] for row in json.loads(done.stdout)] == [4.0, 2.0]
+    assert taken == ["auto", "loop", "auto", "loop"]
+    assert done.stderr.count("Left out") == 1
 
 
 def test_an_unknown_workload_is_one_sentence():

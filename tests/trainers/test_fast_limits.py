@@ -9,6 +9,12 @@ from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
 from dpfedexp.batches import schedule
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import select as tune
+from dpfedexp.trainers.fast import ops
+from dpfedexp.trainers.fast.convolution import Contract, Convolve, Patches
+from dpfedexp.trainers.fast.held import each_held
+from dpfedexp.trainers.fast.ops import multiplied
+from dpfedexp.trainers.fast.program import Program, Step
+from dpfedexp.trainers.fast.window import Window
 
 
 def federation(words=False):
@@ -175,3 +181,35 @@ def test_a_parameter_may_be_a_single_number(trainer):
     found, alone = (updates(model, federation(), name) for name in (trainer, "loop"))
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
     assert float(alone[:, -1].abs().min()) > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer(precision):
+    window, draws = Window((3, 3), padding=(1, 1)), torch.Generator().manual_seed(0)
+    x, kernel, dy = (
+        torch.randn(shape, generator=draws) for shape in ((2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4))
+    )
+    plain = Program(
+        (Step(Patches(window), (0,), 1), Step(Contract(False), (1,), 2, ("w",)), Step(ops.RELU, (2,), 3)), output=3
+    )
+
+    def back_and_forth(op):
+        step = Step(op, (0,), 2, ("w",))
+        first, second = each_held(Program((step, plain.steps[2]), output=3), plain, precision).steps
+        assert second is plain.steps[2]
+        _, saved = first.op.forward([kernel], x)
+        return first.op.backward([kernel], saved, dy, True)
+
+    of_kernel, of_inputs = back_and_forth(Convolve(window, False))
+    patches, shape = Patches(window).forward((), x)
+    of_params, (of_patches,) = Contract(False).backward([kernel], patches, dy, True)
+    assert torch.equal(multiplied(of_kernel[0]), multiplied(of_params[0]))
+    assert torch.equal(of_inputs[0], Patches(window).backward((), shape, of_patches, True)[1][0])
+
+    class Wrong(Convolve):
+        def backward(self, params, saved, dy, wanted):
+            of_params, of_inputs = super().backward(params, saved, dy, wanted)
+            return [2 * multiplied(of_params[0])], of_inputs
+
+    with pytest.raises(ops.Unsupported, match="Wrong gives something else than Contract"):
+        back_and_forth(Wrong(window, False))

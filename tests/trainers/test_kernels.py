@@ -7,9 +7,10 @@ import os
 import pytest
 import torch
 
-from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
+from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches
 from dpfedexp.trainers.fast.dropout import Dropout
 from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
+from dpfedexp.trainers.fast.ops import multiplied
 from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.forward.draws import row_words
 
@@ -89,6 +90,52 @@ def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s,
     assert torch.equal(unfolded(x.to(DEVICE), window).cpu(), patches)
     found = folded(dy.to(DEVICE), window, height, width).cpu().float()
     assert float((found - dx).norm() / dx.norm()) < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+SLIDING = [
+    (Window((3, 3), padding=(1, 1)), 5, 7, 6, 5, 3),
+    (Window((3, 3), padding=(1, 1)), 64, 64, 8, 8, 50),
+    (Window((3, 3), (2, 2), (1, 1)), 20, 100, 9, 7, 4),
+    (Window((2, 3), padding=(2, 0), dilation=(1, 2)), 4, 3, 8, 9, 2),
+    (Window((2, 2), padding=(3, 3)), 4, 3, 5, 4, 8),
+    (Window((1, 1), (2, 2)), 4, 40, 8, 9, 10),
+    (Window((5, 2), (1, 3), (4, 2)), 70, 33, 7, 6, 6),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float32, 2e-3),
+        pytest.param(torch.bfloat16, 0.01, marks=pytest.mark.skipif(INTERPRETED, reason="not interpreted")),
+    ],
+)
+@pytest.mark.parametrize(("window", "channels", "filters", "height", "width", "s"), SLIDING)
+def test_convolutions_without_patches_are_those_of_patches(
+    window, channels, filters, height, width, s, dtype, tolerance
+):
+    from dpfedexp.trainers.fast.triton_kernels.convolve import RoundedConvolve
+
+    draws = torch.Generator().manual_seed(0)
+    x, kernel, bias = (
+        torch.randn(shape, generator=draws).to(dtype).to(DEVICE)
+        for shape in ((2, channels, height, width, s), (2, filters, channels, *window.size), (2, filters))
+    )
+    exact = [kernel.float(), bias.float()]
+    cut, product = Patches(window), Contract(True)
+    patches, shape = cut.forward((), x.float())
+    y, saved = product.forward(exact, patches)
+    dy = torch.randn(y.shape, generator=draws).to(dtype).to(DEVICE)
+    of_params, (of_patches,) = product.backward(exact, saved, dy.float(), True)
+    (dx,) = cut.backward((), shape, of_patches, True)[1]
+
+    op = RoundedConvolve(window, True)
+    found, kept = op.forward([kernel, bias], x)
+    found_params, (found_dx,) = op.backward([kernel, bias], kept, dy, True)
+    pairs = [(multiplied(mine), multiplied(theirs)) for mine, theirs in zip(found_params, of_params, strict=True)]
+    for mine, theirs in [(found, y), (found_dx, dx), *pairs]:
+        assert mine.shape == theirs.shape
+        assert float((mine.float() - theirs).norm() / theirs.norm()) < tolerance
 
 
 def _same(found, expected, dtype):

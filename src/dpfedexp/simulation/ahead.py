@@ -18,7 +18,7 @@ class Ahead:
     """A seeded source of noise whose draw for the server is under way: the same numbers, sooner.
 
     Nothing of it waits for what the clients do: the draws of a seeded source depend on the round alone. The thread leaves the GPU
-    alone, because whatever it asked of it would end a recording.
+    alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
 
     Args:
         noise: the source.
@@ -27,13 +27,15 @@ class Ahead:
 
     def __init__(self, noise: Noise, width: int) -> None:
         self.noise, self.width = noise, width
+        room = torch.empty(1, width, dtype=torch.float64, pin_memory=torch.cuda.is_available())
+        server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
-        self.drawn = thread.submit(noise.normal, torch.zeros(1, dtype=torch.int64), width, CPU, torch.float64)
+        self.drawn = thread.submit(lambda: room.copy_(noise.normal(server, width, CPU, torch.float64)))
         thread.shutdown(wait=False)
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         if clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
-            return self.drawn.result().to(device)
+            return self.drawn.result().to(device, non_blocking=True)
         return self.noise.normal(clients, width, device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:

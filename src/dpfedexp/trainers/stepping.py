@@ -133,12 +133,7 @@ class Stepper:
 
         def take(name: str, given: Gradient) -> None:
             value = self.params[name]
-            if (
-                isinstance(given, Product)
-                and going is None
-                and self._only_subtracts
-                and given.left.dtype == value.dtype
-            ):
+            if isinstance(given, Product) and going is None and self._only_subtracts and given.adds_to(value):
                 given.add_to(value, -self.local.rate)
                 return
             gradient = multiplied(given)

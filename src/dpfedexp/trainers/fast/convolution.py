@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpfedexp.kernels import has_triton
-from dpfedexp.trainers.fast.ops import Gradients, Saved
+from dpfedexp.trainers.fast.ops import Gradient, Gradients, Later, Product, Saved
 from dpfedexp.trainers.fast.window import Pair, Window
 
 
@@ -123,9 +123,9 @@ class Contract:
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         kernel = params[0].flatten(2)
         rows = dy.flatten(2)
-        grads = [torch.bmm(saved.flatten(2), rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape)]
+        grads: list[Gradient] = [Product(rows, saved.flatten(2).transpose(1, 2), params[0].shape[2:])]
         if self.bias:
-            grads.append(rows.sum(2))
+            grads.append(Later(lambda: rows.sum(2)))
         return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
 
 

@@ -19,17 +19,33 @@ class Product:
 
     A gradient as large as the parameters is memory that is written, read and thrown away. Whoever only subtracts it lets the
     product of matrices do so.
+
+    Args:
+        left, right: the factors.
+        shape: of the parameter behind its first two dimensions, where it is not [b].
     """
 
     left: Tensor
     right: Tensor
+    shape: tuple[int, ...] = ()
 
     def tensor(self) -> Tensor:
-        return torch.bmm(self.left, self.right)
+        found = torch.bmm(self.left, self.right)
+        return found.unflatten(2, self.shape) if self.shape else found
+
+    def adds_to(self, value: Tensor) -> bool:
+        """Whether the product can be added where `value` lies: of its type, or on a GPU in bf16 with sums in float32."""
+        rounded = value.is_cuda and value.dtype == torch.float32 and self.left.dtype == torch.bfloat16
+        return value.dtype == self.left.dtype or (rounded and "dtype_out" in torch.ops.aten.baddbmm.overloads())
 
     def add_to(self, value: Tensor, factor: float) -> None:
-        """value ← value + factor·gradient, in place; `value` has the type of the factors."""
-        value.baddbmm_(self.left, self.right, alpha=factor)
+        """value ← value + factor·gradient, in place."""
+        rows = value.view(*value.shape[:2], -1)
+        if rows.dtype == self.left.dtype:
+            rows.baddbmm_(self.left, self.right, alpha=factor)
+        else:
+            add = torch.ops.aten.baddbmm.dtype_out
+            add(rows, self.left, self.right, rows.dtype, beta=1, alpha=factor, out=rows)
 
 
 @dataclass(frozen=True)

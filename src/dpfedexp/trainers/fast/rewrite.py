@@ -27,12 +27,18 @@ def with_relu_inside(program: Program) -> Program:
 
 def without_patches(program: Program, layout: Layout, precision: Precision = "fp32") -> Program | None:
     """The program with triton's kernels in place of patches and products, None where no layer suits them."""
-    from dpfedexp.trainers.fast.triton_kernels import matrix_units, pooled
+    from dpfedexp.trainers.fast.triton_kernels import convolve, matrix_units, pooled
 
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
 
     def fused(step: Step, source: Step) -> Op | None:
-        if not isinstance(step.op, ContractAndPool) or not isinstance(source.op, Patches):
+        if not isinstance(source.op, Patches):
+            return None
+        if isinstance(step.op, Contract):
+            trained = precision == "bf16" and source.output in program.trained
+            suits = trained and convolve.suits(shapes[step.params[0]][0])
+            return convolve.RoundedConvolve(source.op.window, step.op.bias) if suits else None
+        if not isinstance(step.op, ContractAndPool):
             return None
         asked = (step.op.window, step.op.pool, *shapes[step.params[0]][:2])
         if precision != "fp32" and matrix_units.suits(*asked):
