@@ -70,6 +70,7 @@ def bench(
             row = measure(system, name, clients, **options)
             if number not in found_rows or row.seconds_per_round < found_rows[number].seconds_per_round:
                 found_rows[number] = row
+                _write(out, _listed(found_rows))
         except InputError as reason:
             # A network that one trainer can't take is no reason to lose what the others take.
             if len(asked) == 1 or options.get("trainer", "auto") == "auto":
@@ -79,22 +80,31 @@ def bench(
     rows = [found_rows[number] for number in sorted(found_rows)]
     if not rows:
         raise InputError("nothing was measured: no network has any of these trainers.")
-    listed = [asdict(row) for row in rows]
-    found: dict[str, object] = {"rounds": listed}
+    found = _listed(found_rows)
     if parts and not json_:
         # Imported here because dp-accounting takes a second to import, which every other command would pay.
         from dpfedexp.bench import pieces
 
         found |= {"privunit": pieces.privunit(), "accounting": pieces.accounting()}
-    if out is not None:
-        try:
-            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"the file {str(out)!r} can't be written: {error.strerror}.") from None
+    _write(out, found)
     if json_:
-        typer.echo(json.dumps(listed))
+        typer.echo(json.dumps(found["rounds"]))
         return
     _print(Console(), rows, found)
+
+
+def _listed(rows: dict[int, Row]) -> dict[str, object]:
+    return {"rounds": [asdict(rows[number]) for number in sorted(rows)]}
+
+
+def _write(out: Path | None, found: dict[str, object]) -> None:
+    """After every measurement, so that one that is stopped loses nothing."""
+    if out is None:
+        return
+    try:
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the file {str(out)!r} can't be written: {error.strerror}.") from None
 
 
 def _print(console: Console, rows: list[Row], found: dict[str, object]) -> None:
