@@ -10,7 +10,7 @@ import torch
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches
 from dpfedexp.trainers.fast.dropout import Dropout
 from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
-from dpfedexp.trainers.fast.ops import multiplied
+from dpfedexp.trainers.fast.ops import Unsupported, multiplied
 from dpfedexp.trainers.fast.window import Window
 from dpfedexp.trainers.forward.draws import row_words
 
@@ -136,6 +136,15 @@ def test_convolutions_without_patches_are_those_of_patches(
     for mine, theirs in [(found, y), (found_dx, dx), *pairs]:
         assert mine.shape == theirs.shape
         assert float((mine.float() - theirs).norm() / theirs.norm()) < tolerance
+
+
+def test_images_that_32_bits_do_not_count_are_refused(monkeypatch):
+    from dpfedexp.trainers.fast.triton_kernels import convolve
+
+    monkeypatch.setattr(convolve, "MOST_NUMBERS", 3 * 5 * 5 * 4)
+    x, kernel = torch.zeros(2, 3, 5, 5, 4, device=DEVICE), torch.zeros(2, 2, 3, 3, 3, device=DEVICE)
+    with pytest.raises(Unsupported, match="more numbers than the kernel can count"):
+        convolve.RoundedConvolve(Window((3, 3)), False).forward([kernel], x)
 
 
 def _same(found, expected, dtype):

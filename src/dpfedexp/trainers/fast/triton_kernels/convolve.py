@@ -19,11 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from dpfedexp.trainers.fast.convolution import Patches
-from dpfedexp.trainers.fast.ops import Gradients, Later, Saved
+from dpfedexp.trainers.fast.ops import Gradients, Later, Saved, Unsupported
 from dpfedexp.trainers.fast.window import Window
 
 MOST_OUTPUTS = 128
 """Beyond it the products of patches are as fast, and need no kernels of ours."""
+MOST_NUMBERS = 2**31
+"""Places within a client's images are numbers of 32 bits."""
 
 
 @triton.jit
@@ -153,6 +155,8 @@ def convolved(x: Tensor, kernels: Tensor, window: Window, *, turned: bool = Fals
     outputs = kernels.shape[4 if turned else 3]
     rows, columns = window.outputs(x.shape[2], x.shape[3])
     y = x.new_empty(len(x), outputs, rows, columns, x.shape[4])
+    if max(x[0].numel(), y[0].numel()) >= MOST_NUMBERS:
+        raise Unsupported("a client's images have more numbers than the kernel can count")
     few = outputs <= 64
     tile = {"BO": _fit(outputs, 128), "BC": _fit(x.shape[1], 32 if few else 64)}
     block = 256 if few else 128
