@@ -44,6 +44,13 @@ def test_a_trainer_that_a_network_does_not_have_is_left_out_and_the_others_are_m
     assert "Did you mean 'fast'" in str(misspelt.exception)
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "measure", lambda *asked, **options: pytest.fail("measured in vain"))
+    asked = ["bench", "--workload", "lstm", "--trainer", "loop", "--out", str(tmp_path / "nowhere" / "found.json")]
+    with pytest.raises(InputError, match="can't be written"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
 def test_of_several_passes_the_fastest_counts(monkeypatch):
     taken = []
 

@@ -58,8 +58,9 @@ def bench(
             asked.append(("dpfedexp", name, {**ours, "secure": True}))
         if loop:
             asked.append(("plain loop", name, {"rounds": 1, "device": device}))
-    found_rows: dict[int, Row] = {}
+    best: dict[int, Row] = {}
     left_out: set[int] = set()
+    _write(out, None)
     console = Console(stderr=True)
     # Pass by pass, so that a machine that is busy for a while is so for all of them.
     for number in track([*range(len(asked))] * passes, "measuring", console=console, transient=True):
@@ -68,19 +69,19 @@ def bench(
             continue
         try:
             row = measure(system, name, clients, **options)
-            if number not in found_rows or row.seconds_per_round < found_rows[number].seconds_per_round:
-                found_rows[number] = row
-                _write(out, _listed(found_rows))
         except InputError as reason:
             # A network that one trainer can't take is no reason to lose what the others take.
             if len(asked) == 1 or options.get("trainer", "auto") == "auto":
                 raise
             left_out.add(number)
             console.print(f"[yellow]Left out:[/] {escape(str(reason))}", highlight=False, soft_wrap=True)
-    rows = [found_rows[number] for number in sorted(found_rows)]
-    if not rows:
+            continue
+        if number not in best or row.seconds_per_round < best[number].seconds_per_round:
+            best[number] = row
+            _write(out, _listed(best))
+    if not best:
         raise InputError("nothing was measured: no network has any of these trainers.")
-    found = _listed(found_rows)
+    found = _listed(best)
     if parts and not json_:
         # Imported here because dp-accounting takes a second to import, which every other command would pay.
         from dpfedexp.bench import pieces
@@ -90,19 +91,22 @@ def bench(
     if json_:
         typer.echo(json.dumps(found["rounds"]))
         return
-    _print(Console(), rows, found)
+    _print(Console(), [best[number] for number in sorted(best)], found)
 
 
 def _listed(rows: dict[int, Row]) -> dict[str, object]:
     return {"rounds": [asdict(rows[number]) for number in sorted(rows)]}
 
 
-def _write(out: Path | None, found: dict[str, object]) -> None:
-    """After every measurement, so that one that is stopped loses nothing."""
+def _write(out: Path | None, found: dict[str, object] | None) -> None:
+    """After every measurement, so that one that is stopped loses nothing; before the first, None tries whether it can be."""
     if out is None:
         return
     try:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if found is None:
+            out.open("a").close()
+        else:
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"the file {str(out)!r} can't be written: {error.strerror}.") from None
 

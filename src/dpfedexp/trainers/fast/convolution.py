@@ -124,8 +124,10 @@ class Contract:
         kernel = params[0].flatten(2)
         rows = dy.flatten(2)
         patches = saved.flatten(2)
-        grads: list[Gradient] = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
-        if not dy.is_cuda:
+        grads: list[Gradient]
+        if dy.is_cuda:
+            grads = [Product(rows, patches.transpose(1, 2), params[0].shape[2:])]
+        else:
             # A processor's library takes half the time with the longer side first.
             grads = [Later(lambda: torch.bmm(patches, rows.transpose(1, 2)).transpose(1, 2).reshape(params[0].shape))]
         if self.bias:
