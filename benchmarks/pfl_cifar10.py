@@ -105,6 +105,7 @@ def theirs(given: argparse.Namespace, clients: Federation, test: Any, z: float |
         "clip": CLIP,
         "noise_multiplier": z,
         "noise_cohort": NOISE_COHORT,
+        "evaluate_every": given.evaluate_every,
     }
     everybody = [clients.rows[clients.offsets[i] : clients.offsets[i + 1]] for i in range(len(clients))]
     rows = torch.stack(everybody)
