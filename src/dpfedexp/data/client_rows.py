@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,15 +73,35 @@ class ClientRows:
 
         Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …].
         """
+        return self.reading(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
+
+    def reading(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
+    ) -> Callable[[int], tuple[Any, Tensor]]:
+        """From a step k to rows `positions[i, k]` of client `clients[i]`, as `gather` gives them, for positions [n, steps, s].
+
+        Which rows these are goes to the device once: a copy at every step would make a GPU wait for the processor.
+        """
         clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
-        inside = (positions >= 0) & (positions < self.sizes[clients].unsqueeze(1))
+        inside = (positions >= 0) & (positions < self.sizes[clients][:, None, None])
         require(
             bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
         )
-        flat = self.rows[(self.offsets[clients].unsqueeze(1) + positions).flatten()]
-        inputs, targets = self._picked(flat, device)
-        return each(lambda part: part.unflatten(0, positions.shape), inputs), targets.unflatten(0, positions.shape)
+        n, steps, s = positions.shape
+        held = self.rows[self.offsets[clients][:, None, None] + positions].transpose(0, 1).reshape(steps, n * s)
+        rows = held.to(self._on(device)[1].device)
+
+        def read(step: int) -> tuple[Any, Tensor]:
+            inputs, targets = self._picked(rows[step], device)
+            return each(lambda part: part.unflatten(0, (n, s)), inputs), targets.unflatten(0, (n, s))
+
+        return read
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a row is the same whenever it is read; a transform may draw."""
+        return self.transform is None
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All that one client holds, cast as in `gather`."""
@@ -126,7 +146,7 @@ class ClientRows:
 
     def _picked(self, rows: Tensor, device: torch.device | str | None) -> tuple[Any, Tensor]:
         inputs, targets = self._on(device)
-        rows = rows.to(targets.device, non_blocking=True)
+        rows = rows.to(targets.device)
         return self._cast(each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows))
 
     def _on(self, device: torch.device | str | None) -> tuple[Any, Tensor]:

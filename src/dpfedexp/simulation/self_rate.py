@@ -87,7 +87,7 @@ def _asked(
         ledger.check(budget, event, round=BEFORE, run=simulation.run, noise=noise)
 
     def pay() -> None:
-        simulation.task.check_state()
+        simulation.task.look()()
         try:
             if private:
                 ledger.charge(BEFORE, event, run=simulation.run, noise=noise)

@@ -27,7 +27,7 @@ from dpfedexp.trainers.stepping import (
     Take,
     cuda_graph,
 )
-from dpfedexp.trainers.task import Task
+from dpfedexp.trainers.task import Task, batches
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Steps:
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = Recordings(self._fresh, capture) if record else None
+        # The one batch of every step, for another round of the same clients: what was asked for, and the batch.
+        self._kept: tuple[tuple[Tensor, ...], Batch] | None = None
 
     def _fresh(self) -> Stepper:
         return Stepper(self.core, self.task.layout, self.task.local)
@@ -119,15 +121,27 @@ class Steps:
         return self._fresh() if self.recordings is None else self.recordings.stepper(key)
 
     def _batches(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
-        def make(step: int) -> Batch:
-            positions, weights = schedule.batch(step)
-            x, y = self.task.clients.gather(clients, positions, self.task.device)
-            return Batch(self.core.prepare(x), y, weights.to(self.task.device))
-
         if schedule.positions.shape[1] > 1:
-            return make
-        constant = make(0)
-        return lambda step: constant
+            return self._made(clients, schedule)
+        asked, kept = (clients, schedule.positions, schedule.weights), self._kept
+        if kept is None or not all(map(torch.equal, asked, kept[0])):
+            # The old batch goes before the new one comes.
+            self._kept = kept = None
+            kept = asked, self._made(clients, schedule)(0)
+            if getattr(self.task.clients, "stands_still", False):
+                self._kept = kept
+        batch = kept[1]
+        return lambda step: batch
+
+    def _made(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
+        """From a step to its batch."""
+        gathered = batches(self.task, clients, schedule)
+
+        def make(step: int) -> Batch:
+            x, y, weights = gathered(step)
+            return Batch(self.core.prepare(x), y, weights)
+
+        return make
 
 
 def _filled(

@@ -260,7 +260,6 @@ class Recording:
     ) -> None:
         if into is not None:
             raise ValueError("a recording has memory of its own; its updates are copied.")
-        self.loaded = None
         if self.flat is None:
             self.flat = w.clone()
             self.flat_correction = None if correction is None else correction.clone()

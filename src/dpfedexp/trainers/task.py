@@ -67,11 +67,16 @@ class Task:
         vars(twin)["habits"] = self.habits
         return twin
 
-    def check_state(self) -> None:
-        """Nothing but parameters may leave a round: raises `InputError` if a module that trained has kept anything."""
-        if self.watch is not None:
-            for module in (self.model, *self.copies):
-                self.watch.check(module)
+    def look(self) -> Callable[[], None]:
+        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything."""
+        watch = self.watch
+        judges = [] if watch is None else [watch.look(module) for module in (self.model, *self.copies)]
+
+        def judge() -> None:
+            for each_of_them in judges:
+                each_of_them()
+
+        return judge
 
     def losses(self, params: Params, x: Inputs, y: Tensor, key: Tensor | None = None) -> Tensor:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
@@ -144,10 +149,13 @@ class Trainer(Protocol):
 def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
 
+    positions, weights = schedule.positions, schedule.weights.to(task.device)
+    reading = getattr(task.clients, "reading", None)
+    read = None if reading is None else reading(clients, positions, task.device)
+
     def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
-        positions, weights = schedule.batch(step)
-        x, y = task.clients.gather(clients, positions, task.device)
-        return x, y, weights.to(task.device)
+        x, y = task.clients.gather(clients, positions[:, step], task.device) if read is None else read(step)
+        return x, y, weights[:, step]
 
     if schedule.positions.shape[1] > 1:
         return gather

@@ -132,21 +132,25 @@ class Watch:
         derived = {name for name, value in state_of(one).items() if isinstance(value, Tensor) and value.requires_grad}
         # The first pass fills caches; what the second one says must not change when the module has seen another batch.
         _answer(other, losses, batches[0])
-        watch = Watch(before, cached, frozenset(derived), losses, batches[0], _answer(other, losses, batches[0]))
+        watch = Watch(before, cached, frozenset(derived), losses, batches[0], _answer(other, losses, batches[0]).cpu())
         _answer(other, losses, batches[2])
-        watch._check_answer(other)
+        watch._judge(_answer(other, losses, batches[0]))
         return watch
 
-    def check(self, model: nn.Module) -> None:
-        """Raises `InputError` if the module, which has trained, holds anything else."""
-        now = state_of(model)
-        changed = (differing(now, self.before) & differing(now, self.cached)) - self.derived
-        if changed:
-            raise _refusal(model, sorted(changed)[0])
-        self._check_answer(model)
+    def look(self, model: nn.Module) -> Callable[[], None]:
+        """Asks a module that has trained; what comes back raises `InputError` if it holds anything else, and waits for a GPU."""
+        now, answer = state_of(model), _answer(model, self.losses, self.probe)
 
-    def _check_answer(self, model: nn.Module) -> None:
-        now = _answer(model, self.losses, self.probe)
+        def judge() -> None:
+            changed = (differing(now, self.before) & differing(now, self.cached)) - self.derived
+            if changed:
+                raise _refusal(model, sorted(changed)[0])
+            self._judge(answer)
+
+        return judge
+
+    def _judge(self, answer: Tensor) -> None:
+        now = answer.cpu()
         if now.shape != self.answer.shape or not torch.allclose(
             now, self.answer, rtol=_LIKE, atol=_LIKE, equal_nan=True
         ):
@@ -159,7 +163,7 @@ class Watch:
 def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
     """The losses of a batch, whatever a module draws being drawn alike."""
     with torch.no_grad(), drawing_alike(batch[1].device):
-        return losses(model, *batch).detach().double().cpu()
+        return losses(model, *batch).detach().double()
 
 
 @contextmanager
@@ -167,7 +171,11 @@ def drawing_alike(device: torch.device) -> Iterator[None]:
     """The generators that a module may draw from, at a fixed place, and back where they were afterwards."""
     python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+        # torch.manual_seed would also ask for devices that nobody has, which takes longer than all the rest.
+        torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
         try:
