@@ -2,8 +2,9 @@
 
     python benchmarks/overhead.py [--device cuda] [--clients 1000] [--rounds 8] [--out FILE]
 
-A whole run with a folder, a checkpoint and an evaluation after every round. Prints seconds a round (median after a warm-up) of each
-part and the share of all that is not training.
+A whole run with a folder, a checkpoint and an evaluation after every round, twice: as it is, and with a clock around each part, for
+which a GPU must finish it. Prints seconds a round (median after a warm-up) of the first run, of the parts in the second, and what a
+round takes beside training, which is the first less the second's training.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def watch(device: str) -> None:
         setattr(owner, attribute, timed(name, getattr(owner, attribute), device))
 
 
-def measure(name: str, clients: int, rounds: int, device: str, precision: str) -> dict[str, Any]:
+def whole_run(name: str, clients: int, rounds: int, device: str, precision: str) -> tuple[float, dict[str, float]]:
+    """Seconds of a round, and of the parts that are being timed."""
     work = workload(name)
     x, y = work.data(clients)
     federation = Federation.from_clients(zip(x, y, strict=True))
@@ -88,18 +90,8 @@ def measure(name: str, clients: int, rounds: int, device: str, precision: str) -
             on_round=on_round,
             on_advice=lambda advice: None,
         )
-    whole = statistics.median(b - a for a, b in itertools.pairwise(ends[3:]))
-    each = {key: statistics.median(part.get(key, 0.0) for part in parts[3:]) for key in parts[-1]}
-    rest = whole - each["training"]
-    return {
-        "workload": name,
-        "clients": clients,
-        "device": device,
-        "seconds_per_round": whole,
-        "parts": each,
-        "beside_training": rest,
-        "share": rest / whole,
-    }
+    seconds = statistics.median(b - a for a, b in itertools.pairwise(ends[3:]))
+    return seconds, {key: statistics.median(part.get(key, 0.0) for part in parts[3:]) for key in parts[-1]}
 
 
 def main() -> None:
@@ -111,8 +103,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+
+    def runs() -> list[tuple[float, dict[str, float]]]:
+        size = (given.clients, given.rounds, given.device, given.precision)
+        return [whole_run(name, *size) for name in given.workload]
+
+    as_it_is = runs()
     watch(given.device)
-    rows = [measure(name, given.clients, given.rounds, given.device, given.precision) for name in given.workload]
+    rows = [
+        {
+            "workload": name,
+            "clients": given.clients,
+            "device": given.device,
+            "precision": given.precision,
+            "seconds_per_round": whole,
+            "parts": parts,
+            "beside_training": whole - parts["training"],
+            "share": (whole - parts["training"]) / whole,
+        }
+        for name, (whole, _), (_, parts) in zip(given.workload, as_it_is, runs(), strict=True)
+    ]
     text = json.dumps(rows, indent=1)
     print(text)
     if given.out is not None:

@@ -62,6 +62,7 @@ class OpenRun:
     opened_here: bool
     witness_before: Callable[[Mark], None] | None = None
     began: float = field(default_factory=time.time)
+    records: checkpoint.Records = field(default_factory=checkpoint.Records)
 
     @staticmethod
     def open(
@@ -136,7 +137,7 @@ class OpenRun:
         sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
         public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
-        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public))
+        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
 
     def watch(self, *, shared: bool) -> None:
         """From here on every charge moves the anchors before its round is released.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Literal
 
 from dpfedexp.runs.file_names import (
@@ -111,6 +112,7 @@ OUTLETS: Mapping[str, Fields] = {
 }
 
 
+@cache
 def right(outlet: str, field: str) -> Right | None:
     """By what right a field is public; None where it is not known to leave there at all."""
     for name, fields in OUTLETS.items():

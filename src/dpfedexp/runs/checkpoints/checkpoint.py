@@ -69,10 +69,29 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
 
-def save(folder: Path, state: State, progress: Progress) -> None:
-    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was."""
+class Records:
+    """The JSON text of a history that only grows: each record is made into text once, so that a round costs what the first did."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def text(self, history: list[dict[str, Any]]) -> str:
+        self._texts += [json.dumps(record) for record in history[len(self._texts) :]]
+        return f"[{', '.join(self._texts)}]"
+
+
+def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
+    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
+
+    Args:
+        folder: where it lies.
+        state: whose tensors it holds.
+        progress: everything else.
+        records: the texts of the records that this run has saved before.
+    """
     tensors = state_tensors(state)
-    known = {name: value for name, value in vars(progress).items() if value is not None}
+    known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
+    history = (records or Records()).text(progress.history)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -82,7 +101,8 @@ def save(folder: Path, state: State, progress: Progress) -> None:
     }
     # Neither of these changes what is written; they fail where something is about to leave that nobody has a right to.
     outlets.recorded(CHECKPOINT, tensors, secure=False)
-    text = json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))
+    outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
+    text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
     metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     try:
         replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
