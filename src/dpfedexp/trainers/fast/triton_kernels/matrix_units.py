@@ -166,6 +166,8 @@ def _backward_image(
     output = wide % OUTPUTS
     real = (output < FILTERS) & (position < PH * PW)
     kernel = w + client * (FILTERS * C * KH * KW) + (output * (C * KH * KW))[None, :] + (channel * (KH * KW))[:, None]
+    each = tl.arange(0, OUTPUTS)
+    compared = tl.arange(0, WIDE // OUTPUTS)
     total = tl.zeros((PIXELS, BLOCK), tl.float32)
     for k in tl.static_range((RH + PH * SH - 1) // (PH * SH)):
         for m in tl.static_range((RW + PW * SW - 1) // (PW * SW)):
@@ -174,12 +176,13 @@ def _backward_image(
             )  # fmt: skip
             factors = tl.load(kernel + code, mask=used & inside[:, None] & real[None, :], other=0.0)
             there = live & (up >= k) & (up - k < ROWS) & (left >= m) & (left - m < COLUMNS)
-            read = (client * FILTERS + output)[:, None] * (ROWS * COLUMNS * S)
+            read = (client * FILTERS + each)[:, None] * (ROWS * COLUMNS * S)
             read = read + (((up - k) * COLUMNS + left - m) * S + sample)[None, :]
-            mask = there[None, :] & real[:, None]
+            mask = there[None, :] & (each < FILTERS)[:, None]
             winner = tl.load(won + read, mask=mask, other=255).to(tl.int32)
-            gradient = tl.load(dy + read, mask=mask & (winner == position[:, None]), other=0.0)
-            total = tl.dot(factors, gradient, total, input_precision="tf32")
+            gradient = tl.load(dy + read, mask=mask, other=0.0)
+            placed = tl.where(winner[None, :, :] == compared[:, None, None], gradient[None, :, :], 0.0)
+            total = tl.dot(factors, tl.reshape(placed, (WIDE, BLOCK)), total, input_precision="tf32")
     height = up[None, :] * (PH * SH) + down[:, None]
     width = left[None, :] * (PW * SW) + right[:, None]
     to = ((client * C + channel[:, None]) * H + height) * (W * S) + width * S + sample[None, :]
@@ -233,10 +236,13 @@ class RoundedConvolveAndPool(ConvolveAndPool):
         apart = (self.pool[0] * self.window.stride[0], self.pool[1] * self.window.stride[1])
         down, right = (triton.next_power_of_2(length) for length in apart)
         pixels = max(16, triton.next_power_of_2(sizes["C"]) * down * right)
-        block = max(32, 2048 // pixels)
+        block = max(32, 4096 // pixels)
         cells = triton.cdiv(sizes["H"], apart[0]) * triton.cdiv(sizes["W"], apart[1])
         grid = (len(x), triton.cdiv(cells * sizes["SAMPLES"], block))
-        _backward_image[grid](kernel, dy, won, dx, **sizes, DOWN=down, RIGHT=right, PIXELS=pixels, BLOCK=block)
+        warps = 2 if x.dtype == torch.float32 else 4
+        _backward_image[grid](
+            kernel, dy, won, dx, **sizes, DOWN=down, RIGHT=right, PIXELS=pixels, BLOCK=block, num_warps=warps
+        )
         return dx
 
 

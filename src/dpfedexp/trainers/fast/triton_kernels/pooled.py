@@ -174,9 +174,10 @@ class ConvolveAndPool:
 
     def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor, y: Tensor, won: Tensor, sizes: dict[str, Any]) -> None:
         outputs = triton.next_power_of_2(sizes["FILTERS"])
-        block = max(64, 2048 // outputs)
+        # Four numbers of a sum to a thread, where there are threads enough: with more, registers run out.
+        block, warps = 64, min(8, max(1, outputs // 2))
         grid = (len(x), triton.cdiv(sizes["ROWS"] * sizes["COLUMNS"] * sizes["SAMPLES"], block))
-        _forward[grid](x, kernel, bias, y, won, **sizes, BIAS=self.bias, OUTPUTS=outputs, BLOCK=block)
+        _forward[grid](x, kernel, bias, y, won, **sizes, BIAS=self.bias, OUTPUTS=outputs, BLOCK=block, num_warps=warps)
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         x, kernel, won = saved
@@ -187,12 +188,13 @@ class ConvolveAndPool:
         db = torch.empty(n, o, device=x.device)
         taps = triton.next_power_of_2(c * sizes["KH"] * sizes["KW"])
         block = max(64, 4096 // taps)
-        _backward_kernel[(n, o)](x, dy, won, dw, db, **sizes, BIAS=self.bias, TAPS=taps, BLOCK=block)
+        warps = 2 if taps >= 64 else 4
+        _backward_kernel[(n, o)](x, dy, won, dw, db, **sizes, BIAS=self.bias, TAPS=taps, BLOCK=block, num_warps=warps)
         dx = None
         if wanted:
             dx = torch.empty_like(x)
             channels = triton.next_power_of_2(c)
-            block = max(64, 2048 // channels)
+            block = max(32, 1024 // channels)
             grid = (n, triton.cdiv(sizes["H"] * sizes["W"] * s, block))
-            _backward_image[grid](kernel, dy, won, dx, **sizes, CHANNELS=channels, BLOCK=block)
+            _backward_image[grid](kernel, dy, won, dx, **sizes, CHANNELS=channels, BLOCK=block, num_warps=1)
         return ([dw, db] if self.bias else [dw]), (dx,)
