@@ -97,18 +97,16 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor |
     if updates.dtype not in (torch.float32, torch.float64):
         raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
     norms = row_norms(updates) if norms is None else norms
+    inside = norms <= min(radius * INSIDE, torch.finfo(norms.dtype).max)
+    if bool(inside.all()):
+        return Clipped(updates, inside)
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
-    limit, outside = radius * SHRINK, norms > radius * INSIDE
-    # Both questions at once: a GPU is waited for at each answer.
-    some_bad, some_outside = torch.stack([bad.any(), outside.any()]).tolist()
-    if some_bad:
+    if bool(bad.any()):
         updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)
         norms = torch.where(bad, torch.zeros_like(norms), norms)
-        outside = outside & ~bad
     if radius == math.inf:
         return Clipped(updates, torch.ones_like(norms, dtype=torch.bool))
-    if not some_outside:
-        return Clipped(updates, ~outside)
+    limit, outside = radius * SHRINK, norms > radius * INSIDE
     factor = torch.where(outside, limit / norms.clamp_min(limit), 1.0).to(updates.dtype)[:, None]
     return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
 
