@@ -2,13 +2,15 @@
 
     python benchmarks/growth.py [--device cuda] [--quick] [--out benchmarks/results/growth-cpu.json]
 
-Each point is a process of its own. Rounds are those of one run of a small problem: seconds of the 10 rounds that end there.
+Each point is a process of its own. Rounds are those of one run of a small problem with a folder: seconds of the
+10 rounds that end there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dpfedexp import Federation, Sgd, cdp_fedexp, train
+from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 from dpfedexp.bench.measure import measure, peak_memory
 
 HERE = Path(__file__).resolve().parent
@@ -50,17 +52,19 @@ def by_rounds(rounds: int, device: str) -> list[dict[str, Any]]:
             seconds = (ends[-1] - ends[-11]) / 10
             rows.append({"size": at, "seconds_per_round": seconds, "peak_memory_bytes": peak_memory(device)})
 
-    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
-    train(
-        model,
-        clients,
-        algorithm,
-        local=Sgd(lr=0.1, steps=2),
-        rounds=rounds,
-        device=device,
-        progress=False,
-        on_round=on_round,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        train(
+            model,
+            clients,
+            cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+            local=Sgd(lr=0.1, steps=2),
+            rounds=rounds,
+            execution=Execution(device=device),
+            out=Path(folder) / "run",
+            progress=False,
+            on_round=on_round,
+            on_advice=lambda advice: None,
+        )
     return rows
 
 

@@ -29,6 +29,7 @@ from dpfedexp.mechanisms.central_gaussian import CentralGaussian
 from dpfedexp.runs.open_run import OpenRun
 from dpfedexp.simulation import rounds as rounds_module
 from dpfedexp.simulation import train as train_module
+from dpfedexp.simulation.evaluate import Measuring
 
 spent: dict[str, float] = defaultdict(float)
 
@@ -57,7 +58,7 @@ def watch(device: str) -> None:
         ("clip", rounds_module, "clip"),
         ("ledger", Ledger, "charge"),
         ("epsilon", train_module, "epsilon_so_far"),
-        ("evaluation", train_module, "metrics_of"),
+        ("evaluation", Measuring, "__call__"),
         ("checkpoint", OpenRun, "complete"),
     ):
         setattr(owner, attribute, timed(name, getattr(owner, attribute), device))

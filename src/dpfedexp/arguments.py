@@ -53,10 +53,16 @@ def _checked(
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         try:
-            signature.bind(*args, **named)
-        except TypeError as error:
-            raise InputError(_sentence(name, parameters, args[own:], named, instead or {}, error)) from None
-        return function(*args, **named)
+            return function(*args, **named)
+        except TypeError:
+            # Arguments that don't fit fail before anything has run; a TypeError from inside stays what it is.
+            try:
+                signature.bind(*args, **named)
+            except TypeError as error:
+                wrong = _sentence(name, parameters, args[own:], named, instead or {}, error)
+            else:
+                raise
+        raise InputError(wrong)
 
     return call
 

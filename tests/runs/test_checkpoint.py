@@ -323,3 +323,12 @@ def test_two_runs_can_not_share_a_folder_at_once(tmp_path, monkeypatch):
             run(algorithm, tmp_path, resume=True)
 
     assert len(run(algorithm, tmp_path, resume=True, on_round=another).history) == ROUNDS
+
+
+def test_records_are_made_into_text_once_and_read_as_a_list():
+    records, history = checkpoint.Records(), []
+    for number in range(4):
+        history.append({"round": number, "loss": float("nan") if number == 2 else 0.1 * number, "name": 'a "b", [c]'})
+        assert records.text(history) == json.dumps(history)
+    assert len(records._texts) == 4
+    assert checkpoint.Records().text([]) == "[]"

@@ -24,9 +24,10 @@ def evaluation_of(
     evaluate: Evaluate | None,
     clients: Clients,
     simulation: Simulation,
+    model: nn.Module,
     metrics: Mapping[str, Metric] | None = None,
-) -> Evaluate | None:
-    """What measures a model: `evaluate` where it is given, or the test set, which is tried on the model before the first round."""
+) -> Measuring | None:
+    """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
     require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
     require(
         test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
@@ -37,8 +38,10 @@ def evaluation_of(
         metrics is None or (test is not None and evaluate is None),
         "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
     )
-    if evaluate is not None or test is None:
-        return evaluate
+    if evaluate is not None:
+        return Measuring(model, simulation, evaluate, asks=False)
+    if test is None:
+        return None
     cast = getattr(clients, "prepare", None)
     if cast is None:
         raise InputError(
@@ -59,7 +62,7 @@ def evaluation_of(
             raise InputError(
                 f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
             ) from None
-    return measure
+    return Measuring(model, simulation, measure, asks=True)
 
 
 def _kind(test: Any) -> str:
@@ -67,16 +70,36 @@ def _kind(test: Any) -> str:
     return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
 
 
-def metrics_of(model: nn.Module, simulation: Simulation, state: State, evaluate: Evaluate) -> dict[str, float]:
-    """Metrics of the released parameters in a fresh copy of the model, which no client has trained."""
-    fresh = copy.deepcopy(model).to(simulation.task.device)
-    simulation.task.layout.write(fresh, state.reported)
-    found = evaluate(fresh.eval())
-    if not isinstance(found, Mapping):
-        raise InputError(
-            f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
-        )
-    return {name: _number(name, value) for name, value in found.items()}
+class Measuring:
+    """Metrics of released parameters, in a copy of the model that no client trains.
+
+    A caller's function may do what it likes with the model, so it gets a copy of its own every time. A test set only asks.
+
+    Args:
+        model: as it was given to the run.
+        simulation: the run, before its first round.
+        evaluate: what measures.
+        asks: whether `evaluate` leaves the model as it was.
+    """
+
+    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
+        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
+        self.copy = copy.deepcopy(model).to(self.task.device).eval()
+        held = dict(self.task.model.named_parameters())
+        for name, own in self.copy.named_parameters():
+            if not own.requires_grad:
+                # What is frozen lies on the device once.
+                own.data = held[name].data
+
+    def __call__(self, state: State) -> dict[str, float]:
+        model = self.copy if self.asks else copy.deepcopy(self.copy)
+        self.task.layout.write(model, state.reported)
+        found = self.evaluate(model)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
+            )
+        return {name: _number(name, value) for name, value in found.items()}
 
 
 def _number(name: str, value: Any) -> float:

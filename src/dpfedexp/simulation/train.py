@@ -34,7 +34,7 @@ from dpfedexp.runs.open_run import OpenRun, find
 from dpfedexp.runs.outlets import recorded
 from dpfedexp.runs.run import Run
 from dpfedexp.runs.stopping import Interrupted, OnRound, Stop, callbacks_of, finished, heard, resumed
-from dpfedexp.simulation.evaluate import evaluation_of, metrics_of
+from dpfedexp.simulation.evaluate import Measuring, evaluation_of
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.simulation.progress import RoundProgress
 from dpfedexp.simulation.ranks import Team, world
@@ -194,7 +194,7 @@ def train(
             return _followed(team, simulation, model)
         if note:
             warnings.warn(note, stacklevel=3)
-        measure = evaluation_of(test, evaluate, clients, simulation, metrics)
+        measure = evaluation_of(test, evaluate, clients, simulation, model, metrics)
         description = description_of(
             simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
         )
@@ -236,7 +236,7 @@ def train(
             limit = None if budget is None else Budget(budget, algorithm.delta)
             try:
                 end = End.of(resumed(callbacks, open_run.history)) or _rounds(
-                    simulation, open_run, model, measure, evaluate_every, limit, completed
+                    simulation, open_run, measure, evaluate_every, limit, completed
                 )
             except KeyboardInterrupt:
                 if run_folder is not None:
@@ -321,8 +321,7 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
 def _rounds(
     simulation: Simulation,
     open_run: OpenRun,
-    model: nn.Module,
-    evaluate: Evaluate | None,
+    measure: Measuring | None,
     evaluate_every: int,
     budget: Budget | None,
     completed: Callable[[dict[str, Any]], Stop | None],
@@ -341,8 +340,8 @@ def _rounds(
             open_run.stop()
             return End(str(reason))
         metrics = {}
-        if evaluate is not None and (number % evaluate_every == 0 or number == rounds):
-            metrics = metrics_of(model, simulation, state, evaluate)
+        if measure is not None and (number % evaluate_every == 0 or number == rounds):
+            metrics = measure(state)
         record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)

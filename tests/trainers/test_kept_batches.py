@@ -1,0 +1,105 @@
+"""What is read once: the rows of a round on the device, and the one batch of clients that come again with the same rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
+from dpfedexp.data.client_rows import ClientRows
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.trainers.programs import Programs, by_program
+from dpfedexp.trainers.stepped import Steps
+
+FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
+
+
+def clients(count: int = 6, **options) -> Federation:
+    generator = torch.Generator().manual_seed(3)
+    return Federation.from_clients(
+        [
+            (torch.randn(4, 3, generator=generator), torch.randint(0, 2, (4,), generator=generator))
+            for _ in range(count)
+        ],
+        **options,
+    )
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def trained(federation: Federation, trainer: str, local: Sgd, **options) -> torch.Tensor:
+    execution = Execution(device="cpu", trainer=trainer)
+    run = train(net(), federation, fedavg(), local=local, rounds=5, execution=execution, progress=False, **options)
+    return nn.utils.parameters_to_vector(run.model.parameters()).detach()
+
+
+def recorded(federation: Federation, local: Sgd):
+    simulation, _ = prepare(net(), federation, fedavg(), local=local, rounds=1, execution=Execution(device="cpu"))
+    core = by_program(simulation.task, Programs(simulation.task).plain)
+    return simulation, Steps(simulation.task, "recorded", core, record=True, capture=lambda function: function)
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """The clients of every reading of a federation."""
+    seen, read = [], ClientRows.reading
+
+    def counted(self, clients, positions, device=None):
+        seen.append(torch.as_tensor(clients).tolist())
+        return read(self, clients, positions, device)
+
+    monkeypatch.setattr(ClientRows, "reading", counted)
+    return seen
+
+
+def test_a_reading_is_what_gathering_each_step_gives():
+    federation, who = clients(), torch.tensor([4, 0, 5])
+    positions = torch.randint(0, 4, (3, 7, 2), generator=torch.Generator().manual_seed(0))
+    read = federation.reading(who, positions)
+    for step in (6, 0, 3):
+        for one, other in zip(read(step), federation.gather(who, positions[:, step]), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_same_clients_with_the_same_rows_are_read_once(readings):
+    simulation, steps = recorded(clients(), FULL)
+    who, w = torch.arange(6), simulation.begin().w.float()
+    readings.clear()
+    rows = [steps(w, who, simulation.plan(who, number), number) for number in range(1, 5)]
+    assert readings == [who.tolist()]
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("local", [FULL, SHUFFLED], ids=["full", "shuffled"])
+def test_other_clients_rows_or_shuffles_are_read_again(local):
+    """As many clients of the same sizes, so that nothing but the rows is another."""
+    simulation, steps = recorded(clients(), local)
+    w = simulation.begin().w.float()
+    for number, who in enumerate(([0, 1, 2], [0, 1, 2], [3, 4, 5], [0, 1, 2], [2, 1, 0]), start=1):
+        chosen = torch.tensor(who)
+        plan = simulation.plan(chosen, number)
+        fresh = recorded(clients(), local)[1]
+        assert torch.equal(steps(w, chosen, plan, number), fresh(w, chosen, plan, number))
+
+
+@pytest.mark.parametrize("local", [FULL, SHUFFLED], ids=["full", "shuffled"])
+@pytest.mark.parametrize("options", [{}, {"participation": FixedSize(3)}], ids=["everybody", "sampled"])
+def test_runs_equal_the_loop(local, options):
+    expected = trained(clients(), "loop", local, **options)
+    assert torch.allclose(trained(clients(), "fast", local, **options), expected, atol=1e-6)
+
+
+def test_a_transform_is_asked_in_every_round():
+    calls = []
+
+    def noisy(x):
+        calls.append(len(x))
+        return x + 0.1 * len(calls)
+
+    simulation, steps = recorded(clients(transform=noisy), FULL)
+    assert not simulation.task.clients.stands_still
+    who, w = torch.arange(6), simulation.begin().w.float()
+    first, second = (steps(w, who, simulation.plan(who, number), number) for number in (1, 2))
+    assert not torch.equal(first, second)
