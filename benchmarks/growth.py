@@ -2,14 +2,16 @@
 
     python benchmarks/growth.py [--device cuda] [--quick] [--out benchmarks/results/growth-cpu.json]
 
-Each point is a process of its own. Rounds are those of one run of a small problem with a folder: seconds of the
+Each point is a process of its own. Rounds are those of one run of a small problem with a folder: the median of the
 10 rounds that end there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import tempfile
 import time
 from dataclasses import asdict
@@ -49,7 +51,7 @@ def by_rounds(rounds: int, device: str) -> list[dict[str, Any]]:
         ends.append(time.perf_counter())
         at = record["round"]
         if at >= 10 and at in {10, 30, 100, 300, 1000, 3000}:
-            seconds = (ends[-1] - ends[-11]) / 10
+            seconds = statistics.median(after - before for before, after in itertools.pairwise(ends[-11:]))
             rows.append({"size": at, "seconds_per_round": seconds, "peak_memory_bytes": peak_memory(device)})
 
     with tempfile.TemporaryDirectory() as folder:
@@ -73,15 +75,21 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     figure, axes = plt.subplots(2, len(found), figsize=(3 * len(found), 5), layout="constrained")
     for column, (name, rows) in enumerate(found.items()):
-        for axis, field, label in (
-            (axes[0][column], "seconds_per_round", "seconds per round"),
-            (axes[1][column], "peak_memory_bytes", "peak memory, bytes"),
-        ):
-            axis.plot([row["size"] for row in rows], [row[field] for row in rows], "o-")
-            axis.set(xscale="log", yscale="log", xlabel=name, ylabel=label)
+        sizes = [row["size"] for row in rows]
+        seconds, memory = axes[0][column], axes[1][column]
+        seconds.plot(sizes, [row["seconds_per_round"] for row in rows], "o-")
+        seconds.set(xscale="log", yscale="log", xlabel=name, ylabel="seconds per round")
+        lowest = min(row["seconds_per_round"] for row in rows)
+        seconds.set_ylim(lowest / 3, 3 * max(row["seconds_per_round"] for row in rows))
+        seconds.yaxis.set_minor_formatter(NullFormatter())
+        memory.plot(sizes, [row["peak_memory_bytes"] / 1e6 for row in rows], "o-")
+        memory.set(xscale="log", xlabel=name, ylabel="peak memory, MB")
+        memory.set_ylim(bottom=0)
+        for axis in (seconds, memory):
             axis.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
 
@@ -95,7 +103,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     for name, asked in points(given.quick).items():
         found[name] = [
-            {"size": size, **asdict(measure("dpfedexp", work, clients, rounds=1, device=given.device))}
+            {"size": size, **asdict(measure("dpfedexp", work, clients, rounds=3, device=given.device))}
             for size, work, clients in asked
         ]
     found["rounds"] = by_rounds(100 if given.quick else 1000, given.device)

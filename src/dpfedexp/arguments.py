@@ -59,10 +59,8 @@ def _checked(
             try:
                 signature.bind(*args, **named)
             except TypeError as error:
-                wrong = _sentence(name, parameters, args[own:], named, instead or {}, error)
-            else:
-                raise
-        raise InputError(wrong)
+                raise InputError(_sentence(name, parameters, args[own:], named, instead or {}, error)) from None
+            raise
 
     return call
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
 from dpfedexp import (
     Execution,
@@ -109,6 +110,28 @@ def environment(rank, world, at):
     return {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(at)}
 
 
+class Remembers(nn.Module):
+    """Keeps what one client alone has."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.linear, self.value, self.kept = nn.Linear(3, 1), value, 0.0
+
+    def forward(self, x):
+        largest = float(x.abs().amax())
+        if abs(largest - self.value) < 10:
+            self.kept = largest
+        return self.linear(x)
+
+
+def remembering(client):
+    """A run in which one of two clients, and so one of two ranks, is remembered; the larger client is rank 0's."""
+    rows = [(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)]
+    execution = Execution(device="cpu", trainer="loop")
+    model, clients = Remembers(100.0 * (client + 1)), Federation.from_clients(rows)
+    train(model, clients, fedavg(), local=Sgd(lr=1e-6, steps=1), rounds=2, progress=False, execution=execution)
+
+
 def work(rank, world, at, folder):
     os.environ |= environment(rank, world, at)
     torch.set_num_threads(1)
@@ -120,6 +143,11 @@ def work(rank, world, at, folder):
         train(linear_regression(D), problem.federation, fedavg(), evaluate=lambda m: {"x": 1 / 0}, **failing)
     except (ZeroDivisionError, RoundFailed) as error:
         found["failure"] = type(error).__name__
+    for client in range(2):
+        try:
+            remembering(client)
+        except (InputError, RoundFailed) as error:
+            found["remembers", client] = f"{type(error).__name__}: {error}"
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.leave()
 
@@ -150,6 +178,13 @@ def test_the_ranks_add_their_votes(ranks):
 
 def test_an_error_on_rank_0_ends_the_other_too(ranks):
     assert [found["failure"] for found in ranks] == ["ZeroDivisionError", "RoundFailed"]
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_a_module_that_remembers_on_one_rank_ends_the_round_on_all(ranks, client):
+    ended = [found["remembers", client] for found in ranks]
+    assert "keeps 'kept' from batch to batch" in ended[client]
+    assert ended[1 - client].startswith(f"RoundFailed: rank {client} failed in round 1")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

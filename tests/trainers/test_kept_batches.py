@@ -99,7 +99,66 @@ def test_a_transform_is_asked_in_every_round():
         return x + 0.1 * len(calls)
 
     simulation, steps = recorded(clients(transform=noisy), FULL)
-    assert not simulation.task.clients.stands_still
+    assert simulation.task.clients.edition is None
     who, w = torch.arange(6), simulation.begin().w.float()
     first, second = (steps(w, who, simulation.plan(who, number), number) for number in (1, 2))
     assert not torch.equal(first, second)
+
+
+class Masked(Federation):
+    """A view that hides a feature."""
+
+    def gather(self, clients, positions, device=None):
+        x, y = super().gather(clients, positions, device)
+        return x * torch.tensor([1.0, 1.0, 0.0]), y
+
+
+class Few:
+    """Some clients of a federation; what it does not know itself, the federation answers."""
+
+    def __init__(self, inner, which):
+        self.inner, self.which, self.sizes = inner, torch.tensor(which), inner.sizes[which]
+
+    def __len__(self):
+        return len(self.which)
+
+    def gather(self, clients, positions, device=None):
+        return self.inner.gather(self.which[clients], positions, device)
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+
+
+@pytest.mark.parametrize("trainer", ["loop", "vectorised", "fast"])
+def test_clients_that_gather_their_own_way_are_read_that_way(trainer):
+    held = clients()
+    masked = Masked(held.inputs, held.targets, [list(range(4 * i, 4 * i + 4)) for i in range(6)])
+    model = trained(masked, trainer, FULL)
+    assert torch.allclose(model, trained(masked, "loop", FULL), atol=1e-6)
+    assert torch.equal(model[:15].reshape(5, 3)[:, 2], net()[0].weight[:, 2])
+    few, same = Few(held, [4, 5]), clients()
+    rows = [list(range(16, 20)), list(range(20, 24))]
+    expected = trained(Federation(same.inputs, same.targets, rows), trainer, FULL)
+    assert torch.allclose(trained(few, trainer, FULL), expected, atol=1e-6)
+
+
+def test_data_that_change_in_place_and_tensors_of_the_caller_are_seen():
+    simulation, steps = recorded(clients(), FULL)
+    who, w = torch.tensor([0, 1, 2]), simulation.begin().w.float()
+    first = steps(w, who, simulation.plan(who, 1), 1)
+    simulation.task.clients.inputs.mul_(2.0)
+    second = steps(w, who, simulation.plan(who, 2), 2)
+    plan = simulation.plan(who, 3)
+    who.copy_(torch.tensor([3, 4, 5]))
+    third = steps(w, who, plan, 3)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_chunks_do_not_push_one_another_out():
+    simulation, steps = recorded(clients(), FULL)
+    w = simulation.begin().w.float()
+    for number in (1, 2, 3):
+        for who in (torch.arange(3), torch.arange(3, 6)):
+            steps(w, who, simulation.plan(who, number), number)
+    assert steps._kept is None

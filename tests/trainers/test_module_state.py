@@ -328,3 +328,37 @@ def test_a_model_that_takes_no_made_up_rows_is_simulated_on_real_ones_and_refuse
     assert len(run.history) == 1
     with pytest.raises(InputError, match=r"numbers between -1 and 1.*made-up rows first"):
         train(net(Picky()), data, PRIVATE, local=LOCAL, rounds=1, secure=True, progress=False)
+
+
+class Rare(nn.Module):
+    """Remembers rows that no made-up batch has, in place, and forgets them when it sees another batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 3), nn.Linear(3, 2)
+        self.register_buffer("memory", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rare = (x > 1).float()[..., None]
+        h = self.words(x)
+        out = self.head((h + rare * self.memory).mean(1))
+        with torch.no_grad():
+            self.memory.copy_((h * rare).sum((0, 1)))
+        return out
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_what_a_module_forgets_at_the_next_batch_is_found_before_it_is_asked(secure):
+    rows = [(torch.randint(2, 8, (3, 4)), torch.randint(0, 2, (3,))) for _ in range(4)]
+    execution = Execution(device="cpu", trainer="loop")
+    with pytest.raises(InputError, match="'memory'"):
+        train(
+            Rare(),
+            Federation.from_clients(rows),
+            PRIVATE,
+            local=LOCAL,
+            rounds=1,
+            secure=secure,
+            execution=execution,
+            progress=False,
+        )

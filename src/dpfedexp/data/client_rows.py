@@ -73,7 +73,7 @@ class ClientRows:
 
         Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …].
         """
-        return self.reading(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
+        return self._read(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
 
     def reading(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
@@ -82,6 +82,18 @@ class ClientRows:
 
         Which rows these are goes to the device once: a copy at every step would make a GPU wait for the processor.
         """
+        if self._gathers_itself:
+            return self._read(clients, positions, device)
+        return lambda step: self.gather(clients, positions[:, step], device)
+
+    @property
+    def _gathers_itself(self) -> bool:
+        """Whether no subclass gives other rows than these."""
+        return type(self).gather is ClientRows.gather
+
+    def _read(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None
+    ) -> Callable[[int], tuple[Any, Tensor]]:
         clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
         inside = (positions >= 0) & (positions < self.sizes[clients][:, None, None])
@@ -99,9 +111,12 @@ class ClientRows:
         return read
 
     @property
-    def stands_still(self) -> bool:
-        """Whether a row is the same whenever it is read; a transform may draw."""
-        return self.transform is None
+    def edition(self) -> tuple[int, ...] | None:
+        """Another one after the data were changed in place; None where a row may be another at every reading: transforms draw."""
+        held = list(self.contents())
+        if self.transform is not None or not self._gathers_itself or any(part.is_inference() for part in held):
+            return None
+        return tuple(part._version for part in held)
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All that one client holds, cast as in `gather`."""

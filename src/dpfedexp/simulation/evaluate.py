@@ -73,13 +73,14 @@ def _kind(test: Any) -> str:
 class Measuring:
     """Metrics of released parameters, in a copy of the model that no client trains.
 
-    A caller's function may do what it likes with the model, so it gets a copy of its own every time. A test set only asks.
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes; for a test
+    set, frozen parameters are not copied.
 
     Args:
         model: as it was given to the run.
         simulation: the run, before its first round.
         evaluate: what measures.
-        asks: whether `evaluate` leaves the model as it was.
+        asks: whether `evaluate` leaves the parameters as they were.
     """
 
     def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
@@ -92,7 +93,8 @@ class Measuring:
                 own.data = held[name].data
 
     def __call__(self, state: State) -> dict[str, float]:
-        model = self.copy if self.asks else copy.deepcopy(self.copy)
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        model = copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
         self.task.layout.write(model, state.reported)
         found = self.evaluate(model)
         if not isinstance(found, Mapping):

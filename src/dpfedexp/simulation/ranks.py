@@ -117,8 +117,7 @@ class Team:
                 if not self.settled:
                     self._send_rows(state.client_controls)
             self.settled = True
-            mine = self._mine(simulation, cohort)
-            return self._add(simulation.cohort_part(state, mechanism, cohort[mine], number))
+            return self._together(simulation, state, mechanism, cohort, number)
         except (RuntimeError, ValueError) as error:
             raise self._lost(number, error) from None
 
@@ -144,8 +143,7 @@ class Team:
                 self.settled = True
                 state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls)
                 mechanism = simulation.mechanism.at_radius(radius)
-                mine = self._mine(simulation, cohort)
-                part = self._add(simulation.cohort_part(state, mechanism, cohort[mine], int(number)))
+                part = self._together(simulation, state, mechanism, cohort, int(number))
                 if state.client_controls is not None:
                     for clients, rows in part[1]:
                         state.client_controls[clients] = rows
@@ -204,6 +202,28 @@ class Team:
             dealt = torch.ones_like(sizes) if isolated else sizes
             self.owned[share(dealt, self.rank, self.world)] = True
         return torch.nonzero(self.owned[cohort]).flatten()
+
+    def _together(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part:
+        """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, without waiting."""
+        part, failed = None, None
+        try:
+            part = simulation.cohort_part(state, mechanism, cohort[self._mine(simulation, cohort)], number)
+        except Exception as error:
+            failed = error
+        worst = torch.tensor(0 if failed is None else self.rank + 1)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        if worst:
+            # Everybody knows, so nobody need be told.
+            self.over = True
+        if failed is not None:
+            raise failed
+        if part is None or worst:
+            raise RoundFailed(
+                f"rank {int(worst) - 1} failed in round {number}; its own message says why. Nothing of that round was released."
+            )
+        return self._add(part)
 
     def _add(self, part: Part) -> Part:
         """All ranks' parts together, at rank 0; what clients remember travels there too."""

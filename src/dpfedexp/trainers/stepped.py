@@ -27,7 +27,7 @@ from dpfedexp.trainers.stepping import (
     Take,
     cuda_graph,
 )
-from dpfedexp.trainers.task import Task, batches
+from dpfedexp.trainers.task import Clients, Task, batches
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,19 @@ class ByVmap:
             take(name, gradient)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data."""
+
+    round: int
+    asked: tuple[Tensor, ...]
+    edition: tuple[int, ...]
+    batch: Batch
+
+    def serves(self, asked: tuple[Tensor, ...], edition: tuple[int, ...] | None) -> bool:
+        return self.edition == edition and all(map(torch.equal, asked, self.asked))
+
+
 class Steps:
     """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed.
 
@@ -85,8 +98,8 @@ class Steps:
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = Recordings(self._fresh, capture) if record else None
-        # The one batch of every step, for another round of the same clients: what was asked for, and the batch.
-        self._kept: tuple[tuple[Tensor, ...], Batch] | None = None
+        self._kept: Kept | None = None
+        self._crowded = -2
 
     def _fresh(self) -> Stepper:
         return Stepper(self.core, self.task.layout, self.task.local)
@@ -108,7 +121,7 @@ class Steps:
         uneven = schedule.uneven
         rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
-            batch_of = self._batches(clients, schedule)
+            batch_of = self._batches(clients, schedule, round)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
             keys = self.task.keys(self.streams, round, clients)
             given: dict[str, Tensor] = {} if out is None else {"into": out}
@@ -120,17 +133,22 @@ class Steps:
     def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
         return self._fresh() if self.recordings is None else self.recordings.stepper(key)
 
-    def _batches(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
+    def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
         if schedule.positions.shape[1] > 1:
             return self._made(clients, schedule)
-        asked, kept = (clients, schedule.positions, schedule.weights), self._kept
-        if kept is None or not all(map(torch.equal, asked, kept[0])):
+        asked, edition = (clients, schedule.positions, schedule.weights), _edition(self.task.clients)
+        kept = self._kept
+        if kept is None or not kept.serves(asked, edition):
+            if kept is not None and kept.round == round:
+                # Several chunks a round would only push one another out.
+                self._crowded = round
             # The old batch goes before the new one comes.
             self._kept = kept = None
-            kept = asked, self._made(clients, schedule)(0)
-            if getattr(self.task.clients, "stands_still", False):
-                self._kept = kept
-        batch = kept[1]
+            batch = self._made(clients, schedule)(0)
+            if edition is not None and round not in (self._crowded, self._crowded + 1):
+                self._kept = Kept(round, tuple(part.clone() for part in asked), edition, batch)
+        else:
+            batch = kept.batch
         return lambda step: batch
 
     def _made(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
@@ -142,6 +160,12 @@ class Steps:
             return Batch(self.core.prepare(x), y, weights)
 
         return make
+
+
+def _edition(clients: Clients) -> tuple[int, ...] | None:
+    """Of data that give the same rows whenever they are asked; None where their class does not say so."""
+    known: tuple[int, ...] | None = getattr(clients, "edition", None) if hasattr(type(clients), "edition") else None
+    return known
 
 
 def _filled(

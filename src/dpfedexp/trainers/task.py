@@ -150,8 +150,9 @@ def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], 
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
 
     positions, weights = schedule.positions, schedule.weights.to(task.device)
-    reading = getattr(task.clients, "reading", None)
-    read = None if reading is None else reading(clients, positions, task.device)
+    # Asked of the class: whatever passes on what it does not know itself, such as a view of a federation, has rows of its own.
+    reading = getattr(type(task.clients), "reading", None)
+    read = None if reading is None else reading(task.clients, clients, positions, task.device)
 
     def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
         x, y = task.clients.gather(clients, positions[:, step], task.device) if read is None else read(step)

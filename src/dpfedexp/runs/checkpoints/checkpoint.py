@@ -76,6 +76,8 @@ class Records:
         self._texts: list[str] = []
 
     def text(self, history: list[dict[str, Any]]) -> str:
+        # A callback may have added to the last one since.
+        del self._texts[-1:]
         self._texts += [json.dumps(record) for record in history[len(self._texts) :]]
         return f"[{', '.join(self._texts)}]"
 
