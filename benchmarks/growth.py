@@ -88,7 +88,7 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         seconds.yaxis.set_minor_formatter(NullFormatter())
         memory.plot(sizes, [row["peak_memory_bytes"] / 1e6 for row in rows], "o-")
         memory.set(xscale="log", xlabel=name, ylabel="peak memory, MB")
-        memory.set_ylim(bottom=0)
+        memory.set_ylim(0, 1.1 * max(row["peak_memory_bytes"] / 1e6 for row in rows))
         for axis in (seconds, memory):
             axis.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
