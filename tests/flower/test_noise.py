@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from flwr.app import RecordDict
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import dp_fedavg, fedavg
 from dpfedexp.errors import InputError
 from dpfedexp.flower.messages import REQUEST, Request
-from dpfedexp.flower.noise import bind, deployed
+from dpfedexp.flower.noise import begun, bind, deployed, deployment_noise
 from dpfedexp.mechanisms import MECHANISMS, CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms.registry import Entry
 from dpfedexp.participation import Full
+from dpfedexp.simulation.ahead import LONG, Ahead
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,16 @@ def test_the_mechanisms_of_the_library_are_deployed_with_secure_noise(mechanism)
 def test_what_promises_nothing_has_no_noise_to_check():
     assert deployed(NoPrivacy()) == NoPrivacy()
     assert bind(fedavg(), Full(), 3, 10, 2) == NoPrivacy()
+
+
+def test_the_servers_noise_is_begun_where_it_draws_one_and_handed_out_once():
+    central = CentralGaussian(1.0, 1.0).secure()
+    begun_ = begun(deployment_noise, central, LONG)
+    assert isinstance(begun_, Ahead)
+    server = torch.zeros(1, dtype=torch.int64)
+    first, second = (begun_.normal(server, LONG, torch.device("cpu"), torch.float64) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert abs(float(first.std()) - 1.0) < 0.05
+    for other in (replace(central, strict=True), LocalGaussian(1.0, 1.0), NoPrivacy()):
+        assert not isinstance(begun(deployment_noise, other, LONG), Ahead)
+    assert not isinstance(begun(deployment_noise, central, LONG - 1), Ahead)

@@ -17,6 +17,7 @@ def test_the_draws_are_the_sources_own():
     ahead = Ahead(source, 1000)
     for asked in (
         (SERVER, 1000, CPU, torch.float64),
+        (SERVER, 1000, CPU, torch.float64),
         (SERVER, 999, CPU, torch.float64),
         (SERVER + 1, 1000, CPU, torch.float64),
     ):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.participation import Participation
+from dpfedexp.simulation.ahead import LONG, Ahead
 from dpfedexp.votes import Ask
 
 
 def deployment_noise() -> Noise:
     """A fresh source for one purpose of one round: every call has entropy of its own, so no two sources are related."""
     return ChaChaNoise()
+
+
+def begun(make: Callable[[], Noise], mechanism: Mechanism, width: int) -> Noise:
+    """A fresh source, whose draw for the sum of so many numbers is under way where the server draws one: replies take longer."""
+    drawn = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
+    return Ahead(make(), width) if drawn and mechanism.noise_kind != "strict" and width >= LONG else make()
 
 
 def deployed(mechanism: Mechanism) -> Mechanism:

@@ -1,8 +1,8 @@
-"""The server's noise, drawn by the processor while a GPU still trains."""
+"""The server's noise, drawn by the processor while a GPU still trains, or while replies come in."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ LONG = 2**16
 
 
 class Ahead:
-    """A seeded source of noise whose draw for the server is under way: the same numbers, sooner.
+    """A source of noise whose draw for the server is under way: the same numbers, sooner, and handed out once.
 
-    Nothing of it waits for what the clients do: the draws of a seeded source depend on the round alone. The thread leaves the GPU
+    Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
     alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
 
     Args:
@@ -30,12 +30,17 @@ class Ahead:
         room = torch.empty(1, width, dtype=torch.float64, pin_memory=torch.cuda.is_available())
         server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
-        self.drawn = thread.submit(lambda: room.copy_(noise.normal(server, width, CPU, torch.float64)))
+        self.drawn: Future[Tensor] | None = thread.submit(
+            lambda: room.copy_(noise.normal(server, width, CPU, torch.float64))
+        )
         thread.shutdown(wait=False)
 
     def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        if clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
-            return self.drawn.result().to(device, non_blocking=True)
+        drawn = self.drawn
+        if drawn is not None and clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
+            # A second time it would not be noise any more.
+            self.drawn = None
+            return drawn.result().to(device, non_blocking=True)
         return self.noise.normal(clients, width, device, dtype)
 
     def uniform(self, clients: Tensor, width: int) -> Tensor:

@@ -30,11 +30,11 @@ from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.flower.node.mod import CONTROL, MODEL
-from dpfedexp.flower.noise import bind, deployment_noise
+from dpfedexp.flower.noise import begun, bind, deployment_noise
 from dpfedexp.flower.rate import check_rate, tau_eta_l_of
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
-from dpfedexp.flower.server.nodes import choose, exchange
+from dpfedexp.flower.server.nodes import arriving, choose
 from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
 from dpfedexp.flower.server.status import Status, write_status
@@ -239,6 +239,7 @@ class DpFedExp(Strategy):
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
         width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
+        self._central = begun(self.noise, mechanism, width)
         sums, counts = self._added(replies, width, public, votes)
         check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
         if not mechanism.is_local:
@@ -272,7 +273,7 @@ class DpFedExp(Strategy):
         return add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
 
     def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
-        return mechanism.release(sums, self.participation.expected(self.clients), self.noise(), self.noise()), counts
+        return mechanism.release(sums, self.participation.expected(self.clients), self._central, self.noise()), counts
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -326,8 +327,7 @@ class DpFedExp(Strategy):
         try:
             for number in range(self.state.round + 1, self.rounds + 1):
                 messages = self.configure_train(number, self.reported, train_config or ConfigRecord(), grid, timeout)
-                replies = exchange(grid, messages, timeout)
-                arrays, metrics = self.aggregate_train(number, replies)
+                arrays, metrics = self.aggregate_train(number, arriving(grid, messages, timeout))
                 result.train_metrics_clientapp[number] = metrics
                 _log.info("Round %d of %d: %s", number, self.rounds, dict(metrics))
                 scores = evaluate_fn(number, arrays) if evaluate_fn else None
