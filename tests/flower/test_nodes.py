@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod as client
-from dpfedexp.flower.server import nodes
-from dpfedexp.flower.server.nodes import arriving, exchange, seated
+from dpfedexp.flower.server.nodes import seated
 from dpfedexp.local import Sgd
 from dpfedexp.runs.verify import recompute, verify_run
 
@@ -187,45 +185,3 @@ def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(t
     assert late.statement.reporting == 2
     assert late.statement.models_only is not None
     assert late.statement.models_only.epsilon_total > early.statement.models_only.epsilon_total
-
-
-class Slow:
-    """A grid whose replies are there after so many pulls each."""
-
-    def __init__(self, *after: int) -> None:
-        self.after, self.pulls, self.log = after, 0, []
-
-    def push_messages(self, messages):
-        self.log.append("asked")
-        return [str(number) for number in range(len(self.after))]
-
-    def pull_messages(self, keys):
-        self.pulls += 1
-        ready = [key for key in keys if self.after[int(key)] <= self.pulls]
-        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=key)) for key in ready]
-
-
-def named(replies):
-    return [reply.metadata.reply_to_message_id for reply in replies]
-
-
-def test_a_reply_is_handed_over_before_the_next_has_come():
-    grid = Slow(1, 3)
-    replies = arriving(grid, ["a", "b"], 60.0)
-    assert grid.log == []
-    assert named([next(replies)]) == ["0"]
-    assert grid.pulls == 1
-    assert named(replies) == ["1"]
-    assert named(exchange(Slow(2, 1), ["a", "b"], 60.0)) == ["1", "0"]
-    assert exchange(Slow(), [], 60.0) == []
-
-
-def test_what_came_while_a_reply_was_read_counts_and_what_comes_later_does_not(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
-    taken, grid = [], Slow(1, 2, 9)
-    for reply in arriving(grid, ["a", "b", "c"], 10.0):
-        taken.append(reply)
-        now[0] += 20.0
-    assert named(taken) == ["0", "1"]
-    assert grid.pulls == 2

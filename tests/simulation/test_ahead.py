@@ -14,7 +14,7 @@ CPU, SERVER = torch.device("cpu"), torch.zeros(1, dtype=torch.int64)
 
 def test_the_draws_are_the_sources_own():
     source = Streams(3).at("central noise", 7)
-    ahead = Ahead(source, 1000)
+    ahead = Ahead(source, 1000, CPU)
     for asked in (
         (SERVER, 1000, CPU, torch.float64),
         (SERVER, 1000, CPU, torch.float64),
@@ -46,7 +46,7 @@ def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
 
     plain, started = run(), []
     monkeypatch.setattr(
-        rounds, "drawn_ahead", lambda noise, width, device: started.append(width) or Ahead(noise, width)
+        rounds, "drawn_ahead", lambda noise, width, device: started.append(width) or Ahead(noise, width, CPU)
     )
     assert torch.equal(run(), plain)
     assert started == [8, 8, 8]

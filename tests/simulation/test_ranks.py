@@ -187,6 +187,40 @@ def test_a_module_that_remembers_on_one_rank_ends_the_round_on_all(ranks, client
     assert ended[1 - client].startswith(f"RoundFailed: rank {client} failed in round 1")
 
 
+class Interrupted(nn.Linear):
+    """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
+
+    def forward(self, x):
+        if distributed.rank() == 0 and len(x) == 3:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def interrupted(rank, world, at, folder):
+    os.environ |= environment(rank, world, at)
+    distributed.join()
+    rows = [(torch.full((3, 3), 100.0), torch.zeros(3, 1)) for _ in range(2)]
+    execution = Execution(device="cpu", trainer="loop")
+    how = {"local": Sgd(lr=1e-6, steps=1), "rounds": 2, "progress": False, "execution": execution}
+    try:
+        train(Interrupted(3, 1), Federation.from_clients(rows), fedavg(), **how)
+    except BaseException as error:
+        with open(f"{folder}/{rank}", "w") as file:
+            file.write(type(error).__name__)
+    distributed.leave()
+
+
+def test_an_interrupt_waits_for_nobody_and_the_others_notice(tmp_path):
+    began = time.monotonic()
+    both = mp.spawn(interrupted, (2, port(), str(tmp_path)), nprocs=2, join=False)
+    while not both.join(1.0):
+        if time.monotonic() - began > 60:
+            for process in both.processes:
+                process.kill()
+            pytest.fail("the ranks wait for each other")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["Interrupted", "RoundFailed"]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_shares_are_a_partition_of_even_work(world):
     sizes = torch.randint(0, 50, (100,), generator=torch.Generator().manual_seed(0))

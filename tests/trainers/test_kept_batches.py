@@ -155,6 +155,28 @@ def test_data_that_change_in_place_and_tensors_of_the_caller_are_seen():
     assert not torch.equal(second, third)
 
 
+def test_other_tensors_in_the_place_of_the_old_ones_are_seen():
+    simulation, steps = recorded(clients(), FULL)
+    who, w = torch.arange(6), simulation.begin().w.float()
+    first = steps(w, who, simulation.plan(who, 1), 1)
+    simulation.task.clients.targets = 1 - simulation.task.clients.targets
+    assert not torch.equal(first, steps(w, who, simulation.plan(who, 2), 2))
+
+
+def test_a_way_to_rows_that_one_federation_alone_has_is_taken():
+    federation, asked = clients(), []
+    own = federation.gather
+
+    def noted(*given):
+        asked.append(given)
+        return own(*given)
+
+    federation.gather = noted
+    assert federation.edition is None
+    federation.reading(torch.arange(2), torch.zeros(2, 3, 1, dtype=torch.int64))(1)
+    assert len(asked) == 1
+
+
 def test_chunks_do_not_push_one_another_out():
     simulation, steps = recorded(clients(), FULL)
     w = simulation.begin().w.float()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,17 @@ from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets
 from dpfedexp.data.assignment import as_assignment
 from dpfedexp.errors import require
 from dpfedexp.inputs import each, leaves
+
+
+@dataclass(frozen=True, eq=False)
+class Edition:
+    """Tensors as they were at a moment: the same only while they are the same ones, unchanged."""
+
+    held: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    def same(self, other: Edition | None) -> bool:
+        return other is not None and self.versions == other.versions and all(map(operator.is_, self.held, other.held))
 
 
 class ClientRows:
@@ -88,8 +101,9 @@ class ClientRows:
 
     @property
     def _gathers_itself(self) -> bool:
-        """Whether no subclass gives other rows than these."""
-        return type(self).gather is ClientRows.gather
+        """Whether nobody has put another way to rows in this one's place."""
+        own = (type(self)._cast, type(self)._picked) == (ClientRows._cast, ClientRows._picked)
+        return own and getattr(self.gather, "__func__", None) is ClientRows.gather
 
     def _read(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None
@@ -111,12 +125,15 @@ class ClientRows:
         return read
 
     @property
-    def edition(self) -> tuple[int, ...] | None:
-        """Another one after the data were changed in place; None where a row may be another at every reading: transforms draw."""
+    def edition(self) -> Edition | None:
+        """What is held, and how often torch has changed it in place; None where a row may be another at every reading.
+
+        Whoever writes into memory that torch does not know of, such as a NumPy array that was given, must not do so during a run.
+        """
         held = list(self.contents())
         if self.transform is not None or not self._gathers_itself or any(part.is_inference() for part in held):
             return None
-        return tuple(part._version for part in held)
+        return Edition(tuple(held), tuple(part._version for part in held))
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """All that one client holds, cast as in `gather`."""

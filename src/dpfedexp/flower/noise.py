@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
@@ -20,9 +22,13 @@ def deployment_noise() -> Noise:
 
 
 def begun(make: Callable[[], Noise], mechanism: Mechanism, width: int) -> Noise:
-    """A fresh source, whose draw for the sum of so many numbers is under way where the server draws one: replies take longer."""
+    """A fresh source, whose draw for a sum of so many numbers is under way where the server draws one: nodes take longer."""
     drawn = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
-    return Ahead(make(), width) if drawn and mechanism.noise_kind != "strict" and width >= LONG else make()
+    return (
+        Ahead(make(), width, torch.device("cpu"))
+        if drawn and mechanism.noise_kind != "strict" and width >= LONG
+        else make()
+    )
 
 
 def deployed(mechanism: Mechanism) -> Mechanism:

@@ -1,4 +1,4 @@
-"""The server's noise, drawn by the processor while a GPU still trains, or while replies come in."""
+"""The server's noise, drawn by the processor while a GPU or nodes still train."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Ahead:
     Args:
         noise: the source.
         width: how many numbers will be asked for.
+        device: where they will be asked for; a GPU reads them from memory that it reaches itself.
     """
 
-    def __init__(self, noise: Noise, width: int) -> None:
+    def __init__(self, noise: Noise, width: int, device: torch.device) -> None:
         self.noise, self.width = noise, width
-        room = torch.empty(1, width, dtype=torch.float64, pin_memory=torch.cuda.is_available())
+        room = torch.empty(1, width, dtype=torch.float64, pin_memory=device.type == "cuda")
         server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
         self.drawn: Future[Tensor] | None = thread.submit(
@@ -49,4 +50,4 @@ class Ahead:
 
 def drawn_ahead(noise: Noise, width: int, device: torch.device) -> Noise:
     """The source itself, or on a GPU one that is at work already."""
-    return Ahead(noise, width) if device.type == "cuda" and width >= LONG else noise
+    return Ahead(noise, width, device) if device.type == "cuda" and width >= LONG else noise

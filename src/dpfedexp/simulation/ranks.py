@@ -90,6 +90,7 @@ class Team:
     settled: bool = False
     over: bool = False
     owned: Tensor | None = field(default=None, repr=False)
+    failed: Exception | None = None
 
     @staticmethod
     def current() -> Team | None:
@@ -180,7 +181,7 @@ class Team:
 
     def _lost(self, number: int, error: Exception) -> Exception:
         """A collective that failed, as a sentence; whatever else went wrong stays what it is."""
-        if isinstance(error, InputError | RoundFailed):
+        if error is self.failed or isinstance(error, InputError | RoundFailed):
             return error
         if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not _about_connections(error):
             return error
@@ -206,14 +207,25 @@ class Team:
     def _together(
         self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
     ) -> Part:
-        """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, without waiting."""
-        part, failed = None, None
+        """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, when all are there.
+
+        An interrupt waits for nobody: the others see that this rank has gone.
+        """
+        part = None
         try:
             part = simulation.cohort_part(state, mechanism, cohort[self._mine(simulation, cohort)], number)
         except Exception as error:
-            failed = error
+            self.failed = error
+        except BaseException:
+            self.over = True
+            raise
+        failed = self.failed
         worst = torch.tensor(0 if failed is None else self.rank + 1)
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        try:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        except RuntimeError:
+            if failed is None:
+                raise
         if worst:
             # Everybody knows, so nobody need be told.
             self.over = True

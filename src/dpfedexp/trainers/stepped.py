@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.batches import Schedule
+from dpfedexp.data.client_rows import Edition
 from dpfedexp.inputs import Inputs
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
@@ -71,11 +72,11 @@ class Kept:
 
     round: int
     asked: tuple[Tensor, ...]
-    edition: tuple[int, ...]
+    edition: Edition
     batch: Batch
 
-    def serves(self, asked: tuple[Tensor, ...], edition: tuple[int, ...] | None) -> bool:
-        return self.edition == edition and all(map(torch.equal, asked, self.asked))
+    def serves(self, asked: tuple[Tensor, ...], edition: Edition | None) -> bool:
+        return self.edition.same(edition) and all(map(torch.equal, asked, self.asked))
 
 
 class Steps:
@@ -162,9 +163,9 @@ class Steps:
         return make
 
 
-def _edition(clients: Clients) -> tuple[int, ...] | None:
+def _edition(clients: Clients) -> Edition | None:
     """Of data that give the same rows whenever they are asked; None where their class does not say so."""
-    known: tuple[int, ...] | None = getattr(clients, "edition", None) if hasattr(type(clients), "edition") else None
+    known: Edition | None = getattr(clients, "edition", None) if hasattr(type(clients), "edition") else None
     return known
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -88,25 +88,20 @@ def choose(nodes: Sequence[int], hosted: int, sampling: Sampling) -> Asked:
     return {node: clients for node, clients in drawn.items() if clients}
 
 
-def arriving(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> Iterator[Message]:
-    """Replies as they arrive, until the deadline. One that can't even be read is left out, so that no client can stop the server.
-
-    Nothing is asked before the first is waited for. Whoever takes long over a reply still gets those that came meanwhile.
-    """
-    waiting = {key for key in grid.push_messages(messages) if key} if messages else set()
-    deadline, late = time.monotonic() + seconds, False
-    while waiting and not late:
-        late = time.monotonic() >= deadline
+def exchange(grid: Grid, messages: Sequence[Message], seconds: float, poll: float = 0.5) -> list[Message]:
+    """Replies that arrive before the deadline. One that can't even be read is left out, so that no client can stop the server."""
+    if not messages:
+        return []
+    waiting = {key for key in grid.push_messages(messages) if key}
+    replies: list[Message] = []
+    deadline = time.monotonic() + seconds
+    while waiting and time.monotonic() < deadline:
         got = _pull(grid, waiting)
+        replies += got
         waiting -= {reply.metadata.reply_to_message_id for reply in got}
-        yield from got
-        if waiting and not got and not late:
+        if waiting:
             time.sleep(poll)
-
-
-def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Message]:
-    """All replies that arrive before the deadline."""
-    return list(arriving(grid, messages, seconds))
+    return replies
 
 
 def _pull(grid: Grid, waiting: set[str]) -> list[Message]:

@@ -34,7 +34,7 @@ from dpfedexp.flower.noise import begun, bind, deployment_noise
 from dpfedexp.flower.rate import check_rate, tau_eta_l_of
 from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
 from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
-from dpfedexp.flower.server.nodes import arriving, choose
+from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
 from dpfedexp.flower.server.status import Status, write_status
@@ -222,6 +222,7 @@ class DpFedExp(Strategy):
             records[CONTROL] = to_arrays(self.state.control, self.layout)
         if mechanism.is_local:
             self._charge(server_round, event)
+        self._central = begun(self.noise, mechanism, mechanism.width(self.layout.dimension))
         return [
             Message(
                 RecordDict({**records, REQUEST: request.to_record()}),
@@ -239,7 +240,6 @@ class DpFedExp(Strategy):
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
         width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
-        self._central = begun(self.noise, mechanism, width)
         sums, counts = self._added(replies, width, public, votes)
         check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
         if not mechanism.is_local:
@@ -327,7 +327,7 @@ class DpFedExp(Strategy):
         try:
             for number in range(self.state.round + 1, self.rounds + 1):
                 messages = self.configure_train(number, self.reported, train_config or ConfigRecord(), grid, timeout)
-                arrays, metrics = self.aggregate_train(number, arriving(grid, messages, timeout))
+                arrays, metrics = self.aggregate_train(number, exchange(grid, messages, timeout))
                 result.train_metrics_clientapp[number] = metrics
                 _log.info("Round %d of %d: %s", number, self.rounds, dict(metrics))
                 scores = evaluate_fn(number, arrays) if evaluate_fn else None
