@@ -23,12 +23,10 @@ def deployment_noise() -> Noise:
 
 def begun(make: Callable[[], Noise], mechanism: Mechanism, width: int) -> Noise:
     """A fresh source, whose draw for a sum of so many numbers is under way where the server draws one: nodes take longer."""
-    drawn = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
-    return (
-        Ahead(make(), width, torch.device("cpu"))
-        if drawn and mechanism.noise_kind != "strict" and width >= LONG
-        else make()
-    )
+    central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
+    if central and mechanism.noise_kind != "strict" and width >= LONG:
+        return Ahead(make(), width, torch.device("cpu"))
+    return make()
 
 
 def deployed(mechanism: Mechanism) -> Mechanism:
