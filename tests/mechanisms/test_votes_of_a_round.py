@@ -77,7 +77,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name):
+def test_a_run_with_the_adaptive_clip_alone_is_what_it_was(name):
     algorithm, more = RUNS[name]
     given = {"local": Sgd(lr=0.05, steps=3), "rounds": 4, "seed": 7, "progress": False, "device": "cpu"}
     run = train(linear_regression(12), synthetic_regression(30, 12, seed=3).federation, algorithm, **given, **more)
@@ -87,11 +87,12 @@ def test_a_run_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name):
     weights = next(run.model.parameters()).detach().flatten()[:3].tolist()
     assert weights == pytest.approx([float.fromhex(value) for value in before["w"]], rel=1e-4)
     assert [r["eta_g"] for r in run.history] == pytest.approx([float.fromhex(v) for v in before["eta_g"]], rel=1e-4)
-    assert run.history[-1]["epsilon_total"].hex() == before["eps"]
+    # Composed by a Fourier transform, whose last bits are a processor's own.
+    assert run.history[-1]["epsilon_total"] == pytest.approx(float.fromhex(before["eps"]), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_release_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name):
+def test_a_release_with_the_adaptive_clip_alone_is_what_it_was(name):
     algorithm, more = RUNS[name]
     sampling, cohort = (HALF, 15) if more else (FULL, 30)
     bound = algorithm.bind(12, cohort, sampling, 4)
@@ -106,8 +107,9 @@ def test_a_release_with_the_adaptive_clip_alone_is_bit_for_bit_what_it_was(name)
         release = mechanism.release(sums, 30.0, Streams(1).at("a", 1), Streams(1).at("b", 1))
         within, statistic, first = BEFORE[name]["secure" if secure else "plain"]
         assert release.within.hex() == within
-        assert (release.statistic and release.statistic.hex()) == statistic
-        # The sum over clients may be added in another order on another CPU.
+        # torch.randn has last bits of its own on another CPU, which may fall to another point of the lattice, and the sum over
+        # clients may be added in another order.
+        assert release.statistic == (statistic and pytest.approx(float.fromhex(statistic), rel=1e-6, abs=1e-6))
         assert float(release.c_bar[0]) == pytest.approx(float.fromhex(first), rel=1e-6)
 
 

@@ -87,7 +87,17 @@ def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch
     monkeypatch.setattr(figures, "FORMATS", ("png", "svg"))
     for chart in charts[:: sized(3, 1)]:
         _, path = figures.draw(chart, tmp_path)
-        assert path.read_text() == (COMMITTED / path.name).read_text(), chart.name
+        (words, numbers), (right, places) = _drawn(path), _drawn(COMMITTED / path.name)
+        assert words == right, chart.name
+        assert numbers == pytest.approx(places, abs=1e-4), chart.name
+
+
+def _drawn(path: Path) -> tuple[list[str], list[float]]:
+    """What a figure says, and where: a processor has last bits of its own, and the names of a figure's parts are hashes of them."""
+    text = path.read_text()
+    for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([pmC][0-9a-f_]{8,})"', text))):
+        text = text.replace(name, f"part-{number}")
+    return re.split(r"\d+\.\d+", text), [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
 @pytest.mark.parametrize("name", WITH_RUNS)

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from dpfedexp.batches import schedule
 from dpfedexp.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
 from dpfedexp.simulation.prepare import prepare
-from dpfedexp.trainers import choices
+from dpfedexp.trainers import choices, programs
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast.convolution import Convolve
 from dpfedexp.trainers.fast.library import LibraryConvolve
@@ -103,7 +104,8 @@ def updates(simulation, trainer=None, correction=None):
 def check(ours, model, clients, **options):
     for i in range(len(clients)):
         expected = plain_update(model, *clients.client(i), lr=0.1, steps=3, **options)
-        assert torch.allclose(ours[i], expected, atol=1e-5 * float(expected.abs().max()) + 1e-7)
+        # Some processors' libraries add a weight's gradient up number by number.
+        assert torch.allclose(ours[i], expected, atol=5e-5 * float(expected.abs().max()) + 1e-7)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -461,3 +463,21 @@ for n, c, o, h, w, s, size, stride, dilation, pool in [
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_near_tie_does_not_refuse_a_program_and_a_wrong_rule_is_refused_everywhere(monkeypatch):
+    tried, real = [], programs._differing
+
+    def differing(expected, found, *, wrong=1):
+        tried.append(real(expected, found))
+        return "0.weight" if len(tried) <= wrong else tried[-1]
+
+    monkeypatch.setattr(programs, "_differing", differing)
+    model = NETWORKS["norms"]
+    assert bound(model, federation(), trainer="fast").trainer.name == "fast"
+    assert tried == [None, None, None]
+    tried.clear()
+    monkeypatch.setattr(programs, "_differing", partial(differing, wrong=programs.ATTEMPTS))
+    with pytest.raises(InputError, match=r"another gradient of '0\.weight'"):
+        bound(model, federation(), trainer="fast")
+    assert len(tried) == programs.ATTEMPTS

@@ -28,6 +28,8 @@ from dpfedexp.trainers.vectorised import Vectorised
 
 ELSEWHERE = 0.03
 """How far from the model's parameters a program is tried too, in each of them."""
+ATTEMPTS, NEAR = 3, 0.001
+"""How often a program is tried at one place before it is called wrong, and how far from it, relative to each parameter."""
 
 
 class Programs:
@@ -99,22 +101,39 @@ def _check(task: Task, program: Program) -> None:
     exact = Vectorised(task if task.precision == "fp32" else replace(task, precision="fp32")).gradients
     core = by_program(task, program, "fp32")
     for w in (start, elsewhere):
-        params = task.layout.unflatten(w.to(task.device).expand(len(clients), -1))
-        with arithmetic("fp32", task.device):
-            expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
-        found: dict[str, Tensor] = {}
-        with torch.no_grad(), arithmetic("fp32", task.device):
-            fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-            core.descend(params, fixed, y, weights, lambda name, gradient: found.update({name: multiplied(gradient)}))  # noqa: B023
-        _compare(expected, found)
+        for attempt in range(ATTEMPTS):
+            params = task.layout.unflatten(_near(w, attempt).to(task.device).expand(len(clients), -1))
+            with arithmetic("fp32", task.device):
+                expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
+            found: dict[str, Tensor] = {}
+            with torch.no_grad(), arithmetic("fp32", task.device):
+                fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
+                core.descend(params, fixed, y, weights, lambda name, grad: found.update({name: multiplied(grad)}))  # noqa: B023
+            if (wrong := _differing(expected, found)) is None:
+                break
+        else:
+            raise Unsupported(f"the rules give another gradient of {wrong!r}")
 
 
-def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def _near(w: Tensor, attempt: int) -> Tensor:
+    """w itself, and at further attempts weights close to it, with its zeros: a wrong rule is wrong there too.
+
+    Two ways to round may see another maximum among values that nearly tie, or another side of a ReLU.
+    """
+    if attempt == 0:
+        return w
+    draws = torch.randn(len(w), generator=torch.Generator().manual_seed(attempt))
+    return w * (1 + NEAR * draws.to(w))
+
+
+def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
+    """The first parameter of which the gradients are not the same, None where all are."""
     for name, gradient in expected.items():
         scale = float(torch.linalg.vector_norm(gradient))
         off = float(torch.linalg.vector_norm(found[name].float() - gradient))
         if not off <= TOLERANCE["fp32"] * scale + 1e-6:
-            raise Unsupported(f"the rules give another gradient of {name!r}")
+            return name
+    return None
 
 
 def by_program(task: Task, program: Program, precision: Precision | None = None) -> ByProgram:
