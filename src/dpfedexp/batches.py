@@ -90,6 +90,33 @@ class Schedule:
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
 
+class Plans:
+    """Schedules of chunk after chunk; one that follows from the clients' sizes alone is kept for clients of the same sizes."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Schedule] | None = None
+
+    def __call__(
+        self, local: Batching, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool
+    ) -> Schedule:
+        """As `schedule`; `local` and `public` must be the same every time."""
+        # Read once: another thread may put its own there meanwhile.
+        kept = self._kept
+        if kept is not None and torch.equal(sizes, kept[0]):
+            return kept[1]
+        drawn = False
+
+        def drawing(row: int) -> np.random.Generator:
+            nonlocal drawn
+            drawn = True
+            return generator_of(row)
+
+        made = schedule(local, sizes, drawing, public=public)
+        if not drawn:
+            self._kept = sizes.clone(), made
+        return made
+
+
 def schedule(
     local: Batching, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool = False
 ) -> Schedule:

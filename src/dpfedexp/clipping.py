@@ -45,7 +45,7 @@ def check_radius(name: str, radius: float) -> None:
 
 @dataclass(frozen=True)
 class Clipped:
-    """vectors: the rows inside the ball; within: which rows were inside it before (not private on its own)."""
+    """vectors: the rows inside the ball; within: which rows were inside it before (not private on its own), on the processor."""
 
     vectors: Tensor
     within: Tensor
@@ -96,18 +96,19 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor |
         check_radius("clip", radius)
     if updates.dtype not in (torch.float32, torch.float64):
         raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
-    norms = row_norms(updates) if norms is None else norms
+    # A GPU waits longer for the many small questions below than it takes to hand over one number a row.
+    norms = (row_norms(updates) if norms is None else norms).cpu()
     inside = norms <= min(radius * INSIDE, torch.finfo(norms.dtype).max)
     if bool(inside.all()):
         return Clipped(updates, inside)
     bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
     if bool(bad.any()):
-        updates = torch.where(bad[:, None], torch.zeros_like(updates), updates)
+        updates = torch.where(bad.to(updates.device)[:, None], torch.zeros_like(updates), updates)
         norms = torch.where(bad, torch.zeros_like(norms), norms)
     if radius == math.inf:
         return Clipped(updates, torch.ones_like(norms, dtype=torch.bool))
     limit, outside = radius * SHRINK, norms > radius * INSIDE
-    factor = torch.where(outside, limit / norms.clamp_min(limit), 1.0).to(updates.dtype)[:, None]
+    factor = torch.where(outside, limit / norms.clamp_min(limit), 1.0).to(updates.device, updates.dtype)[:, None]
     return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
 
 

@@ -19,10 +19,18 @@ from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 from dpfedexp.server import Moments
 
+SHORT = 2**17
+"""Numbers up to which a processor is done with a vector before a GPU has been asked for its length."""
+
+
+def server_device(dimension: int, device: torch.device) -> torch.device:
+    """Where the server of a run on `device` holds its vectors."""
+    return device if dimension > SHORT else torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class State:
-    """Everything that one round hands to the next. Vectors are float64 on the run's device.
+    """Everything that one round hands to the next. Vectors are float64 on the server's device.
 
     Attributes:
         round: how many rounds are complete.

@@ -42,6 +42,10 @@ class Sums:
         """The sums of `factor` times as many clients, alike in every other way; the count stays that of those who were added."""
         return Sums(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
 
+    def to(self, device: torch.device) -> Sums:
+        """The same sums elsewhere."""
+        return Sums(self.vector.to(device), self.squares.to(device), self.votes.to(device), self.count)
+
     @staticmethod
     def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
         """The sums of nobody, for vectors of this width and so many votes."""

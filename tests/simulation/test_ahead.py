@@ -27,7 +27,7 @@ def test_the_draws_are_the_sources_own():
 
 def test_a_processor_that_trains_itself_draws_nothing_ahead():
     source = Streams(3).at("central noise", 7)
-    assert drawn_ahead(source, 10**6, CPU) is source
+    assert drawn_ahead(source, 10**6, CPU, CPU) is source
 
 
 def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
@@ -46,7 +46,7 @@ def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
 
     plain, started = run(), []
     monkeypatch.setattr(
-        rounds, "drawn_ahead", lambda noise, width, device: started.append(width) or Ahead(noise, width, CPU)
+        rounds, "drawn_ahead", lambda noise, width, *devices: started.append(width) or Ahead(noise, width, CPU)
     )
     assert torch.equal(run(), plain)
     assert started == [8, 8, 8]

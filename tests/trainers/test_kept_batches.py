@@ -1,10 +1,12 @@
 """What is read once: the rows of a round on the device, and the one batch of clients that come again with the same rows."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
+from dpfedexp.batches import Plans, schedule
 from dpfedexp.data.client_rows import ClientRows
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
@@ -52,6 +54,30 @@ def readings(monkeypatch):
 
     monkeypatch.setattr(ClientRows, "reading", counted)
     return seen
+
+
+@pytest.mark.parametrize(
+    ("local", "kept"),
+    [
+        (FULL, True),
+        (Sgd(lr=0.1, steps=2, max_examples=4), True),
+        (Sgd(lr=0.1, steps=2, max_examples=3), False),
+        (SHUFFLED, False),
+    ],
+)
+def test_a_plan_that_draws_nothing_is_made_once(local, kept):
+    plans, sizes = Plans(), torch.tensor([4, 2, 4])
+
+    def draws(seed: int):
+        return lambda row: np.random.default_rng((seed, row))
+
+    for seed, asked in enumerate((sizes, sizes, sizes + 0, sizes[:2], sizes.flip(0), sizes)):
+        found, right = plans(local, asked, draws(seed), public=False), schedule(local, asked, draws(seed))
+        assert torch.equal(found.positions, right.positions)
+        assert torch.equal(found.weights, right.weights)
+        assert torch.equal(found.steps, right.steps)
+    again = plans(local, sizes, draws(0), public=False)
+    assert (plans(local, sizes.clone(), draws(1), public=False) is again) == kept
 
 
 def test_a_reading_is_what_gathering_each_step_gives():

@@ -13,7 +13,8 @@ from torch import Tensor
 
 PIECE, BLOCK = 2**16, 2**11
 """Numbers of a row that one program adds up, and how many of them at a time."""
-COLUMNS = 2**10
+COLUMNS, AHEAD = 2**8, 16
+"""Columns that one program adds up, and how many rows it has under way."""
 
 
 @triton.jit
@@ -40,14 +41,17 @@ def _add_up(parts, out, PIECES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr):
+def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros((COLUMNS,), tl.float64)
     row = 0
     while row < N:
-        sums += tl.load(x + at, mask=at < D, other=0.0).to(tl.float64)
-        x += STRIDE
-        row += 1
+        # Added one after the other, but asked for together: nobody waits for each row by itself.
+        for ahead in tl.static_range(AHEAD):
+            there = (at < D) & (row + ahead < N)
+            sums += tl.load(x + at, mask=there, other=0.0).to(tl.float64)
+            x += STRIDE
+        row += AHEAD
     tl.store(out + at, sums, mask=at < D)
 
 
@@ -60,8 +64,11 @@ def squared_norms(x: Tensor) -> Tensor:
     """Σ_j x_ij² of every row."""
     n, d = x.shape
     pieces = triton.cdiv(d, PIECE)
-    parts, out = x.new_empty((n, pieces), dtype=torch.float64), x.new_empty(n, dtype=torch.float64)
+    parts = x.new_empty((n, pieces), dtype=torch.float64)
     _squares[(n, pieces)](x, parts, d, x.stride(0), pieces, PIECE, BLOCK)
+    if pieces == 1:
+        return parts[:, 0]
+    out = x.new_empty(n, dtype=torch.float64)
     _add_up[(n,)](parts, out, pieces, 128)
     return out
 
@@ -70,5 +77,5 @@ def column_sums(x: Tensor) -> Tensor:
     """Σ_i x_ij of every column, the rows one after the other."""
     n, d = x.shape
     out = x.new_empty(d, dtype=torch.float64)
-    _columns[(triton.cdiv(d, COLUMNS),)](x, out, n, d, x.stride(0), COLUMNS)
+    _columns[(triton.cdiv(d, COLUMNS),)](x, out, n, d, x.stride(0), COLUMNS, AHEAD)
     return out

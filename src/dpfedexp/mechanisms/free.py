@@ -15,7 +15,7 @@ from dpfedexp.clipping import clip, row_norms
 
 def lift(delta: Tensor, radius: float) -> Tensor:
     """u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C."""
-    norms = row_norms(delta)
+    norms = row_norms(delta).cpu()
     last = ((radius * radius - norms.square()).clamp_min(0.0) / radius).to(delta.dtype)
-    lifted = torch.cat([delta, last[:, None]], dim=1)
+    lifted = torch.cat([delta, last.to(delta.device)[:, None]], dim=1)
     return clip(lifted, radius, reuse=True, norms=torch.hypot(norms, last.double())).vectors

@@ -10,7 +10,7 @@ from torch import Tensor
 from dpfedexp.noise import Noise
 
 CPU = torch.device("cpu")
-LONG = 2**16
+LONG = 2**13
 """Numbers that are worth a thread."""
 
 
@@ -23,12 +23,12 @@ class Ahead:
     Args:
         noise: the source.
         width: how many numbers will be asked for.
-        device: where they will be asked for; a GPU reads them from memory that it reaches itself.
+        wanted: where they will be asked for; a GPU reads them from memory that it reaches itself.
     """
 
-    def __init__(self, noise: Noise, width: int, device: torch.device) -> None:
+    def __init__(self, noise: Noise, width: int, wanted: torch.device) -> None:
         self.noise, self.width = noise, width
-        room = torch.empty(1, width, dtype=torch.float64, pin_memory=device.type == "cuda")
+        room = torch.empty(1, width, dtype=torch.float64, pin_memory=wanted.type == "cuda")
         server = torch.zeros(1, dtype=torch.int64)
         thread = ThreadPoolExecutor(1, "noise")
         self.drawn: Future[Tensor] | None = thread.submit(
@@ -48,6 +48,6 @@ class Ahead:
         return self.noise.uniform(clients, width)
 
 
-def drawn_ahead(noise: Noise, width: int, device: torch.device) -> Noise:
-    """The source itself, or on a GPU one that is at work already."""
-    return Ahead(noise, width, device) if device.type == "cuda" and width >= LONG else noise
+def drawn_ahead(noise: Noise, width: int, busy: torch.device, wanted: torch.device) -> Noise:
+    """The source itself, or while a GPU is busy one that is at work already, for numbers that are wanted on a device."""
+    return Ahead(noise, width, wanted) if busy.type == "cuda" and width >= LONG else noise

@@ -95,7 +95,7 @@ class Measuring:
     def __call__(self, state: State) -> dict[str, float]:
         frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
         model = copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
-        self.task.layout.write(model, state.reported)
+        self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
         if not isinstance(found, Mapping):
             raise InputError(

@@ -22,7 +22,7 @@ from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import Probe
 from dpfedexp.algorithms.rules import initial_memory
-from dpfedexp.batches import Schedule, schedule
+from dpfedexp.batches import Plans, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.local_rate import HELPED, watched
@@ -32,7 +32,7 @@ from dpfedexp.noise import Noise
 from dpfedexp.noise.chacha import SystemStreams
 from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import LargerCohort, Participation
-from dpfedexp.round import State, advance
+from dpfedexp.round import State, advance, server_device
 from dpfedexp.simulation.ahead import drawn_ahead
 from dpfedexp.sums import Sums
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
@@ -135,11 +135,15 @@ class Simulation:
         return self.participation.sampling(self.population)
 
     @property
+    def server_device(self) -> torch.device:
+        return server_device(self.task.layout.dimension, self.task.device)
+
+    @property
     def event(self) -> Event:
         return self.mechanism.event(self.sampling)
 
     def begin(self) -> State:
-        w = self.task.layout.read(self.task.model).to(self.task.device)
+        w = self.task.layout.read(self.task.model).to(self.server_device)
         if not bool(torch.isfinite(w).all()):
             raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
         scaffold = self.algorithm.scaffold is not None
@@ -175,9 +179,10 @@ class Simulation:
         cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
         central: Noise = self.noise.at("central noise", number)
         if self.system is None and mechanism.is_private and not mechanism.is_local:
-            central = drawn_ahead(central, mechanism.width(len(state.w)), self.task.device)
+            central = drawn_ahead(central, mechanism.width(len(state.w)), self.task.device, self.server_device)
         part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
         sums, controls, true_squares = part_of(state, mechanism, cohort, number)
+        sums = sums.to(self.server_device)
         try:
             ledger.charge(number, event, run=self.run, noise=noise)
         except OSError as error:
@@ -204,7 +209,7 @@ class Simulation:
     def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
         noise = self.noise.at("local noise", number)
-        w = state.w.float()
+        w = state.w.float().to(self.task.device)
         sums: Sums | None = None
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
@@ -304,10 +309,10 @@ class Simulation:
         def learn(who: Tensor) -> Tensor:
             correction = None
             if state.control is not None and state.client_controls is not None:
-                correction = state.control.float() - state.client_controls[who].to(w.device)
+                correction = state.control.float().to(w.device) - state.client_controls[who].to(w.device)
             if RATE not in state.memory:
                 return self.trainer(w, who, self.plan(who, number), number, correction)
-            rates = state.memory[RATE].float().expand(len(who))
+            rates = state.memory[RATE].float().to(w.device).expand(len(who))
             rows = self.trainer(w, who, self.plan(who, number), number, correction, rates)
             helped = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
             return torch.where(helped[:, None], rows, torch.zeros_like(rows))
@@ -325,7 +330,11 @@ class Simulation:
         """What the clients train on in a round."""
         shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
         sizes = self.task.clients.sizes[clients]
-        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
+        return self._plans(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
+
+    @cached_property
+    def _plans(self) -> Plans:
+        return Plans()
 
     @cached_property
     def _losses(self) -> ClientLosses:
@@ -350,7 +359,7 @@ class Simulation:
         steps = self.task.local.step_count(self.task.clients.sizes[clients])
         tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
         old = client_controls[clients].to(delta.device)
-        return clients, (old - control.float() - delta / tau_eta_l).cpu()
+        return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()
 
     def _advance(self, state: State, release: Release) -> tuple[State, float]:
         share = self.participation.expected(self.population) / self.population

@@ -49,7 +49,7 @@ def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget 
     vote = simulation.probe
     if vote is None or float(state.memory[RATE]) > 0:
         return state
-    w = state.w.float()
+    w = state.w.float().to(simulation.task.device)
 
     def best(clients: Tensor) -> Tensor:
         still = simulation.loss_after(w, w.new_zeros(len(clients), len(w)), clients, BEFORE)

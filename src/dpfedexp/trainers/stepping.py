@@ -242,6 +242,8 @@ class Recording:
     def __init__(self, inner: Stepper, capture: Capture = cuda_graph) -> None:
         self.inner, self.capture = inner, capture
         self.replay: Callable[[], None] | None = None
+        self.again: Callable[[], None] | None = None
+        self.steps: Tensor | None = None
         self.batch: Batch | None = None
         self.loaded: Batch | None = None
         self.flat: Tensor | None = None
@@ -265,17 +267,20 @@ class Recording:
             self.flat_correction = None if correction is None else correction.clone()
             own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
             drawn = None if keys is None else keys.clone()
+            self.steps = steps.clone()
             self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own, keys=drawn)
             return
         self.flat.copy_(w)
-        self.inner.clock.steps.copy_(steps)
+        if self.steps is None or not torch.equal(steps, self.steps):
+            self.inner.clock.steps.copy_(steps)
+            self.steps = steps.clone()
         if self.flat_correction is not None and correction is not None:
             self.flat_correction.copy_(correction)
         if self.inner.rates is not None and rates is not None:
             self.inner.rates.copy_(rates)
         if self.inner.keys is not None and keys is not None:
             self.inner.keys.copy_(keys)
-        self.inner.begin_again()
+        (self.again or self.inner.begin_again)()
 
     def step(self, batch: Batch) -> None:
         if self.batch is None or self.replay is None:
@@ -285,8 +290,9 @@ class Recording:
                 batch.weights.clone(),
             )
             self.replay = self.capture(lambda: self.inner.step(mine))
+            self.again = self.capture(self.inner.begin_again)
             # Recording takes steps, and this is the first one of the round.
-            self.inner.begin_again()
+            self.again()
         if batch is not self.loaded:
             for own, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
                 own.copy_(given)
