@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 
 import torch
@@ -57,22 +58,32 @@ def on_test_set(
     check_metrics(metrics)
     per_example = resolve(loss, targets)
 
+    known: dict[tuple[object, ...], list[Measure]] = {}
+
+    def fresh(outputs: Tensor) -> list[Measure]:
+        """What is measured, with nothing added yet. What that is follows from shapes and targets, and is asked once."""
+        asked = (outputs.shape[1:], None if targets.is_inference() else targets._version)
+        if asked not in known:
+            known[asked] = measures(reading_of(per_example), outputs, targets)
+        return copy.deepcopy(known[asked])
+
     def evaluate(model: nn.Module) -> dict[str, float]:
-        total = 0.0
+        # Numbers stay on the device until all is asked: nobody waits for a batch before the next.
+        total = torch.zeros((), dtype=torch.float64, device=targets.device)
         taken: list[Measure] = []
         with torch.no_grad():
             for start in range(0, len(targets), batch):
                 part = slice(start, start + batch)
                 y = targets[part]
                 outputs = read(per_example, call(model, _rows(inputs, part)))
-                total += float(per_example(outputs, y).sum())
+                total = total + per_example(outputs, y).sum()
                 if start == 0:
                     # Outputs of several parts are the loss's own business: nothing else is known of them.
-                    taken = measures(reading_of(per_example), outputs, targets) if isinstance(outputs, Tensor) else []
+                    taken = fresh(outputs) if isinstance(outputs, Tensor) else []
                     taken += [OwnMetrics(metrics)] if metrics else []
                 for measure in taken:
                     measure.add(outputs, y)
-        found = {"test_loss": total / len(targets)}
+        found = {"test_loss": float(total) / len(targets)}
         for measure in taken:
             found |= measure.result()
         return found

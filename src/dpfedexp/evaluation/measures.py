@@ -28,18 +28,21 @@ class Accuracy:
     """The share of labels that have the highest output, over all positions whose label counts."""
 
     def __init__(self, reading: Reading) -> None:
-        self.reading, self.right, self.counted = reading, 0, 0
+        self.reading = reading
+        self.right: Tensor | int = 0
+        self.counted: Tensor | int = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         at = class_dimension(outputs, targets, second=self.reading.second)
         if at is None:
             return
         counts = targets != self.reading.ignored
-        self.right += int(((outputs.argmax(at) == targets) & counts).sum())
-        self.counted += int(counts.sum())
+        self.right = self.right + ((outputs.argmax(at) == targets) & counts).sum()
+        self.counted = self.counted + counts.sum()
 
     def result(self) -> dict[str, float]:
-        return {"test_accuracy": self.right / self.counted} if self.counted else {}
+        counted = int(self.counted)
+        return {"test_accuracy": int(self.right) / counted} if counted else {}
 
 
 class BinaryAccuracy:
