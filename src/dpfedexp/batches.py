@@ -85,13 +85,19 @@ class Schedule:
         at = 0 if self.positions.shape[1] == 1 else step
         return self.positions[:, at], self.weights[:, at]
 
+    def copy(self) -> Schedule:
+        return Schedule(self.positions.clone(), self.weights.clone(), self.steps.clone(), self.most)
+
     def part(self, at: slice) -> Schedule:
         """The same for some of the clients."""
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
 
 class Plans:
-    """Schedules of chunk after chunk; one that follows from the clients' sizes alone is kept for clients of the same sizes."""
+    """Schedules of chunk after chunk; one that follows from the clients' sizes alone is kept for clients of the same sizes.
+
+    What is kept is handed out as a copy: whoever gathers a caller's own data may write into it.
+    """
 
     def __init__(self) -> None:
         self._kept: tuple[Tensor, Schedule] | None = None
@@ -103,7 +109,7 @@ class Plans:
         # Read once: another thread may put its own there meanwhile.
         kept = self._kept
         if kept is not None and torch.equal(sizes, kept[0]):
-            return kept[1]
+            return kept[1].copy()
         drawn = False
 
         def drawing(row: int) -> np.random.Generator:
@@ -113,7 +119,7 @@ class Plans:
 
         made = schedule(local, sizes, drawing, public=public)
         if not drawn:
-            self._kept = sizes.clone(), made
+            self._kept = sizes.clone(), made.copy()
         return made
 
 

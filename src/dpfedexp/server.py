@@ -42,7 +42,7 @@ class ServerOptimiser(Protocol):
         """The moments before the first round.
 
         Args:
-            w: the initial parameters [d], in the run's type and on its device.
+            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
 
         Returns:
             The moments by name; empty for an optimiser that remembers nothing.

@@ -151,3 +151,18 @@ def test_own_metrics_see_the_whole_test_set_at_once():
 def test_a_wrong_metric_is_one_sentence(metrics, words):
     with pytest.raises(InputError, match=words):
         measured(outputs_of(4), outputs_of(4, seed=1), metrics=metrics)
+
+
+def test_an_evaluation_begins_anew_and_sees_targets_that_were_changed():
+    inputs, targets = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]]), torch.tensor([0, 1, 1])
+    evaluate = on_test_set(inputs, targets, batch=2)
+    flipped = nn.Linear(2, 2, bias=False)
+    flipped.weight.data = -torch.eye(2)
+    for _ in range(2):
+        assert evaluate(MODEL)["test_accuracy"] == pytest.approx(2 / 3)
+        assert evaluate(flipped)["test_accuracy"] == pytest.approx(1 / 3)
+    numbers = torch.tensor([1.0, 2.0, 3.0])
+    measure = on_test_set(numbers.clone(), numbers, "mse", batch=2)
+    assert measure(MODEL)["test_r2"] == 1.0
+    numbers.mul_(2)
+    assert measure(MODEL)["test_r2"] == pytest.approx(1 - 14 / 8)

@@ -26,6 +26,17 @@ def clients(count: int = 6, **options) -> Federation:
     )
 
 
+def uneven() -> Federation:
+    """Two threes of clients, alike in the most that one of them holds and in nothing else."""
+    generator = torch.Generator().manual_seed(4)
+    return Federation.from_clients(
+        [
+            (torch.randn(n, 3, generator=generator), torch.randint(0, 2, (n,), generator=generator))
+            for n in (2, 8, 4, 8, 2, 6)
+        ]
+    )
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -65,7 +76,7 @@ def readings(monkeypatch):
         (SHUFFLED, False),
     ],
 )
-def test_a_plan_that_draws_nothing_is_made_once(local, kept):
+def test_a_plan_that_draws_nothing_is_made_once(local, kept, monkeypatch):
     plans, sizes = Plans(), torch.tensor([4, 2, 4])
 
     def draws(seed: int):
@@ -77,7 +88,35 @@ def test_a_plan_that_draws_nothing_is_made_once(local, kept):
         assert torch.equal(found.weights, right.weights)
         assert torch.equal(found.steps, right.steps)
     again = plans(local, sizes, draws(0), public=False)
-    assert (plans(local, sizes.clone(), draws(1), public=False) is again) == kept
+    # Whoever is given a plan may spoil it.
+    again.positions.add_(7)
+    made = []
+    monkeypatch.setattr("dpfedexp.batches.schedule", lambda *a, **k: made.append(schedule(*a, **k)) or made[-1])
+    found = plans(local, sizes.clone(), draws(0), public=False)
+    assert torch.equal(found.positions, schedule(local, sizes, draws(0)).positions)
+    assert (made == []) == kept
+
+
+def test_a_federation_that_writes_into_its_positions_spoils_only_those():
+    class Writing(ClientRows):
+        def gather(self, clients, positions, device=None):
+            rows = positions.clone()
+            positions += 1000
+            return super().gather(clients, rows, device)
+
+    plain, writing = clients(), clients()
+    writing.__class__ = Writing
+    assert torch.equal(trained(writing, "vectorised", FULL), trained(plain, "vectorised", FULL))
+
+
+def test_a_recording_takes_every_clients_own_number_of_steps():
+    federation, local = uneven(), Sgd(lr=0.1, epochs=2, batch_size=2)
+    simulation, by_recording = recorded(federation, local)
+    plain = Steps(simulation.task, "plain", by_recording.core)
+    w, every = simulation.task.layout.read(simulation.task.model).float(), torch.arange(6)
+    for number, who in enumerate((every[:3], every[:3], every[3:], every[:3], every[3:]), start=1):
+        plan = simulation.plan(who, number)
+        assert torch.equal(by_recording(w, who, plan, number), plain(w, who, plan, number))
 
 
 def test_a_reading_is_what_gathering_each_step_gives():

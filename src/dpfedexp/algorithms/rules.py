@@ -32,7 +32,7 @@ class RuleWithMemory(Protocol):
         """What it remembers before the first round.
 
         Args:
-            w: the initial parameters [d], in the run's type and on its device.
+            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
         """
         ...
 

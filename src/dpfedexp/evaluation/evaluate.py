@@ -34,7 +34,7 @@ def on_test_set(
 
     Args:
         inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
-        targets: one per input.
+        targets: one per input; what they are for is remembered, so NumPy must not change them afterwards.
         loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
         batch: rows that go through the model at a time.
         metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with

@@ -18,4 +18,6 @@ def lift(delta: Tensor, radius: float) -> Tensor:
     norms = row_norms(delta).cpu()
     last = ((radius * radius - norms.square()).clamp_min(0.0) / radius).to(delta.dtype)
     lifted = torch.cat([delta, last.to(delta.device)[:, None]], dim=1)
-    return clip(lifted, radius, reuse=True, norms=torch.hypot(norms, last.double())).vectors
+    # Not torch.hypot, whose last bit depends on a number's place among the others.
+    longer = (norms.square() + last.double().square()).sqrt()
+    return clip(lifted, radius, reuse=True, norms=longer).vectors
