@@ -8,9 +8,10 @@ from scipy import stats
 
 from dpfedexp.clipping import clip
 from dpfedexp.errors import InputError
+from dpfedexp.noise import lattice
 from dpfedexp.noise.chacha import ChaChaNoise
 from dpfedexp.noise.discrete import discrete_gaussian
-from dpfedexp.noise.lattice import BITS, STRICT_BITS, add_noise, check_room, step_for, truncate
+from dpfedexp.noise.lattice import BITS, STRICT_BITS, add_noise, check_room, step_for, truncate, truncated_sum
 
 ONE_IN_A_MILLION = 1e-6
 scales = st.floats(min_value=1e-12, max_value=1e12)
@@ -23,6 +24,24 @@ def test_a_step_is_a_power_of_two_and_noise_spans_the_promised_number_of_them(de
     assert math.frexp(step)[0] == 0.5
     bits = STRICT_BITS if strict else BITS
     assert 2**bits <= deviation / step < 2 ** (bits + 1)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clients", [1, 3])
+def test_the_sum_of_truncated_rows_is_exact_and_leaves_them_as_they_were(clients, kind):
+    step = step_for(5.0)
+    given = torch.randn(clients, lattice.PIECE // clients + 7, dtype=kind)
+    before = given.clone()
+    assert torch.equal(truncated_sum(given, step), truncate(given, step).sum(0).double() * step)
+    assert torch.equal(given, before)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_zero_has_no_sign_that_tells_of_what_was_truncated(clients):
+    """−0 and 0 are told apart in what is released, where the noise is −0."""
+    step = step_for(5.0)
+    small = torch.full((clients, 4), -0.25 * step)
+    assert not torch.signbit(truncated_sum(small, step)).any()
 
 
 @given(rows, scales)

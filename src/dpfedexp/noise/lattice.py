@@ -26,8 +26,8 @@ STRICT_BITS = 30
 STRICT_EXCESS = 2.0**-20
 """How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
 
-PIECE = 2**14
-"""Numbers that are converted at a time on a CPU: they stay in its cache, and are too few for torch to wake other threads for."""
+PIECE = 2**18
+"""Numbers that are converted at a time on a CPU: they stay in its cache, and are enough for every thread."""
 
 _EXACT = 2.0**52
 
@@ -50,12 +50,13 @@ def truncate(values: Tensor, step: float) -> Tensor:
 def truncated_sum(rows: Tensor, step: float) -> Tensor:
     """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
 
-    A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache.
+    A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache. Whole numbers are exact in
+    float64 here, and −0 is made 0: the sign of a zero would tell of a value that was truncated.
     """
     made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
     piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
     for part, into in zip(rows.split(piece, 1), made.split(piece), strict=True):
-        into.copy_(truncate(part, step).sum(0)).mul_(step)
+        torch.sum((part.double() / step).trunc_(), 0, out=into).mul_(step).add_(0.0)
     return made
 
 
