@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import fields
+from inspect import cleandoc, getsource
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
+from dpfedexp.config.sections import Section
 from dpfedexp.config.settings import Settings
 from dpfedexp.data.registry import DATA_SETS, OTHER_KINDS
 from dpfedexp.local import OPTIMISERS
@@ -25,7 +30,12 @@ CHOICES = {
 
 def schema() -> dict[str, Any]:
     """The schema: pydantic's, without null, which TOML has not, and with the names that tables know."""
-    tree: dict[str, Any] = _without_null(Settings.model_json_schema())
+    made = Settings.model_json_schema()
+    for kind in _kinds(Section):
+        properties = made["$defs"].get(kind.__name__, {}).get("properties", {})
+        for name, described in _docstrings(kind).items() if properties else ():
+            properties[name] = dict(sorted({**properties[name], "description": described}.items()))
+    tree: dict[str, Any] = _without_null(made)
     sections = tree["$defs"]
     for (section, name), tables in CHOICES.items():
         sections[section]["properties"][name]["enum"] = [known for table in tables for known in table]
@@ -44,6 +54,21 @@ def text() -> str:
 def write() -> None:
     """Writes `schema.json` anew, after a change of the settings."""
     FILE.write_text(text(), encoding="utf-8")
+
+
+def _kinds(kind: type[Section]) -> list[type[Section]]:
+    """All sections below this one."""
+    return [found for below in kind.__subclasses__() for found in (below, *_kinds(below))]
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """The text under every setting of a section. pydantic would read it whenever the library is imported."""
+    (written,) = ast.parse(dedent(getsource(kind))).body
+    found = {}
+    for line, below in pairwise(written.body if isinstance(written, ast.ClassDef) else ()):
+        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(line.target)] = cleandoc(str(below.value.value))
+    return found
 
 
 def _without_null(value: Any) -> Any:

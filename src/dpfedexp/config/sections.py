@@ -13,11 +13,10 @@ from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.losses import by_name
-from dpfedexp.trainers.registry import check_trainer
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DataSettings(Section):
@@ -245,6 +244,9 @@ class RunSettings(Section):
     @field_validator("trainer")
     @classmethod
     def _trainer_exists(cls, trainer: str) -> str:
+        # Here, because a node of a federation reads its settings for every message and has no use for all trainers.
+        from dpfedexp.trainers.registry import check_trainer
+
         check_trainer(trainer)
         return trainer
 

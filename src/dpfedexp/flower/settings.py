@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
@@ -11,11 +11,12 @@ from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError
 from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.flower.sections import read_settings
-from dpfedexp.flower.server.strategy import DpFedExp
-from dpfedexp.flower.two_party.strategy import TwoPartyFedExp
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.mechanisms import mechanism_class
 from dpfedexp.participation import FixedSize
+
+if TYPE_CHECKING:
+    from dpfedexp.flower.server.strategy import DpFedExp
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
@@ -25,6 +26,10 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
         run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
         **options: go to `DpFedExp` as they are, and win.
     """
+    # Here, because a node reads its settings from this module for every message.
+    from dpfedexp.flower.server.strategy import DpFedExp
+    from dpfedexp.flower.two_party.strategy import TwoPartyFedExp
+
     federation, settings = read_settings(run_config)
     participation = settings.build_participation()
     if isinstance(participation, FixedSize):
