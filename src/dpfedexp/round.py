@@ -70,7 +70,6 @@ def advance(
 
     Args:
         algorithm: says the step size, the server's optimiser and the next clip.
-        mechanism: that made the release.
         release: what the round let out.
         state: before the round.
         share: for SCAFFOLD, the expected share of the clients that took part, which is public.

@@ -22,6 +22,7 @@ from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
+from dpfedexp.flower.server.saving import Saving
 from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -52,6 +53,18 @@ def snapshot(place) -> dict[str, bytes]:
 def restore(place, files: dict[str, bytes], *names: str) -> None:
     for name in names:
         (place / name).write_bytes(files[name])
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A round's files are on disk before `watch` looks at them, and not only before the next charge."""
+    begin = Saving.begin
+
+    def begin_and_wait(self, *args):
+        begin(self, *args)
+        self.wait()
+
+    monkeypatch.setattr(Saving, "begin", begin_and_wait)
 
 
 @pytest.fixture
@@ -166,7 +179,7 @@ def test_a_checkpoint_of_an_earlier_version_is_a_sentence(tmp_path):
     for name in ("version", "run", "ledger", "nodes"):
         del content[name]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="has version 1, and this library resumes versions 2 to 4"):
+    with pytest.raises(InputError, match="has version 1, and this library resumes versions 2 to 5"):
         run(tmp_path, rounds=4, resume=True)
 
 
@@ -180,7 +193,9 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_under_its_own_name_and
     assert [e.round for e in Ledger.open(tmp_path / LEDGER, read_only=True).entries] == [1, 1, 2, 3]
 
 
-def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(tmp_path, monkeypatch, unanchored):
+def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(
+    tmp_path, monkeypatch, unanchored, at_once
+):
     """Every combination of the files after each of five rounds, of this run and another: 10³ of them.
 
     What is accepted holds a charge for every round of the checkpoint, and no ledger behind its own head is.
@@ -220,7 +235,7 @@ def test_of_all_ledgers_heads_and_checkpoints_only_those_that_pay_are_resumed(tm
 
 
 @pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
-def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tmp_path):
+def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tmp_path, at_once):
     """The attack: ledger, head and checkpoint of round 1 agree with each other, so the later rounds would be forgotten."""
     place = tmp_path / "run"
     states = []

@@ -16,6 +16,7 @@ from scipy.stats import chi
 from dpfedexp.accounting import Sampling
 from dpfedexp.clipping import Clipped
 from dpfedexp.errors import InputError
+from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import (
     REPORT,
     REQUEST,
@@ -35,6 +36,28 @@ from dpfedexp.votes import Vote, within_clip
 WIDTH = 3
 COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip(2.0),))
 PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.float32(3.0).reshape(()),
+        np.zeros((0, 3)),
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(5, dtype="<u8"),
+        np.ones((2, 3), dtype=np.float16),
+    ],
+    ids=["single", "empty", "transposed", "words", "half"],
+)
+def test_an_array_has_the_bytes_that_flower_writes(values):
+    ours, flowers = as_array(values), Array(np.require(values, requirements="C"))
+    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (
+        flowers.dtype,
+        flowers.shape,
+        flowers.stype,
+        flowers.data,
+    )
+    assert np.array_equal(ours.numpy(), values)
 
 
 def message(content: RecordDict) -> Message:

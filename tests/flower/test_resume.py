@@ -1,12 +1,14 @@
-"""After a crash at any point, a resumed run ends where an uninterrupted one does and never releases a round twice."""
+"""After a crash at any point, a resumed run ends where an uninterrupted one does, and every release is paid for."""
 
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from safetensors.torch import load_file, save_file
 
 from dpfedexp import files, step_size
 from dpfedexp.accounting import Ledger
@@ -15,8 +17,12 @@ from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
+from dpfedexp.flower.server import saving
 from dpfedexp.flower.server import strategy as server
+from dpfedexp.flower.server.checkpoint import load_checkpoint
+from dpfedexp.flower.server.status import read_status
 from dpfedexp.local import Sgd
+from dpfedexp.runs.checkpoints.state_tensors import digest, state_tensors
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -123,8 +129,10 @@ def test_a_local_round_that_was_sent_before_the_crash_stays_charged(tmp_path):
     assert rounds_in(tmp_path) == [1, 2, 3, 3, 4]
 
 
-@pytest.mark.parametrize("before", ["advance", "save_checkpoint"])
-def test_a_crash_between_charge_and_checkpoint_releases_nothing_and_charges_again(before, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("module", "before"), [(server, "advance"), (saving, "save_checkpoint")])
+def test_a_crash_between_charge_and_checkpoint_makes_the_round_again_and_charges_again(
+    module, before, tmp_path, monkeypatch
+):
     calls = []
 
     def crash(*args, **kwargs):
@@ -133,11 +141,12 @@ def test_a_crash_between_charge_and_checkpoint_releases_nothing_and_charges_agai
             raise Crash
         return original(*args, **kwargs)
 
-    original = getattr(server, before)
-    monkeypatch.setattr(server, before, crash)
+    original = getattr(module, before)
+    monkeypatch.setattr(module, before, crash)
     with pytest.raises(Crash):
         run(tmp_path / "killed")
-    monkeypatch.setattr(server, before, original)
+    monkeypatch.setattr(module, before, original)
+    assert read_status(tmp_path / "killed") | {"round": 1, "status": "failed"} == read_status(tmp_path / "killed")
     assert rounds_in(tmp_path / "killed") == [1, 2]
     assert json.loads((tmp_path / "killed" / "checkpoint.json").read_text())["round"] == 1
     whole, _ = run(tmp_path / "whole")
@@ -182,12 +191,46 @@ def test_resume_with_other_settings_is_refused(tmp_path):
         run(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=1.0), resume=True)
 
 
-def test_resume_of_a_damaged_checkpoint_is_refused(tmp_path):
+@pytest.mark.parametrize("number", [3, 4])
+def test_resume_of_a_damaged_checkpoint_is_refused(number, tmp_path):
+    """The newest parameters, and those of the round before, which the reported model averages."""
     run(tmp_path)
-    tensors = next(tmp_path.glob("round-*.safetensors"))
+    tensors = tmp_path / f"round-{number}.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match="is damaged"):
         run(tmp_path, resume=True)
+
+
+def test_parameters_are_written_once_and_lie_there_while_they_are_averaged(tmp_path):
+    strategy, _ = run(tmp_path)
+    names = sorted(path.name for path in tmp_path.glob("round-*.safetensors"))
+    assert names == ["round-3.safetensors", "round-4.safetensors"]
+    before, newest = (load_file(tmp_path / name) for name in names)
+    assert not any(name.startswith("recent.") for name in newest)
+    assert torch.equal(before["w"], strategy.state.recent[0])
+    assert torch.equal(newest["w"], strategy.state.recent[1])
+    state = load_checkpoint(tmp_path).state
+    assert len(state.recent) == 2
+    assert all(torch.equal(a, b) for a, b in zip(state.recent, strategy.state.recent, strict=True))
+
+
+def test_a_folder_with_all_iterates_in_one_file_goes_on(tmp_path):
+    """As version 4 wrote it."""
+    with pytest.raises(Crash):
+        run(tmp_path / "killed", grid=CrashingGrid(at=3))
+    folder = tmp_path / "killed"
+    content, state = json.loads((folder / "checkpoint.json").read_text()), load_checkpoint(folder).state
+    tensors = state_tensors(state)
+    assert "recent.0" in tensors
+    (folder / "round-1.safetensors").unlink()
+    save_file(tensors, folder / "round-2.safetensors")
+    del content["earlier"]
+    content |= {"version": 4, "blake2b": digest(tensors, "blake2b")}
+    (folder / "checkpoint.json").write_text(json.dumps(content))
+    resumed, _ = run(folder, resume=True)
+    whole, _ = run(tmp_path / "whole")
+    assert torch.equal(resumed.state.reported, whole.state.reported)
+    assert rounds_in(folder) == [1, 2, 3, 4]
 
 
 def test_two_servers_cannot_use_one_folder_at_once(tmp_path):
@@ -202,3 +245,44 @@ def test_two_servers_cannot_use_one_folder_at_once(tmp_path):
 def test_resume_in_an_empty_folder_starts_from_the_beginning(tmp_path):
     run(tmp_path, resume=True)
     assert rounds_in(tmp_path) == [1, 2, 3, 4]
+
+
+def test_no_round_is_charged_before_the_files_of_the_one_before_are_on_disk(tmp_path, monkeypatch):
+    """However long they take; and the last round's are there when the run ends."""
+    events, charge, save = [], Ledger.charge, saving.save_checkpoint
+
+    def slow(folder, checkpoint, kept):
+        time.sleep(0.3)
+        done = save(folder, checkpoint, kept)
+        events.append(("saved", checkpoint.state.round))
+        return done
+
+    def charged(self, number, *args, **kwargs):
+        events.append(("charged", number))
+        return charge(self, number, *args, **kwargs)
+
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    monkeypatch.setattr(Ledger, "charge", charged)
+    run(tmp_path, rounds=3)
+    assert events == [(what, number) for number in (1, 2, 3) for what in ("charged", "saved")]
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_before_another_charge(at, tmp_path, monkeypatch):
+    save = saving.save_checkpoint
+
+    def full(folder, checkpoint, kept):
+        if checkpoint.state.round == at:
+            raise OSError(28, "No space left on device")
+        return save(folder, checkpoint, kept)
+
+    monkeypatch.setattr(saving, "save_checkpoint", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path)
+    assert rounds_in(tmp_path) == list(range(1, at + 1))
+    status = read_status(tmp_path)
+    assert (status["status"], status["round"]) == ("failed", at - 1)
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    resumed, _ = run(tmp_path, resume=True)
+    assert rounds_in(tmp_path) == [*range(1, at + 1), *range(at, 5)]
+    assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]

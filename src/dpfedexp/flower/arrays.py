@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from io import BytesIO
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.errors import InputError, require
@@ -25,27 +27,39 @@ def layout_of(arrays: ArrayRecord) -> Layout:
     return Layout(tuple(arrays), tuple(torch.Size(array.shape) for array in arrays.values()))
 
 
-def to_flat(arrays: ArrayRecord, layout: Layout) -> Tensor:
-    """A copy of the arrays as a float64 vector; a sentence if names or shapes are not the layout's."""
+def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A copy of the arrays as one vector; a sentence if names or shapes are not the layout's."""
     require(
         tuple(arrays) == layout.names,
         f"the arrays are named {list(arrays)}; they must be {list(layout.names)}, in this order.",
     )
-    parts = []
-    for (name, array), shape in zip(arrays.items(), layout.shapes, strict=True):
+    flat = torch.empty(layout.dimension, dtype=dtype)
+    parts = flat.split([shape.numel() for shape in layout.shapes])
+    for (name, array), shape, part in zip(arrays.items(), layout.shapes, parts, strict=True):
         values = array.numpy()
         require(
             tuple(values.shape) == tuple(shape),
             f"the array {name!r} has shape {tuple(values.shape)}; it must have {tuple(shape)}.",
         )
-        parts.append(torch.from_numpy(values.astype(np.float64)).reshape(-1))
-    return torch.cat(parts)
+        with np.errstate(
+            over="ignore"
+        ):  # too large for the type is infinite, and found where finite numbers are asked for
+            np.copyto(part.numpy(), values.reshape(-1))
+    return flat
+
+
+def as_array(values: np.ndarray) -> Array:
+    """Flower's array of these values, in the bytes that Flower writes, without its second copy of them."""
+    values, header = np.require(values, requirements="C"), BytesIO()
+    write_array_header_1_0(header, header_data_from_array_1_0(values))
+    data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
+    return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype="numpy.ndarray", data=data)
 
 
 def to_arrays(w: Tensor, layout: Layout) -> ArrayRecord:
     """The vector as named float32 arrays, which is what clients compute with."""
     named = layout.unflatten(w.float())
-    return ArrayRecord({name: Array(np.ascontiguousarray(value.numpy())) for name, value in named.items()})
+    return ArrayRecord({name: as_array(value.numpy()) for name, value in named.items()})
 
 
 def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bool = True) -> np.ndarray:

@@ -7,15 +7,14 @@ the promise of a client, so they are trained apart, as in a secure run.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import nn
 
 from dpfedexp.algorithms import fedavg
 from dpfedexp.arguments import checked
 from dpfedexp.errors import require
-from dpfedexp.flower.arrays import to_flat
+from dpfedexp.flower.arrays import as_array, to_flat
 from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients
 from dpfedexp.flower.rate import at_round, check_rate
@@ -50,7 +49,7 @@ def train_hosted(
     check_rate(local)
     local = at_round(local, message)
     simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
-    w = to_flat(message.content.array_records[MODEL], simulation.task.layout).float().to(simulation.task.device)
+    w = to_flat(message.content.array_records[MODEL], simulation.task.layout, torch.float32).to(simulation.task.device)
     state = simulation.begin()
     rows = [simulation.updates(state, w, chunk, 1)[: len(chunk)].cpu() for chunk in asked.split(simulation.chunk_size)]
-    return RecordDict({HOSTED: ArrayRecord({"rows": Array(np.ascontiguousarray(torch.cat(rows).numpy()))})})
+    return RecordDict({HOSTED: ArrayRecord({"rows": as_array(torch.cat(rows).numpy())})})

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.clipping import row_norms
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.arrays import strict_array
+from dpfedexp.flower.arrays import as_array, strict_array
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode
@@ -141,7 +141,7 @@ def sums_content(sums: Sums, request: Request) -> RecordDict:
 
 
 def _content(vector: np.ndarray, fields: Mapping[str, float | str | list[float]]) -> RecordDict:
-    return RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(dict(fields))})
+    return RecordDict({REPORT: ArrayRecord({"vector": as_array(vector)}), REQUEST: ConfigRecord(dict(fields))})
 
 
 def read_parts(reply: Message, request: Request) -> tuple[Array, ConfigRecord]:

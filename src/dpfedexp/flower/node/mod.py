@@ -101,7 +101,7 @@ def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
     if model is None:
         raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
     layout = layout_of(model)
-    w = to_flat(model, layout).float()
+    w = to_flat(model, layout, torch.float32)
     request.mechanism.check_model(len(w))
     return request, layout, w
 
@@ -179,7 +179,7 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
         )
         return torch.from_numpy(rows.astype(np.float32))
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
-    return to_flat(records[MODEL], layout).float() - w
+    return to_flat(records[MODEL], layout, torch.float32).sub_(w)
 
 
 def read_ballots(trained: Message, request: Request) -> Tensor | None:
@@ -204,7 +204,7 @@ def _control(message: Message, request: Request, layout: Layout) -> Tensor | Non
     record = message.content.array_records.get(CONTROL)
     if record is None:
         raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
-    control = to_flat(record, layout).float()
+    control = to_flat(record, layout, torch.float32)
     require(bool(control.isfinite().all()), f"the control variate in the record {CONTROL!r} is not finite.")
     return control
 

@@ -1,8 +1,9 @@
 """The last completed round of a deployment on disk: tensors in safetensors, the rest in JSON, replaced as one.
 
-The JSON names the tensor file and its hash and is written last, atomically: it is what makes a round completed. Everything in it
-was released already or is public, so the folder holds nothing private. The tensors are those of a simulation's checkpoint
-(`runs.state_tensors`).
+The JSON names the tensor files and their hashes and is written last, atomically: it is what makes a round completed. Everything in
+it was released already or is public, so the folder holds nothing private. The tensors are those of a simulation's checkpoint
+(`runs.state_tensors`). An earlier iterate that the reported model averages is the `w` of an earlier round's file, which stays while
+it is needed: every round writes its parameters once.
 """
 
 from __future__ import annotations
@@ -10,29 +11,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load
+from torch import Tensor
 
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.round import State
-from dpfedexp.runs.checkpoints.state_tensors import digest, state_from, state_tensors
+from dpfedexp.runs.checkpoints.state_tensors import digest, earlier, state_from, state_tensors
 from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
 
 FORMAT = "dpfedexp-flower-checkpoint"
 HASH = "blake2b"
 """How hashlib calls what the tensors are hashed with, and its field. Few processors have instructions for SHA-256."""
-VERSION = 4
+VERSION = 5
 """Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed. It is not read."""
 NEWEST_TWICE = 2
 """The version that wrote the newest iterate twice. It is read, as is the one after it."""
 OF_THE_FILE = (2, 3)
 """The versions that hashed the tensors' file, and not the tensors."""
+IN_ONE_FILE = 4
+"""The version that hashed the tensors, and wrote the earlier iterates again in every round."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,38 @@ class Checkpoint:
     nodes: tuple[int, ...] = ()
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Returns when the checkpoint is on disk; killed at any instant, the previous one stays whole."""
+@dataclass(frozen=True)
+class Kept:
+    """A file of a completed round: the parameters in it, its name, and the hash of its tensors."""
+
+    w: Tensor
+    name: str
+    hash: str
+
+    def fields(self) -> dict[str, str]:
+        return {"tensors": self.name, HASH: self.hash}
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: tuple[Kept, ...] = ()) -> tuple[Kept, ...]:
+    """Returns when the checkpoint is on disk; killed at any instant, the previous one stays whole.
+
+    Args:
+        folder: of the run.
+        checkpoint: the round that is complete.
+        kept: what the save before returned, so that iterates that lie in its files are not written again.
+
+    Returns:
+        The files that the checkpoint names.
+    """
     state = checkpoint.state
     tensors, name = state_tensors(state), server_tensors(state.round)
+    held = {number: file for number, w in enumerate(state.recent[:-1]) for file in kept if file.w is w}
+    for number in held:
+        del tensors[earlier(number)]
     with ThreadPoolExecutor(1) as beside:
         hashed = beside.submit(digest, tensors, HASH)
         replace_tensors(folder / name, tensors)
+    now = Kept(state.w, name, hashed.result())
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -71,15 +101,17 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "nodes": list(checkpoint.nodes),
         "round": state.round,
         "radius": None if math.isinf(state.radius) else state.radius,
-        "tensors": name,
-        HASH: hashed.result(),
+        **now.fields(),
+        "earlier": {earlier(number): file.fields() for number, file in held.items()},
         "config": checkpoint.config,
         "history": checkpoint.history,
     }
     replace_text(folder / SERVER_CHECKPOINT, json.dumps(content, indent=1) + "\n")
+    named = (*held.values(), now)
     for old in folder.glob(SERVER_TENSORS):
-        if old.name != name:
+        if old.name not in {file.name for file in named}:
             old.unlink(missing_ok=True)
+    return named
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
@@ -91,15 +123,13 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         require(content["format"] == FORMAT, "it is of another program")
         version = content.get("version", 1)
-        data = (folder / Path(content["tensors"]).name).read_bytes()
-        if version in OF_THE_FILE:
-            require(hashlib.sha256(data).hexdigest() == content["sha256"], "its tensors were changed")
-        else:
-            require(digest(load(data), HASH) == content[HASH], "its tensors were changed")
-        radius = math.inf if content["radius"] is None else float(content["radius"])
-        if version in (VERSION, *OF_THE_FILE):
+        if version in (VERSION, IN_ONE_FILE, *OF_THE_FILE):
+            radius = math.inf if content["radius"] is None else float(content["radius"])
+            tensors = _tensors(folder, content, "sha256" if version in OF_THE_FILE else HASH)
+            for name, file in content.get("earlier", {}).items():
+                tensors[name] = _tensors(folder, file, HASH)["w"]
             return Checkpoint(
-                state_from(load(data), int(content["round"]), radius, newest_twice=version == NEWEST_TWICE),
+                state_from(tensors, int(content["round"]), radius, newest_twice=version == NEWEST_TWICE),
                 dict(content["config"]),
                 list(content["history"]),
                 str(content["run"]),
@@ -114,3 +144,12 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes versions {NEWEST_TWICE} to {VERSION}; "
         "finish the run with the version that began it, or begin another one in a new folder."
     )
+
+
+def _tensors(folder: Path, file: Mapping[str, str], kind: str) -> dict[str, Tensor]:
+    """What a file holds, if it has the hash that the checkpoint names beside it."""
+    data = (folder / Path(file["tensors"]).name).read_bytes()
+    tensors = load(data)
+    found = digest(tensors, HASH) if kind == HASH else hashlib.sha256(data).hexdigest()
+    require(found == file[kind], "its tensors were changed")
+    return tensors

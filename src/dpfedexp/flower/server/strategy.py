@@ -32,11 +32,13 @@ from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import begun, bind, deployment_noise
 from dpfedexp.flower.rate import check_rate, tau_eta_l_of
-from dpfedexp.flower.server.checkpoint import Checkpoint, save_checkpoint
+from dpfedexp.flower.server.checkpoint import Checkpoint
 from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
+from dpfedexp.flower.server.promise import no_other_adjacency, reporting, statement_of
 from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
+from dpfedexp.flower.server.saving import Saving
 from dpfedexp.flower.server.status import Status, write_status
 from dpfedexp.json_values import finite
 from dpfedexp.layout import Layout
@@ -50,11 +52,6 @@ from dpfedexp.sums import Sums
 from dpfedexp.votes import Ask
 
 _log = logging.getLogger("flwr")
-
-TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
-WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
-PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
-WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -142,6 +139,7 @@ class DpFedExp(Strategy):
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
+        self._saving = Saving(self.folder)
 
     has_helper: ClassVar[bool] = False  # whether a second aggregator makes the sums too
 
@@ -180,8 +178,8 @@ class DpFedExp(Strategy):
             **({} if self.places.allowed is None else {"nodes": list(self.places.allowed)}),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
-        if self.algorithm.adjacency != "add-remove":
-            header["no_other_adjacency"] = PLACES
+        if no_other_adjacency(self.algorithm):
+            header["no_other_adjacency"] = no_other_adjacency(self.algorithm)
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
@@ -235,7 +233,7 @@ class DpFedExp(Strategy):
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Add what is valid, charge, release, move the model, and write the checkpoint; only then does anything leave."""
+        """Add what is valid, charge, release, move the model; the files are on disk before the next charge, and at the end."""
         mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
@@ -244,11 +242,9 @@ class DpFedExp(Strategy):
         check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
         if not mechanism.is_local:
             self._charge(server_round, event)
-        expected = self.participation.expected(self.clients)
         release, counts = self._released(server_round, mechanism, sums, counts)
-        state, eta_g = advance(
-            self.algorithm, release, self.state, share=expected / self.clients, tau_eta_l=self.tau_eta_l
-        )
+        share = self.participation.expected(self.clients) / self.clients
+        state, eta_g = advance(self.algorithm, release, self.state, share=share, tau_eta_l=self.tau_eta_l)
         shown: dict[str, Any] = {
             "round": server_round,
             "eta_g": eta_g,
@@ -263,9 +259,9 @@ class DpFedExp(Strategy):
             shown |= counts.shown()
         history = [*self.history, finite(shown)]
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
-        save_checkpoint(self.folder, checkpoint)
+        self._before = self.state, self.history
         self.state, self.history = state, history
-        self._publish("running")
+        self._saving.begin(checkpoint, self._publishing("running"))
         self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
 
@@ -319,14 +315,14 @@ class DpFedExp(Strategy):
         self.begin(initial_arrays)
         self.summary()
         _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
-        self._publish("running")
+        self._publishing("running")()
         end: Status = "failed"
         why = "the server's own log says why."
-        result = Result()
+        arrays, result = self.reported, Result()
         result.train_metrics_clientapp = {line["round"]: _record(line) for line in self.history}
         try:
             for number in range(self.state.round + 1, self.rounds + 1):
-                messages = self.configure_train(number, self.reported, train_config or ConfigRecord(), grid, timeout)
+                messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid, timeout)
                 arrays, metrics = self.aggregate_train(number, exchange(grid, messages, timeout))
                 result.train_metrics_clientapp[number] = metrics
                 _log.info("Round %d of %d: %s", number, self.rounds, dict(metrics))
@@ -334,6 +330,7 @@ class DpFedExp(Strategy):
                 if scores is not None:
                     result.evaluate_metrics_serverapp[number] = scores
                     _log.info("Round %d of %d, on the server's own data: %s", number, self.rounds, dict(scores))
+            self._saved()
             end, why = "completed", ""
         except BudgetExceeded as reason:
             end, why = "stopped", str(reason)
@@ -344,52 +341,53 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         finally:
-            self.commentary.end(self.state.w)
-            self._publish(end, why)
-            self.ledger.close()
+            try:
+                self._saved()
+            finally:
+                self.commentary.end(self.state.w)
+                self._publishing(end, why)()
+                self.ledger.close()
         result.arrays = self.reported
         return result
 
+    def _saved(self) -> None:
+        """Returns when the last round's files are on disk. If they can't be written the round is not complete."""
+        try:
+            self._saving.wait()
+        except BaseException:
+            self.state, self.history = self._before
+            raise
+
     def _charge(self, server_round: int, event: Event) -> None:
         """From here on the round counts, whatever becomes of it, and the status says so."""
+        self._saved()
         self.ledger.charge(server_round, event, run=self.run)
         write_status(self.folder, "running", self.state.round, self.rounds, self.statement)
 
-    def _publish(self, status: Status, reason: str = "") -> None:
-        """The model so far, what was promised so far, and how the run stands, for whoever reads the folder."""
-        statement = self.statement
-        write_results(self.folder, self.layout.unflatten(self.state.reported), statement, self.commentary.advice)
-        write_status(self.folder, status, self.state.round, self.rounds, statement, reason)
+    def _publishing(self, status: Status, reason: str = "") -> Callable[[], None]:
+        """Writes the model so far, what was promised so far, and how the run stands now, for whoever reads the folder."""
+        state, statement, advice = self.state, self.statement, tuple(self.commentary.advice)
+
+        def publish() -> None:
+            write_results(self.folder, self.layout.unflatten(state.reported), statement, advice)
+            write_status(self.folder, status, state.round, self.rounds, statement, reason)
+
+        return publish
 
     @property
     def statement(self) -> PrivacyStatement:
         """What was promised to whom, from what was charged."""
-        left_out = [WHO_ANSWERS]
-        if self.clients_per_node > 1:
-            left_out.append(TRUSTED_NODES)
-        if not self.mechanism.counts_are_public(self.sampling):
-            left_out.append(WHETHER_IT_FAILED)
-        planned = [(self.mechanism.event(self.sampling), self.rounds)]
-        return PrivacyStatement.from_charges(
-            self.ledger.charges(),
-            self.algorithm.delta,
-            algorithm=self.algorithm.name,
+        return statement_of(
+            self.ledger,
+            self.algorithm,
+            self.mechanism,
+            self.sampling,
             clients=self.clients,
-            simulated=False,
-            planned=planned if self.state.round < self.rounds else None,
-            not_covered=left_out,
-            reporting=self._reporting,
-            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
+            clients_per_node=self.clients_per_node,
+            rounds_left=self.rounds - self.state.round,
+            rounds=self.rounds,
+            reporting=reporting(self.history, self.floor, self.clients),
         )
-
-    @property
-    def _reporting(self) -> int:
-        """How many clients reported in every round at least: by the floor, and by what came where a round had another floor.
-
-        A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
-        """
-        counts: list[int] = [line["valid"] for line in self.history if "valid" in line]
-        return min([math.ceil(self.floor * self.clients), *counts])
 
 
 def _log_advice(advice: Advice) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from dpfedexp.aggregation.binding import Round
 from dpfedexp.aggregation.client import masked
 from dpfedexp.aggregation.helper import BadSeeds
 from dpfedexp.aggregation.sealing import check_public
 from dpfedexp.errors import InputError
+from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import FAILED_PRECONDITION, REFUSAL, REPORT, REQUEST, Request
 from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
@@ -78,7 +79,7 @@ def masked_content(report: Report, request: Request, sender: Sender) -> RecordDi
 
 
 def words_record(words: np.ndarray) -> ArrayRecord:
-    return ArrayRecord({"vector": Array(np.ascontiguousarray(words, dtype="<u8"))})
+    return ArrayRecord({"vector": as_array(np.ascontiguousarray(words, dtype="<u8"))})
 
 
 def helper_reply(message: Message, run: str, node_config: Mapping[str, Any]) -> Message | None:

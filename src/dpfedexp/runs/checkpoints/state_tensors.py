@@ -20,10 +20,15 @@ from dpfedexp.errors import InputError, require
 from dpfedexp.round import State
 
 
+def earlier(number: int) -> str:
+    """The name of the earlier iterate with this number."""
+    return f"recent.{number}"
+
+
 def state_tensors(state: State) -> dict[str, Tensor]:
     """The tensors of a state, on the CPU."""
     named = {"w": state.w}
-    named |= {f"recent.{number}": value for number, value in enumerate(state.recent[:-1])}
+    named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
     named |= {f"server.{name}": value for name, value in state.server.items()}
     named |= {f"memory.{name}": value for name, value in state.memory.items()}
     if state.control is not None:
@@ -44,16 +49,16 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float, *, newe
         InputError: these are other tensors than a state's. Whether they fit a model is `check_fits`' question.
     """
     count = sum(name.startswith("recent.") for name in tensors)
-    recent = [f"recent.{number}" for number in range(count)]
+    recent = [earlier(number) for number in range(count)]
     known = {"w", "control", *recent}
     foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
     require("w" in tensors and not foreign, "it holds other tensors than a state")
     w = tensors["w"]
-    earlier = [tensors[name] for name in recent]
+    before = [tensors[name] for name in recent]
     return State(
         round=round,
         w=w,
-        recent=tuple(earlier) if newest_twice else (*earlier, w),
+        recent=tuple(before) if newest_twice else (*before, w),
         radius=radius,
         server=_part(tensors, "server."),
         control=tensors.get("control"),
