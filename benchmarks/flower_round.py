@@ -3,13 +3,16 @@
     python benchmarks/flower_round.py [--dimension 10000000] [--nodes 3] [--rounds 3] [--out FILE]
 
 Replies are made in this process, so that neither training nor the network is counted: only what the server does with them. Prints
-seconds and processor seconds a round (median after a warm-up) of asking, and of adding up, noise, step, ledger and checkpoint.
+medians over the rounds after a warm-up: how long nodes wait for the server (asking; adding up, step, ledger and checkpoint), and
+the processor seconds of all of it. Nodes are taken to train for two seconds (`--train`), during which a server draws its noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import tempfile
 import time
@@ -48,26 +51,24 @@ def answered(message: Message, content: RecordDict) -> Message:
     return reply
 
 
-def clocked(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    wall, processor = time.perf_counter(), time.process_time()
-    done = work()
-    return done, time.perf_counter() - wall, time.process_time() - processor
-
-
-def measured(strategy: Any, reply: Callable[[Message], RecordDict], grid: Nodes, rounds: int) -> dict[str, float]:
+def measured(
+    strategy: Any, reply: Callable[[Message], RecordDict], grid: Nodes, asked: argparse.Namespace
+) -> dict[str, float]:
     """Medians over the rounds after the first."""
     taken = []
-    for number in range(1, rounds + 2):
-        messages, *ask = clocked(
-            lambda n=number: list(strategy.configure_train(n, strategy.start_arrays, ConfigRecord(), grid))
-        )
+    for number in range(1, asked.rounds + 2):
+        processor, begun = time.process_time(), time.perf_counter()
+        messages = list(strategy.configure_train(number, strategy.start_arrays, ConfigRecord(), grid))
+        sent = time.perf_counter()
+        time.sleep(asked.train)
+        used = time.process_time() - processor
         replies = [answered(message, reply(message)) for message in messages]
-        _, *add = clocked(lambda n=number, r=replies: strategy.aggregate_train(n, r))
-        taken.append((*ask, *add))
-    names = ("ask seconds", "ask processor", "add seconds", "add processor")
-    return {
-        name: round(statistics.median(part), 3) for name, part in zip(names, zip(*taken[1:], strict=True), strict=True)
-    }
+        processor, back = time.process_time(), time.perf_counter()
+        strategy.aggregate_train(number, replies)
+        taken.append((sent - begun, time.perf_counter() - back, used + time.process_time() - processor))
+    names = ("ask seconds", "add seconds", "processor seconds")
+    columns = zip(*taken[1:], strict=True)
+    return {name: round(statistics.median(column), 3) for name, column in zip(names, columns, strict=True)}
 
 
 def main() -> None:
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=10_000_000)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--train", type=float, default=2.0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     grid, update = Nodes(given.nodes), torch.randn(1, given.dimension + 1) / 1e4
@@ -90,7 +92,7 @@ def main() -> None:
             ours,
             lambda message: report_content(Report(update), ours._sent[message.metadata.dst_node_id]),
             grid,
-            given.rounds,
+            given,
         )
     plain = FedAvg(min_train_nodes=given.nodes, min_available_nodes=given.nodes)
     plain.start_arrays = start  # type: ignore[attr-defined]
@@ -105,8 +107,9 @@ def main() -> None:
         "dimension": given.dimension,
         "nodes": given.nodes,
         "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "dpfedexp": private,
-        "Flower's FedAvg": measured(plain, content, grid, given.rounds),
+        "Flower's FedAvg": measured(plain, content, grid, given),
     }
     print(json.dumps(found, indent=1))
     if given.out:

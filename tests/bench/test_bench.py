@@ -37,9 +37,8 @@ def test_a_trainer_that_a_network_does_not_have_is_left_out_and_the_others_are_m
     assert done.exit_code == 0, done.output
     assert [row["trainer"] for row in json.loads(done.stdout)] == ["tiled-loop"]
     assert "Left out: the measurement of dpfedexp on lstm failed: the model has no" in done.stderr
-    for none in (["library"], ["library", "fast"]):
-        alone = CliRunner().invoke(app, [*asked, *(word for name in none for word in ("--trainer", name))])
-        assert isinstance(alone.exception, InputError)
+    alone = CliRunner().invoke(app, [*asked, "--trainer", "library"])
+    assert isinstance(alone.exception, InputError)
     misspelt = CliRunner().invoke(app, [*asked, "--trainer", "fasst", "--trainer", "tiled-loop"])
     assert "Did you mean 'fast'" in str(misspelt.exception)
 
