@@ -101,16 +101,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "growth.json")
     given = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, asked in points(given.quick).items():
-        found[name] = [
-            {"size": size, **asdict(measure("dpfedexp", work, clients, rounds=3, device=given.device))}
-            for size, work, clients in asked
-        ]
-    found["rounds"] = by_rounds(100 if given.quick else 1000, given.device)
     given.out.parent.mkdir(parents=True, exist_ok=True)
+    for name, asked in points(given.quick).items():
+        found[name] = []
+        for size, work, clients in asked:
+            made = {"size": size, **asdict(measure("dpfedexp", work, clients, rounds=3, device=given.device))}
+            found[name].append(made)
+            print(f"{name} {size}: {made['seconds_per_round']:.4f} s a round", flush=True)
+            # After every point, because some take long: what is known stays if somebody stops it.
+            given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found["rounds"] = by_rounds(100 if given.quick else 1000, given.device)
     given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     plot(found, given.out.with_suffix(".png"))
-    print(json.dumps(found, indent=1))
+    print(f"Wrote {given.out} and {given.out.with_suffix('.png')}.")
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def _kind(test: Any) -> str:
 class Measuring:
     """Metrics of released parameters, in a copy of the model that no client trains.
 
-    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes; for a test
-    set, frozen parameters are not copied.
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
+    set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
 
     Args:
         model: as it was given to the run.
@@ -91,10 +91,10 @@ class Measuring:
             if not own.requires_grad:
                 # What is frozen lies on the device once.
                 own.data = held[name].data
+        self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
 
     def __call__(self, state: State) -> dict[str, float]:
-        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
-        model = copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
+        model = self.copy if self.forgets else self._fresh()
         self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
         if not isinstance(found, Mapping):
@@ -102,6 +102,16 @@ class Measuring:
                 f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
             )
         return {name: _number(name, value) for name, value in found.items()}
+
+    def _fresh(self) -> nn.Module:
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        return copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    """Whether a module's forward is torch's, with nobody's function before or after it."""
+    hooked = any(getattr(module, kind) for kind in ("_forward_hooks", "_forward_pre_hooks"))
+    return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module) and not hooked
 
 
 def _number(name: str, value: Any) -> float:
