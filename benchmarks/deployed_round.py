@@ -2,10 +2,10 @@
 
     python benchmarks/deployed_round.py [--dimension 10000000] [--nodes 3] [--rounds 6] [--out FILE]
 
-A SuperLink and SuperNodes on loopback run two apps in turn, twice each: the template's, and the same app with Flower's FedAvg and
-without `private_training`. Seconds are those between two rounds' evaluations on the server, the first round left out. A node trains
-for a few milliseconds only, so what is compared is everything else; nodes ask for work every three seconds, as Flower's do, so
-single rounds move in such steps and the mean over rounds is what is shown.
+A SuperLink and SuperNodes on loopback run two apps in turn, twice each: the template's, and one with Flower's FedAvg, torch's own
+step and nothing of this library. Seconds are those between two rounds' evaluations on the server, the first round left out. A node
+trains for a few milliseconds only, so what is compared is everything else. Nodes ask for work every three seconds, as Flower's do:
+single rounds move in such steps, and the mean over rounds is what is shown.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(grid, ArrayRecord(task.build_model().state_dict()), num_rounds=rounds, evaluate_fn=evaluate)
 """
 PLAIN_CLIENT = """
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from dpfedexp.flower import train_local
-from dpfedexp import Sgd
 from federation import task
 
 app = ClientApp()
@@ -77,10 +76,21 @@ def train(message: Message, context: Context) -> Message:
     model = task.build_model()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     inputs, targets = task.data_of(context.node_config)
-    task.train(model, inputs, targets, Sgd(lr=0.02, steps=1), None)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    torch.optim.SGD(model.parameters(), lr=0.02).step()
     metrics = MetricRecord({"num-examples": len(inputs)})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 """
+PLAIN_TASK = """
+import torch
+from torch import nn
+
+def build_model():
+    torch.manual_seed(0)
+    return nn.Linear({dimension}, 1, bias=False)
+
+def data_of(node):
+{rows}"""
 
 
 def make_app(folder: Path, times: Path, asked: argparse.Namespace, plain: bool) -> Path:
@@ -95,14 +105,16 @@ def make_app(folder: Path, times: Path, asked: argparse.Namespace, plain: bool) 
     package = folder / "federation"
     clock = CLOCK.format(times=str(times))
     (package / "server_app.py").write_text((PLAIN if plain else OURS).format(clock=clock), encoding="utf-8")
+    # Each node has data of its own, or Flower would carry and keep one reply for all of them.
+    rows = f"    return torch.full((1, {asked.dimension}), (1 + node['partition-id']) / {asked.dimension}), torch.ones(1, 1)\n"
     if plain:
         (package / "client_app.py").write_text(PLAIN_CLIENT, encoding="utf-8")
+        (package / "task.py").write_text(PLAIN_TASK.format(dimension=asked.dimension, rows=rows), encoding="utf-8")
+        return folder
     task = (package / "task.py").read_text(encoding="utf-8")
     # Parameters that all differ, as those of real models do: Flower carries equal pieces of an array once.
     task = task.replace("linear_regression(DIMENSION)", f"nn.Linear({asked.dimension}, 1, bias=False)")
     start, rest = task.split("def data_of(", 1)
-    # Each node has data of its own, or Flower would carry and keep one reply for all of them.
-    rows = f"    return torch.full((1, {asked.dimension}), (1 + node['partition-id']) / {asked.dimension}), torch.ones(1, 1)\n"
     rest = rest.split("def data_of_hosted", 1)[1]
     signature = "def data_of(node: Settings) -> tuple[Tensor, Tensor]:\n"
     (package / "task.py").write_text(f"{start}{signature}{rows}\n\ndef data_of_hosted{rest}", encoding="utf-8")

@@ -3,8 +3,9 @@
     python benchmarks/flower_round.py [--dimension 10000000] [--nodes 3] [--rounds 3] [--out FILE]
 
 Replies are made in this process, so that neither training nor the network is counted: only what the server does with them. Prints
-medians over the rounds after a warm-up: how long nodes wait for the server (asking; adding up, step, ledger and checkpoint), and
-the processor seconds of all of it. Nodes are taken to train for two seconds (`--train`), during which a server draws its noise.
+medians over the rounds after a warm-up: how long nodes wait for the server (asking; adding up, step and ledger), and
+the processor seconds of all of it. Nodes are taken to train for two seconds (`--train`), during which a server draws
+its noise and writes its checkpoint.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def main() -> None:
             grid,
             given,
         )
+        ours.finish()
     plain = FedAvg(min_train_nodes=given.nodes, min_available_nodes=given.nodes)
     plain.start_arrays = start  # type: ignore[attr-defined]
     trained = np.ascontiguousarray(update[0, :-1].numpy())

@@ -14,6 +14,8 @@ import click
 from pydantic import BaseModel
 from rich.text import Text
 
+from dpfedexp.config.schema import docstrings
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "dpfedexp",
@@ -204,6 +206,7 @@ def section_lines(name: str, kind: type[BaseModel]) -> list[str]:
         "|---|---|---|---|",
     ]
     inner: list[str] = []
+    described = docstrings(kind)
     for key, field in kind.model_fields.items():
         nested = model_of(field.annotation)
         if nested is not None:
@@ -211,7 +214,7 @@ def section_lines(name: str, kind: type[BaseModel]) -> list[str]:
             continue
         default = "required" if field.is_required() else toml(field.get_default(call_default_factory=True))
         lines.append(
-            f"| `{key}` | {cell(kind_of(schema['properties'][key]))} | {default} | {cell(field.description or '')} |"
+            f"| `{key}` | {cell(kind_of(schema['properties'][key]))} | {default} | {cell(described.get(key, ''))} |"
         )
     return [*lines, "", *inner]
 

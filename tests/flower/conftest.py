@@ -1,4 +1,4 @@
-"""What tests of real deployments share."""
+"""What tests of deployments share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dpfedexp.flower.server.saving import Saving
+
 
 @pytest.fixture
 def alone() -> Iterator[None]:
@@ -16,3 +18,15 @@ def alone() -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "dpfedexp-tests-deployment.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A round's files are on disk before anybody looks at them, and not only before the next charge."""
+    begin = Saving.begin
+
+    def begin_and_wait(self, *args):
+        begin(self, *args)
+        self.wait()
+
+    monkeypatch.setattr(Saving, "begin", begin_and_wait)

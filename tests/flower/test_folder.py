@@ -22,7 +22,6 @@ from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
-from dpfedexp.flower.server.saving import Saving
 from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -53,18 +52,6 @@ def snapshot(place) -> dict[str, bytes]:
 def restore(place, files: dict[str, bytes], *names: str) -> None:
     for name in names:
         (place / name).write_bytes(files[name])
-
-
-@pytest.fixture
-def at_once(monkeypatch):
-    """A round's files are on disk before `watch` looks at them, and not only before the next charge."""
-    begin = Saving.begin
-
-    def begin_and_wait(self, *args):
-        begin(self, *args)
-        self.wait()
-
-    monkeypatch.setattr(Saving, "begin", begin_and_wait)
 
 
 @pytest.fixture

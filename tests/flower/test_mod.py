@@ -62,6 +62,31 @@ def test_a_mechanism_that_makes_no_sense_is_a_sentence(change, message):
         decode(change(encode(LocalGaussian(0.3, 0.7, "naive"))))
 
 
+def claimed(shape: tuple[int, ...], values: np.ndarray) -> Array:
+    """An array that says of itself what is not so."""
+    return Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=Array(values).data)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        claimed((-1,), np.zeros(3, np.float32)),
+        claimed((2**45,), np.zeros(3, np.float32)),
+        claimed((3,), np.zeros(4, np.float32)),
+        claimed((3,), np.zeros(3, np.complex64)),
+    ],
+    ids=["fewer than none", "too many for any machine", "another number", "complex"],
+)
+def test_a_model_that_is_not_what_it_claims_is_refused(array, monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: pytest.fail("made room before it looked"))
+    given = Request(1, "n" * 32, LocalGaussian(0.3, 2.2), Sampling())
+    content = RecordDict({"arrays": ArrayRecord({"w": array}), REQUEST: given.to_record()})
+    message = Message(content, 7, "train")
+    message.metadata.__dict__["_message_id"] = "m"
+    reply = private_training(message, Context(1, 7, {}, RecordDict(), {}), lambda message, context: message)
+    assert reply.error.reason.startswith("dpfedexp: the array 'w'")
+
+
 def ask(
     mechanism,
     node_config=None,

@@ -60,7 +60,7 @@ def charge(guard: Guard, round: int = 1) -> None:
     guard.admit(request, run="11", app="ab" * 32)
 
 
-def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(tmp_path):
+def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(tmp_path, at_once):
     class Watching(Nodes):
         seen: list
 

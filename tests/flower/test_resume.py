@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from safetensors.torch import load_file, save_file
 
 from dpfedexp import files, step_size
@@ -20,6 +21,7 @@ from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import saving
 from dpfedexp.flower.server import strategy as server
 from dpfedexp.flower.server.checkpoint import load_checkpoint
+from dpfedexp.flower.server.nodes import exchange
 from dpfedexp.flower.server.status import read_status
 from dpfedexp.local import Sgd
 from dpfedexp.runs.checkpoints.state_tensors import digest, state_tensors
@@ -286,3 +288,60 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_before_another_charge
     resumed, _ = run(tmp_path, resume=True)
     assert rounds_in(tmp_path) == [*range(1, at + 1), *range(at, 5)]
     assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]
+
+
+def test_files_beside_the_checkpoint_that_cannot_be_written_leave_the_round_complete(tmp_path, monkeypatch):
+    """Status and checkpoint name the same round, and the one that follows is not made twice."""
+    write = server.write_results
+
+    def full(folder, model, statement, advice=()):
+        if len(statement_rounds) == 2:
+            statement_rounds.append(0)
+            raise OSError(28, "No space left on device")
+        statement_rounds.append(0)
+        write(folder, model, statement, advice)
+
+    statement_rounds: list[int] = []
+    monkeypatch.setattr(server, "write_results", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path)
+    done = json.loads((tmp_path / "checkpoint.json").read_text())["round"]
+    status = read_status(tmp_path)
+    assert (status["status"], status["round"]) == ("failed", done)
+    run(tmp_path, resume=True)
+    assert rounds_in(tmp_path) == [1, 2, 3, 4]
+
+
+def test_an_interrupt_while_files_are_written_waits_for_them(tmp_path, monkeypatch):
+    """A writer that went on behind a closed ledger would write over what the next process writes."""
+    save = saving.save_checkpoint
+
+    def interrupting(folder, checkpoint, kept):
+        if checkpoint.state.round == 2:
+            time.sleep(0.3)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.5)
+        return save(folder, checkpoint, kept)
+
+    monkeypatch.setattr(saving, "save_checkpoint", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    status = read_status(tmp_path)
+    assert (status["status"], status["round"]) == ("failed", 2)
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["round"] == 2
+    resumed, _ = run(tmp_path, resume=True)
+    assert rounds_in(tmp_path) == [1, 2, 3, 4]
+    assert resumed.state.round == 4
+
+
+def test_rounds_without_start_end_with_finish(tmp_path):
+    federation, model = problem(3)
+    strategy = DpFedExp(CDP, clients=3, rounds=2, folder=tmp_path, node_timeout=0.1, noise=Silence)
+    arrays, grid = ArrayRecord(model.state_dict()), LoopbackGrid(plain_app(federation, model, LOCAL), 3)
+    strategy.begin(arrays)
+    for number in (1, 2):
+        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+        strategy.aggregate_train(number, exchange(grid, messages, 1))
+    strategy.finish()
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["round"] == 2
+    assert (tmp_path / "model.safetensors").exists()

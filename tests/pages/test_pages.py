@@ -86,6 +86,9 @@ def test_every_command_option_and_setting_is_on_its_page():
             )
     settings = reference.configuration_page()
     assert all(f"| `{key}` |" in settings for key in ("clip", "quantile", "lr", "population", "secure", "cohort"))
+    rows = re.findall(r"^\| `[a-z_]+` \|.*$", settings, flags=re.M)
+    assert len(rows) > 50
+    assert [row for row in rows if not row.rstrip(" |").endswith((".", ")"))] == [], "a setting without its sentence"
 
 
 def test_an_equation_stands_beside_the_name_that_computes_it():

@@ -112,22 +112,23 @@ def test_long_draws_do_not_depend_on_threads_or_neighbours(threads):
         torch.set_num_threads(before)
 
 
-def test_peak_memory_is_flat_from_a_thousand_to_many_more_clients_at_equal_budget():
+def test_peak_memory_is_flat_from_hundreds_to_many_more_clients_at_equal_budget():
+    """Without the budget the second peak is 1.23 times the first."""
     program = """
 import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Execution, Sgd, ldp_fedexp, train
 from dpfedexp.data import synthetic_regression_stream
 from dpfedexp.models import linear_regression
-problem = synthetic_regression_stream(int(sys.argv[1]), 20)
+problem = synthetic_regression_stream(int(sys.argv[1]), 2000)
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
 given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(memory='1MB'), 'progress': False}
-train(linear_regression(20), problem.federation, algorithm, **given)
+train(linear_regression(2000), problem.federation, algorithm, **given)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = [
         int(subprocess.run([sys.executable, "-c", program, str(m)], capture_output=True, text=True, check=True).stdout)
-        for m in (1_000, sized(10_000, 100_000))
+        for m in (200, sized(2_000, 20_000))
     ]
     assert peaks[1] < 1.1 * peaks[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -47,3 +48,8 @@ def about(value: float) -> str:
     ('37,000,000', '330', '6.2')
     """
     return f"{float(f'{value:.2g}'):,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+def log(logger: logging.Logger, advice: Advice) -> None:
+    """Tells an advice to a log, at its own level."""
+    logger.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)

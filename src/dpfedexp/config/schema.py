@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
     made = Settings.model_json_schema()
     for kind in _kinds(Section):
         properties = made["$defs"].get(kind.__name__, {}).get("properties", {})
-        for name, described in _docstrings(kind).items() if properties else ():
+        for name, described in docstrings(kind).items() if properties else ():
             properties[name] = dict(sorted({**properties[name], "description": described}.items()))
     tree: dict[str, Any] = _without_null(made)
     sections = tree["$defs"]
@@ -61,7 +61,7 @@ def _kinds(kind: type[Section]) -> list[type[Section]]:
     return [found for below in kind.__subclasses__() for found in (below, *_kinds(below))]
 
 
-def _docstrings(kind: type) -> dict[str, str]:
+def docstrings(kind: type) -> dict[str, str]:
     """The text under every setting of a section. pydantic would read it whenever the library is imported."""
     (written,) = ast.parse(dedent(getsource(kind))).body
     found = {}

@@ -33,17 +33,17 @@ def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.floa
         tuple(arrays) == layout.names,
         f"the arrays are named {list(arrays)}; they must be {list(layout.names)}, in this order.",
     )
-    flat = torch.empty(layout.dimension, dtype=dtype)
-    parts = flat.split([shape.numel() for shape in layout.shapes])
-    for (name, array), shape, part in zip(arrays.items(), layout.shapes, parts, strict=True):
-        values = array.numpy()
+    found = [array.numpy() for array in arrays.values()]
+    for name, values, shape in zip(layout.names, found, layout.shapes, strict=True):
         require(
             tuple(values.shape) == tuple(shape),
             f"the array {name!r} has shape {tuple(values.shape)}; it must have {tuple(shape)}.",
         )
-        with np.errstate(
-            over="ignore"
-        ):  # too large for the type is infinite, and found where finite numbers are asked for
+        require(np.can_cast(values.dtype, np.float64, "same_kind"), f"the array {name!r} does not hold real numbers.")
+    flat = torch.empty(layout.dimension, dtype=dtype)
+    # Too large for the type is infinite, and found where finite numbers are asked for.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values, part in zip(found, flat.split(layout.sizes), strict=True):
             np.copyto(part.numpy(), values.reshape(-1))
     return flat
 

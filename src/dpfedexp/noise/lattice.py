@@ -51,7 +51,7 @@ def truncated_sum(rows: Tensor, step: float) -> Tensor:
     """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
 
     A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache. Whole numbers are exact in
-    float64 here, and −0 is made 0: the sign of a zero would tell of a value that was truncated.
+    float64 here, and −0 is made 0, whatever a sum makes of it: the sign of a zero would tell of a value that was truncated.
     """
     made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
     piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: tuple[Kept, ...]
     held = {number: file for number, w in enumerate(state.recent[:-1]) for file in kept if file.w is w}
     for number in held:
         del tensors[earlier(number)]
-    with ThreadPoolExecutor(1) as beside:
-        hashed = beside.submit(digest, tensors, HASH)
-        replace_tensors(folder / name, tensors)
-    now = Kept(state.w, name, hashed.result())
+    replace_tensors(folder / name, tensors)
+    now = Kept(state.w, name, digest(tensors, HASH))
     content = {
         "format": FORMAT,
         "version": VERSION,

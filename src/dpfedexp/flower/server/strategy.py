@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Event, Ledger, PrivacyStatement, guarantee
 from dpfedexp.advice.commentary import Commentary
-from dpfedexp.advice.message import Advice
+from dpfedexp.advice.message import log
 from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
@@ -139,7 +140,6 @@ class DpFedExp(Strategy):
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
-        self._saving = Saving(self.folder)
 
     has_helper: ClassVar[bool] = False  # whether a second aggregator makes the sums too
 
@@ -181,11 +181,12 @@ class DpFedExp(Strategy):
         if no_other_adjacency(self.algorithm):
             header["no_other_adjacency"] = no_other_adjacency(self.algorithm)
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
+        self._saving = Saving(self.folder)
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
         plan = Plan.bound(self.algorithm, self.mechanism, self.participation, self.clients, len(w), self.rounds)
-        self.commentary = Commentary(plan, w, _log_advice)
+        self.commentary = Commentary(plan, w, partial(log, _log))
 
     @property
     def reported(self) -> ArrayRecord:
@@ -233,7 +234,7 @@ class DpFedExp(Strategy):
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Add what is valid, charge, release, move the model; the files are on disk before the next charge, and at the end."""
+        """Add what is valid, charge, release, move the model; the files are on disk before the next charge, and at `finish`."""
         mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
         public = mechanism.counts_are_public(self.sampling)
@@ -259,7 +260,7 @@ class DpFedExp(Strategy):
             shown |= counts.shown()
         history = [*self.history, finite(shown)]
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
-        self._before = self.state, self.history
+        self._before, self._saving.stored = (self.state, self.history), False
         self.state, self.history = state, history
         self._saving.begin(checkpoint, self._publishing("running"))
         self.commentary.after(shown, state.w)
@@ -330,7 +331,7 @@ class DpFedExp(Strategy):
                 if scores is not None:
                     result.evaluate_metrics_serverapp[number] = scores
                     _log.info("Round %d of %d, on the server's own data: %s", number, self.rounds, dict(scores))
-            self._saved()
+            self._saving.wait()
             end, why = "completed", ""
         except BudgetExceeded as reason:
             end, why = "stopped", str(reason)
@@ -341,26 +342,31 @@ class DpFedExp(Strategy):
             _log.error("Stopped: %s", reason)
             raise
         finally:
-            try:
-                self._saved()
-            finally:
-                self.commentary.end(self.state.w)
-                self._publishing(end, why)()
-                self.ledger.close()
+            self._close(end, why)
         result.arrays = self.reported
         return result
 
-    def _saved(self) -> None:
-        """Returns when the last round's files are on disk. If they can't be written the round is not complete."""
-        try:
-            self._saving.wait()
-        except BaseException:
+    def _close(self, end: Status, why: str) -> None:
+        """What the folder says at the end, once nothing is being written any more."""
+        failure = self._saving.end()
+        if failure is not None:
+            end, why = "failed", "the files of the last round can't be written; the server's own log says why."
+        if not self._saving.stored:
             self.state, self.history = self._before
-            raise
+        self.commentary.end(self.state.w)
+        self._publishing(end, why)()
+        self.finish()
+        if failure is not None:
+            raise failure
+
+    def finish(self) -> None:
+        """For whoever calls `configure_train` and `aggregate_train` instead of `start`: the end, with all files on disk."""
+        self._saving.wait()
+        self.ledger.close()
 
     def _charge(self, server_round: int, event: Event) -> None:
         """From here on the round counts, whatever becomes of it, and the status says so."""
-        self._saved()
+        self._saving.wait()
         self.ledger.charge(server_round, event, run=self.run)
         write_status(self.folder, "running", self.state.round, self.rounds, self.statement)
 
@@ -388,10 +394,6 @@ class DpFedExp(Strategy):
             rounds=self.rounds,
             reporting=reporting(self.history, self.floor, self.clients),
         )
-
-
-def _log_advice(advice: Advice) -> None:
-    _log.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:
