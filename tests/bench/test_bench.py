@@ -1,10 +1,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dpfedexp import Federation, Sgd, fedavg, train
@@ -12,6 +15,7 @@ from dpfedexp.bench import measure, pieces
 from dpfedexp.bench.plain import plain_round
 from dpfedexp.bench.workloads import WORKLOADS, wide, workload
 from dpfedexp.cli import app
+from dpfedexp.cli.bench import _print
 from dpfedexp.errors import InputError
 
 SYSTEMS = Path(__file__).resolve().parents[2] / "benchmarks" / "systems"
@@ -118,3 +122,14 @@ def test_the_accountants_agree_and_ours_is_faster():
 def test_other_systems_load_the_workloads_without_the_rest_of_the_library():
     program = "import sys, shared; shared.load('cnn').build(); assert not {'scipy', 'dpfedexp.sums'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=SYSTEMS, check=True)
+
+
+def test_a_narrow_window_folds_names_and_cuts_no_number():
+    row = measure.Row("dpfedexp trainer auto", "transformer", 200, 2_871_176, "cuda", 0.03473, 0.19412, 165_432_000_000)
+    rows = [replace(row, trainer="recorded-vectorised")]
+    console = Console(width=80, file=StringIO(), force_terminal=False)
+    _print(console, rows, {})
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert all(number in shown for number in ("0.0347", "0.194", "165432", "2,871,176"))
+    assert max(map(len, shown.splitlines())) <= 80

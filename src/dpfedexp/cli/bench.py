@@ -112,14 +112,25 @@ def _write(out: Path | None, found: dict[str, object] | None) -> None:
 
 
 def _print(console: Console, rows: list[Row], found: dict[str, object]) -> None:
-    table = Table("system", box=None)
-    for title in ("trainer", "workload", "clients", "parameters", "s/round", "CPU s/round", "peak MB"):
-        table.add_column(title, no_wrap=title in ("trainer", "workload", "parameters"))
+    cells = []
     for row in rows:
         seconds = (f"{row.seconds_per_round:.3g}", f"{row.cpu_seconds_per_round:.3g}")
         size = (f"{row.cohort}", f"{row.parameters:,}")
         system = row.system.replace("trainer ", "").replace("precision ", "").replace("secure True", "secure")
-        table.add_row(system, row.trainer, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}")
+        cells.append((system, row.trainer, row.workload, *size, *seconds, f"{row.peak_memory_bytes / 1e6:.0f}"))
+    table = Table(box=None)
+    words, numbers = ("system", "trainer", "workload"), ("clients", "parameters", "s/round", "CPU s/round", "peak MB")
+    for place, title in enumerate((*words, *numbers)):
+        # In a narrow window names are folded; a number that is cut off would be another number.
+        longest = max((len(line[place]) for line in cells), default=0)
+        table.add_column(
+            title,
+            overflow="fold",
+            min_width=None if title in words else longest,
+            justify="left" if title in words else "right",
+        )
+    for line in cells:
+        table.add_row(*line)
     console.print(table)
     if isinstance(drawn := found.get("privunit"), dict):
         console.print(
