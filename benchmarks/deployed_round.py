@@ -135,9 +135,9 @@ def measure(place: Path, asked: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, list[float]] = {"dpfedexp": [], "Flower's FedAvg": []}
     with Deployment(place / "up", asked.nodes, environment=environment) as deployment:
         for turn in range(2):
-            for name, seconds in found.items():
-                times = place / f"{name.split()[0]}-{turn}.times"
-                app = make_app(place / f"app-{name.split()[0].strip(chr(39))}-{turn}", times, asked, name != "dpfedexp")
+            for plain, (name, seconds) in enumerate(found.items()):
+                times = place / f"times-{plain}-{turn}"
+                app = make_app(place / f"app-{plain}-{turn}", times, asked, bool(plain))
                 folder = f'federation.folder="{place}/out-{turn}"'
                 code = run_app(app, "up", [folder], environment=deployment.environment)
                 taken = seconds_of(times) if times.exists() else []

@@ -55,6 +55,7 @@ from dpfedexp.votes import Ask
 _log = logging.getLogger("flwr")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+SEE_LOG = "the server's own log says why."
 
 
 @checked
@@ -318,8 +319,7 @@ class DpFedExp(Strategy):
         _log.info("Ledger, checkpoint, model, statement and status go to %s", self.folder)
         self._publishing("running")()
         end: Status = "failed"
-        why = "the server's own log says why."
-        arrays, result = self.reported, Result()
+        why, arrays, result = SEE_LOG, self.reported, Result()
         result.train_metrics_clientapp = {line["round"]: _record(line) for line in self.history}
         try:
             for number in range(self.state.round + 1, self.rounds + 1):
@@ -350,7 +350,7 @@ class DpFedExp(Strategy):
         """What the folder says at the end, once nothing is being written any more."""
         failure = self._saving.end()
         if failure is not None:
-            end, why = "failed", "the files of the last round can't be written; the server's own log says why."
+            end, why = "failed", SEE_LOG
         if not self._saving.stored:
             self.state, self.history = self._before
         self.commentary.end(self.state.w)
