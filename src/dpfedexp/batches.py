@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dpfedexp.errors import InputError, is_count, require
 
@@ -91,6 +92,17 @@ class Schedule:
     def part(self, at: slice) -> Schedule:
         """The same for some of the clients."""
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
+
+    def in_own_shape(self) -> Schedule:
+        """The same for a single client, with batches as long as the power of two that holds its rows.
+
+        So a program is recorded for few shapes, and a client's shape depends on its own rows alone.
+        """
+        real = int((self.weights > 0).sum(-1).max())
+        room = 1 << max(real - 1, 0).bit_length()
+        more = max(0, room - self.positions.shape[-1])
+        positions, weights = pad(self.positions, (0, more)), pad(self.weights, (0, more))
+        return Schedule(positions[..., :room], weights[..., :room], self.steps, self.most)
 
 
 class Plans:

@@ -71,9 +71,10 @@ def test_double_precision_is_halved_unless_asked_for() -> None:
 
 def test_transform_sees_the_cast_batch_and_applies_to_held_out_data_too() -> None:
     federation = Federation.iid(IMAGES, LABELS, clients=4, transform=lambda x: x - 0.5)
-    inputs, _ = federation.gather(torch.tensor([0]), torch.tensor([[0]]))
-    row = int(federation.rows[0])
-    assert torch.equal(inputs[0, 0], torch.from_numpy(IMAGES[row]).float() / 255 - 0.5)
+    row = torch.from_numpy(IMAGES[int(federation.rows[0])]).float() / 255
+    assert torch.equal(federation.client(0)[0][0], row - 0.5)
+    # Trainers apply it, to one client at a time.
+    assert torch.equal(federation.gather(torch.tensor([0]), torch.tensor([[0]]))[0][0, 0], row)
     held_out, labels = federation.prepare(IMAGES[:2], LABELS[:2])
     assert torch.equal(held_out, torch.from_numpy(IMAGES[:2]).float() / 255 - 0.5)
     assert labels.dtype == torch.int64

@@ -28,7 +28,9 @@ def losses(made, rows, *, apart, who=None):
     numbers = torch.arange(len(clients)) if who is None else who
     streams = Streams(0)
     plan = schedule(AllRows.of(simulation.task.local), clients.sizes[numbers], streams.at("losses", 1).generator)
-    return ClientLosses(simulation.task, simulation.trainer, streams, apart=apart)(w, rows, numbers, plan, 1)
+    return ClientLosses(simulation.task, simulation.trainer, streams, unit=1 if apart else None)(
+        w, rows, numbers, plan, 1
+    )
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -175,7 +175,7 @@ def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
             self.layer = nn.Linear(8, 3)
 
         def forward(self, x):
-            return self.layer(x * torch.empty_like(x).uniform_())
+            return self.layer(x * torch.empty_like(x).exponential_())
 
     prepared, note = prepare(Own(), federation((8,)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
     assert prepared.trainer.name == "loop"

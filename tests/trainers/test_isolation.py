@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +24,10 @@ from dpfedexp import (
 )
 from dpfedexp.accounting import Ledger
 from dpfedexp.batches import schedule
+from dpfedexp.layout import Layout
 from dpfedexp.simulation.prepare import prepare
-from dpfedexp.trainers.checks.isolation import is_isolated, learnt_apart, made_up, padded, widths
+from dpfedexp.trainers.checks.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
+from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")
@@ -176,7 +177,7 @@ def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart)
         rounds=1,
         secure=True,
     )
-    task = replace(simulation.task, clients=made_up(simulation.task, 30))
+    task = replace(simulation.task, clients=synthetic_clients(simulation.task, 30))
     assert is_isolated(kind(task), task, 15) is apart
 
 
@@ -197,7 +198,7 @@ def test_a_run_whose_clients_bring_rates_is_tried_with_rates(kind, apart):
         net(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), local=local, rounds=1, secure=True
     )
     rated = replace(simulation.task, local=local.at(0.1), rated=True)
-    task = replace(rated, clients=made_up(rated, 30))
+    task = replace(rated, clients=synthetic_clients(rated, 30))
     assert is_isolated(kind(task), task, 15) is apart
     assert is_isolated(kind(task), replace(task, rated=False), 15)
 
@@ -310,27 +311,6 @@ def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
         assert math.ceil(cohort / chunk) * chunk - cohort < chunk / 2
 
 
-def standardised(x: torch.Tensor) -> torch.Tensor:
-    return (x - x.mean(0)) / (1 + x.std(0))
-
-
-def test_a_transform_that_mixes_rows_is_refused_in_a_secure_run():
-    clients = federation(4, 1)
-    clients.transform = standardised
-    options = {"local": LOCALS["full batch"], "rounds": 1}
-    with pytest.raises(InputError, match="transform lets the rows"):
-        prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
-    prepare(net(), clients, dp_fedavg(clip=1.0, noise_multiplier=2.0), **options)
-
-
-@pytest.mark.parametrize("transform", [lambda x: 2 * x - 1, lambda x: x + torch.randn_like(x)], ids=["scales", "draws"])
-def test_a_transform_that_takes_rows_one_by_one_is_not(transform):
-    clients = federation(4, 1)
-    clients.transform = transform
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
-    prepare(net(), clients, algorithm, local=LOCALS["full batch"], rounds=1, secure=True)
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
     algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
@@ -374,25 +354,18 @@ def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged()
 
     ledger = Ledger.in_memory()
     options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
-    with pytest.raises(InputError, match="can't be trained on a batch of made-up rows"):
+    with pytest.raises(InputError, match="can't be computed on a batch of synthetic rows"):
         train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
     assert len(ledger) == 0
 
 
 @pytest.mark.parametrize("words", [1, 2, 50])
-def test_made_up_clients_hold_words_that_the_model_knows(words):
+def test_synthetic_clients_hold_words_that_the_model_knows(words):
     """Two different ones where it knows two, so that a probe sees more than one value."""
-    task = SimpleNamespace(
-        clients=SimpleNamespace(
-            sizes=torch.tensor([0, 3]),
-            gather=lambda holder, rows, device: (torch.zeros(1, 1, 4, dtype=torch.int64), torch.zeros(1, 1)),
-        ),
-        device=torch.device("cpu"),
-        local=SimpleNamespace(max_examples=8, batch_size=None),
-        model=torch.nn.Embedding(words, 1),
-        loss=lambda output, y: output.mean(),
-    )
-    clients = made_up(task, 3)
+    model, clients = torch.nn.Embedding(words, 1), Federation.from_clients([(torch.zeros(3, 4).long(), torch.zeros(3))])
+    loss, local = lambda output, y: output.flatten(1).mean(1), Sgd(lr=0.1, steps=1, max_examples=8)
+    task = Task(model, Layout.of(model), loss, local, clients, torch.device("cpu"))
+    clients = synthetic_clients(task, 3)
     assert clients.sizes.tolist() == [8, 8, 8]
-    seen = torch.cat([x.flatten() for x, _ in clients.batches(2, task.device)])
-    assert set(seen.tolist()) == set(range(min(words, 2)))
+    seen, _ = clients.gather(torch.arange(3), torch.arange(2).expand(3, 2))
+    assert set(seen.flatten().tolist()) == set(range(min(words, 2)))

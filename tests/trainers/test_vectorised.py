@@ -154,10 +154,10 @@ def test_recorded_programs_give_the_same_numbers_as_the_program_itself():
     )
     gradients = simulation.trainer.gradients
     x, y = clients.gather(torch.arange(4), torch.arange(4).expand(4, 4))
-    params = simulation.task.layout.unflatten(simulation.task.layout.read(model).float().expand(4, -1))
+    params = simulation.task.layout.unflatten(simulation.task.layout.read(model).float().repeat(4, 1))
     weights = torch.full((4, 4), 0.25)
     for _ in range(20):
         recorded = gradients(params, x, y, weights)
-    assert gradients.recordings
+    assert gradients.tapes
     direct = gradients.program(params, x, y, weights)
     assert all(torch.equal(recorded[name], direct[name]) for name in direct)

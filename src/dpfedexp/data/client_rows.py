@@ -30,7 +30,7 @@ class Edition:
 
 
 class ClientRows:
-    """The storage of a `Federation`: what is held, and the rows of some clients as a model takes them."""
+    """The storage of a `Federation`: what is held, and the rows of some clients in the types that a model takes."""
 
     def __init__(
         self,
@@ -84,7 +84,8 @@ class ClientRows:
     ) -> tuple[Any, Tensor]:
         """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
 
-        Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …].
+        Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …]. The transform is not
+        applied: trainers apply it to one client at a time, with that client's own random stream.
         """
         return self._read(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
 
@@ -95,13 +96,13 @@ class ClientRows:
 
         Which rows these are goes to the device once: a copy at every step would make a GPU wait for the processor.
         """
-        if self._gathers_itself:
+        if self.gathers_itself:
             return self._read(clients, positions, device)
         return lambda step: self.gather(clients, positions[:, step], device)
 
     @property
-    def _gathers_itself(self) -> bool:
-        """Whether nobody has put another way to rows in this one's place."""
+    def gathers_itself(self) -> bool:
+        """Whether rows come from the tensors held here, and from no method that a subclass or an instance has replaced."""
         own = (type(self)._cast, type(self)._picked) == (ClientRows._cast, ClientRows._picked)
         return own and getattr(self.gather, "__func__", None) is ClientRows.gather
 
@@ -128,22 +129,24 @@ class ClientRows:
     def edition(self) -> Edition | None:
         """What is held, and how often torch has changed it in place; None where a row may be another at every reading.
 
-        Whoever writes into memory that torch does not know of, such as a NumPy array that was given, must not do so during a run.
+        Memory that torch does not know of, such as a NumPy array that was given, must not be written during a run.
         """
         held = list(self.contents())
-        if self.transform is not None or not self._gathers_itself or any(part.is_inference() for part in held):
+        if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
             return None
         return Edition(tuple(held), tuple(part._version for part in held))
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
-        """All that one client holds, cast as in `gather`."""
+        """All that one client holds, cast and transformed as a model takes it."""
         require(-1 < index < len(self), f"client is {index}; this federation has clients 0 to {len(self) - 1}.")
-        return self._picked(self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])], device)
+        inputs, targets = self._picked(self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])], device)
+        return self._transformed(inputs), targets
 
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
         """Other data, such as a test set, cast and transformed as the clients' are."""
         inputs, targets = structure.as_inputs("inputs", inputs), as_tensor("targets", targets)
-        return self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
+        inputs, targets = self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
+        return self._transformed(inputs), targets
 
     def contents(self) -> Iterator[Tensor]:
         """Everything that decides which rows a client holds and what is in them, as it is stored."""
@@ -193,8 +196,10 @@ class ClientRows:
         return self._resident[device]
 
     def _cast(self, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
-        inputs = each(lambda part: cast_inputs(part, self.dtype), inputs)
-        return self.transform(inputs) if self.transform else inputs, cast_targets(targets, self.dtype)
+        return each(lambda part: cast_inputs(part, self.dtype), inputs), cast_targets(targets, self.dtype)
+
+    def _transformed(self, inputs: Any) -> Any:
+        return inputs if self.transform is None else self.transform(inputs)
 
 
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -45,7 +45,10 @@ class Generated:
     def gather(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …]."""
+        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
+
+        The transform is not applied: trainers apply it to one client at a time, with that client's own random stream.
+        """
         clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
         positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
         size = int(self.sizes[0])
@@ -57,18 +60,21 @@ class Generated:
         if not torch.equal(positions, torch.arange(size).expand(len(clients), size)):
             chosen = torch.arange(len(clients)).unsqueeze(1), positions
             inputs, targets = inputs[chosen], targets[chosen]
-        return self.prepare(inputs, targets, device)
+        return self._cast(inputs, targets, device)
 
     def client(self, index: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """All that one client holds, cast as in `gather`."""
+        """All that one client holds, cast and transformed as a model takes it."""
         inputs, targets = self._make(torch.tensor([index]))
         return self.prepare(inputs[0], targets[0], device)
 
     def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Other data, such as a test set, cast and transformed as the clients' are."""
-        cast = cast_inputs(as_tensor("inputs", inputs).to(device), self.dtype)
-        held_out = cast_targets(as_tensor("targets", targets).to(device), self.dtype)
+        cast, held_out = self._cast(inputs, targets, device)
         return self.transform(cast) if self.transform else cast, held_out
+
+    def _cast(self, inputs: Any, targets: Any, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
+        cast = cast_inputs(as_tensor("inputs", inputs).to(device), self.dtype)
+        return cast, cast_targets(as_tensor("targets", targets).to(device), self.dtype)
 
     def summary(self) -> dict[str, Any]:
         size = int(self.sizes[0])

@@ -26,13 +26,14 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.simulation.self_rate import answering
-from dpfedexp.trainers.checks.isolation import check_on, check_rows_apart, check_training, made_up, watched, widths
+from dpfedexp.trainers.checks.isolation import check_on, check_recordings, synthetic_clients, watched, widths
 from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.forward.masks import with_blind_masks
 from dpfedexp.trainers.forward.recurrence import with_loose_weights
 from dpfedexp.trainers.select import select
+from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
 from dpfedexp.trainers.tiled import Parallel
 
@@ -83,14 +84,14 @@ def prepare(
         everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
-    task, nobody = _task(model, clients, local, loss, execution, declared, isolated=isolated)
+    task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     _check_scaffold(algorithm, task)
-    # Numbers that key a stream move up when a client leaves: in a secure run nobody may know what they key.
+    # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
     streams = Streams(secrets.randbits(62) if isolated else seed)
-    # Sizes, and with them shapes and times, are private: a secure run decides everything on clients that are nobody.
+    # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
     # A rate that sets itself comes with every call; until there is one, any will do.
     trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
-    trial = replace(trained, clients=nobody, copies=[]) if isolated else None
+    trial = replace(trained, clients=synthetic, copies=[]) if isolated else None
     trainer, chunk, unit, note = _trainer(
         trained, trial, streams, execution, trained_per_round, rounds, fixed=sampling.kind != "poisson"
     )
@@ -124,23 +125,22 @@ def _task(
     declared: int,
     *,
     isolated: bool,
-) -> tuple[Task, Clients]:
-    """What every client does, tried once; and made-up clients, on which a run may decide without looking at real ones."""
+) -> tuple[Task, SyntheticClients]:
+    """What every client does, tried once; and synthetic clients, on which a run may decide without looking at real ones."""
     place = execution.place
     module = with_loose_weights(with_blind_masks(_in_training(model))).to(place)
     holders = torch.nonzero(clients.sizes > 0).flatten()
     require(len(holders) > 0, "every client is empty; at least one must hold data.")
     _, targets = clients.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
     task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
+    synthetic = synthetic_clients(task, declared)
     if isolated:
-        check_rows_apart(clients)
-    nobody = made_up(task, declared)
-    # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
-    if isolated:
-        check_on(nobody, task)
+        task = replace(task, synthetic=Synthetic(synthetic.tokens))
+        # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
+        check_on(synthetic, task)
     else:
         check_task(task, labels=True)
-    return replace(task, watch=watched(task, nobody, isolated=isolated)), nobody
+    return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
 
 
 def _trainer(
@@ -156,7 +156,7 @@ def _trainer(
     """The trainer, clients per chunk, clients per shape in an isolated run, and a note for the user."""
     limit, isolated = execution.memory_bytes, trial is not None
     if trial is not None:
-        check_training(trial, streams)
+        check_recordings(trial, streams, int(task.clients.sizes.max()))
     chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
     if isolated:
         chunk, _ = widths(cohort, chunk, None, fixed=fixed)

@@ -24,7 +24,7 @@ from dpfedexp.algorithms.probe import Probe
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.batches import Plans, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
-from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
 from dpfedexp.local_rate import HELPED, watched
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.memory import zero_rows
@@ -214,11 +214,14 @@ class Simulation:
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
         judge = None
+        unchanged = _unchanged(w) if self.unit is not None else None
         chunks = list(self._chunks(cohort))
         for clients in chunks:
             updates = self.updates(state, w, clients, number)
             ballots = self._ballots(state, mechanism, clients, updates, number)
-            if clients is chunks[-1]:
+            if unchanged is not None:
+                unchanged()
+            elif clients is chunks[-1]:
                 # Asked now, judged below: a GPU that still trains need not wait for the processor.
                 judge = self.task.look()
             first = 0
@@ -240,6 +243,8 @@ class Simulation:
                     true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
         if judge is not None:
             judge()
+        if unchanged is not None:
+            unchanged(judged=True)
         nobody = Sums.zero(mechanism.width(len(w)), self.task.device, len(mechanism.votes))
         return sums or nobody, controls, true_squares
 
@@ -338,13 +343,13 @@ class Simulation:
 
     @cached_property
     def _losses(self) -> ClientLosses:
-        return ClientLosses(self.task, self.trainer, self.streams, apart=self.unit is not None)
+        return ClientLosses(self.task, self.trainer, self.streams, unit=self.unit)
 
     def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
         """The clients' own losses after they went as far as their rows, [n]."""
         draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
-        sizes, apart = self.task.clients.sizes[clients], self.unit is not None
-        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=apart)
+        sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
+        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=public)
         return self._losses(w, rows, clients, plan, number)
 
     def _control(
@@ -376,6 +381,23 @@ class Simulation:
         known = {RATE: rate, HELPED_SO_FAR: helped}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
+
+
+def _unchanged(w: Tensor) -> Callable[..., None]:
+    """Compares the released model's bits with what they were: after every chunk, and `judged` before the round is charged."""
+    before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
+
+    def compare(*, judged: bool = False) -> None:
+        # NaN is no parameter that is released, so equal bits are equal numbers. A GPU is waited for at the end alone.
+        nonlocal same
+        same = same & (w == before).all()
+        if judged and not bool(same):
+            raise RoundFailed(
+                "the released model changed while clients trained on it, so that one client could reach another; nothing of this "
+                "round was charged or released."
+            )
+
+    return compare
 
 
 def _filled(clients: Tensor, count: int) -> Tensor:

@@ -108,7 +108,7 @@ def footprint(task: Task) -> Footprint:
     if task.local.batch_size is not None:
         rows = min(rows, task.local.batch_size)
     holder = torch.nonzero(sizes > 0).flatten()[:1]
-    x, _ = task.clients.gather(holder, torch.zeros((1, 2), dtype=torch.int64), task.device)
+    x, _ = task.gather(holder, torch.zeros((1, 2), dtype=torch.int64))
     moments = len(task.local.moment_names) + task.local.needs_all_gradients
     inputs = sum(part[0, 0].numel() for part in leaves(x))
     activations = _activations(task.model, each(lambda value: value[0], x))

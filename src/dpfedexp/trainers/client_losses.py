@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,10 @@ from dpfedexp.batches import Batching, Schedule
 from dpfedexp.inputs import Inputs, each
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.precision import arithmetic
-from dpfedexp.trainers.task import Task, Trainer
+from dpfedexp.trainers.task import Task, Trainer, batches
 
 MOST_ROWS = 512
 """Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
@@ -37,13 +39,20 @@ class AllRows(Batching):
 class ClientLosses:
     """Mean losses of clients at parameters of their own.
 
-    With `apart` every client's is computed alone, so that it is the same bit for bit whoever else takes part.
+    Args:
+        task: what every client does.
+        trainer: how clients are trained: one that takes them one by one has their losses computed so too.
+        streams: the run's.
+        unit: in a run that protects data, how many clients go into one tensor program (`trainers/checks`).
     """
 
-    def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, apart: bool) -> None:
-        self.task, self.streams = task, streams
-        self.alone = apart or isinstance(trainer, Loop)
-        self.together = vmap(self._one)
+    def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, unit: int | None) -> None:
+        self.task, self.streams, self.unit = task, streams, unit
+        public = unit is None or task.local.shape_is_public
+        self.alone = not public or trainer.unit == 1 or isinstance(trainer, Loop)
+        # Recorded for speed or not, these are asked for twice a round.
+        self.together = task.program("losses of clients", vmap(self._one), keep=0)
+        self.one = task.program("loss of a client", self._one, keep=0)
 
     def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
         return (self.task.losses(params, x, y, key) * weights).sum()
@@ -58,34 +67,32 @@ class ClientLosses:
             plan: which of their rows count.
             round: for the draws of a module that draws, which are the same wherever the client stands.
         """
-        task, (positions, weights) = self.task, plan.batch(0)
-        params = task.layout.unflatten(w + rows)
+        task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
+        found = []
         with torch.no_grad(), arithmetic(task.precision, task.device):
-            if self.alone:
-                each = [self._alone(params, positions, weights, n, clients, round, keys) for n in range(len(rows))]
-                losses = torch.stack(each)
-            else:
-                x, y = task.clients.gather(clients, positions, task.device)
-                losses = self.together(params, x, y, weights.to(task.device), *([] if keys is None else [keys]))
-        return torch.nan_to_num(losses, nan=torch.inf)
+            for first in range(0, len(rows), size):
+                at = slice(first, first + size)
+                own = () if keys is None else (keys[at],)
+                ask = self._asked_alone if self.alone else self._asked
+                found.append(ask(w + rows[at], clients[at], plan.part(at), round, *own))
+        return torch.nan_to_num(torch.cat(found), nan=torch.inf)
 
-    def _alone(
-        self,
-        params: Params,
-        positions: Tensor,
-        weights: Tensor,
-        row: int,
-        clients: Tensor,
-        round: int,
-        keys: Tensor | None,
-    ) -> Tensor:
-        """One client's. Whatever draws, the federation's transform or the module, draws from the client's own stream."""
-        own, at, device = {name: value[row] for name, value in params.items()}, slice(row, row + 1), self.task.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(self.streams.at("module", round).generator(int(clients[row])).integers(2**63)))
-            x, y = self.task.clients.gather(clients[at], positions[at], device)
-            weight = weights[row].to(device)
-            real = weight > 0
-            mine = each(lambda value: value[0][real], x)
-            return self._one(own, mine, y[0][real], weight[real], None if keys is None else keys[row])
+    def _asked(self, own: Tensor, clients: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
+        x, y, weights = batches(self.task, clients, plan, self.streams, round)(0)
+        losses: Tensor = self.together(self.task.layout.unflatten(own), x, y, weights, *keys)
+        return losses
+
+    def _asked_alone(self, own: Tensor, client: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
+        """One client's. What draws without a key draws from the client's own stream."""
+        seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
+        with drawing_alike(self.task.device, seed) if self.task.synthetic is None else nullcontext():
+            plan = plan if self.unit is None or self.task.local.shape_is_public else plan.in_own_shape()
+            x, y, weights = batches(self.task, client, plan, self.streams, round)(0)
+            params = {name: value[0] for name, value in self.task.layout.unflatten(own).items()}
+            mine, targets, shares = each(lambda value: value[0], x), y[0], weights[0]
+            if self.task.synthetic is None:
+                real = shares > 0
+                mine, targets, shares = each(lambda value: value[real], mine), targets[real], shares[real]
+            loss: Tensor = self.one(params, mine, targets, shares, *(key[0] for key in keys))
+            return loss[None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from dpfedexp.batches import Schedule
 from dpfedexp.inputs import Inputs, each
+from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.stepping import INPUT, KEYS, Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches
@@ -22,8 +25,10 @@ class Loop:
     name = "loop"
     unit = 1
 
-    def __init__(self, task: Task, streams: Streams) -> None:
+    def __init__(self, task: Task, streams: Streams, *, keyed: bool = False) -> None:
+        """With `keyed` all that the module draws comes from its clients' keys, as `vmap` wants it, and no generator is seeded."""
         self.task, self.streams = task, streams
+        self.seeds = not keyed and task.synthetic is None
 
     def __call__(
         self,
@@ -69,14 +74,14 @@ class Loop:
     ) -> None:
         """The parameters of one client into `out` [1, d], where they live meanwhile."""
         task = self.task
-        batch_of = batches(task, client, one)
-        stepper = Stepper(ByAutograd(task), task.layout, task.local)
+        if task.synthetic is not None and not task.local.shape_is_public:
+            one = one.in_own_shape()
+        batch_of = batches(task, client, one, self.streams, round)
+        stepper = Stepper(ByAutograd(task), task.layout, task.optimiser)
         stepper.begin(w, one.steps, correction, uneven=False, into=out, rates=rate, keys=keys)
-        # Whatever draws without a key, the federation's transform or a layer such as an LSTM with dropout, draws from the client's
-        # own stream, whatever ran before it.
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-            seed = self.streams.at("module", round).generator(int(client)).integers(2**63)
-            torch.manual_seed(int(seed))
+        # What draws without a key, such as a module that uses NumPy, draws from the client's own stream.
+        seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
+        with drawing_alike(task.device, seed) if self.seeds else nullcontext():
             for step in range(int(one.steps)):
                 x, y, weights = batch_of(step)
                 stepper.step(Batch({INPUT: x}, y, weights))
@@ -84,7 +89,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class ByAutograd:
-    """Gradients of a single client by torch's own backward pass, without the rows that only pad its batch."""
+    """Gradients of a single client by torch's own backward pass, in a simulation without the rows that only pad its batch."""
 
     task: Task
 
@@ -94,11 +99,24 @@ class ByAutograd:
     def descend(
         self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
     ) -> None:
-        real = weights[0] > 0
-        leaves = {name: value[0].detach().requires_grad_() for name, value in params.items()}
-        key = fixed[KEYS][0] if KEYS in fixed else None
-        own = each(lambda value: value[0][real], fixed[INPUT])
-        losses = self.task.losses(leaves, own, targets[0][real], key)
-        grads = torch.autograd.grad((losses * weights[0][real]).sum(), list(leaves.values()), allow_unused=True)
-        for (name, value), gradient in zip(leaves.items(), grads, strict=True):
-            take(name, torch.zeros_like(value)[None] if gradient is None else gradient[None])
+        own = {name: value[0] for name, value in params.items()}
+        key = (fixed[KEYS][0],) if KEYS in fixed else ()
+        x, y, shares = each(lambda value: value[0], fixed[INPUT]), targets[0], weights[0]
+        if self.task.synthetic is None:
+            real = shares > 0
+            gradients = self.gradients(own, each(lambda value: value[real], x), y[real], shares[real], *key)
+        else:
+            gradients = self.task.program("gradients of a client", self.gradients)(own, x, y, shares, *key)
+        for name, gradient in gradients.items():
+            take(name, gradient[None])
+
+    def gradients(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Params:
+        """Of the weighted loss, in the parameters of one client."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            losses = self.task.losses(leaves, x, y, *key)
+            found = torch.autograd.grad((losses * weights).sum(), list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(value) if gradient is None else gradient
+            for (name, value), gradient in zip(leaves.items(), found, strict=True)
+        }

@@ -90,7 +90,7 @@ class Programs:
 def _check(task: Task, program: Program) -> None:
     clients, plan = sample(task, 2)
     positions, weights = plan.batch(0)
-    x, y = task.clients.gather(clients, positions, task.device)
+    x, y = task.gather(clients, positions)
     if not isinstance(x, Tensor):
         raise Unsupported("a module with several inputs")
     start = task.layout.read(task.model).float()
@@ -102,7 +102,7 @@ def _check(task: Task, program: Program) -> None:
     core = by_program(task, program, "fp32")
     for w in (start, elsewhere):
         for attempt in range(ATTEMPTS):
-            params = task.layout.unflatten(_near(w, attempt).to(task.device).expand(len(clients), -1))
+            params = task.layout.unflatten(_near(w, attempt).to(task.device).repeat(len(clients), 1))
             with arithmetic("fp32", task.device):
                 expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
             found: dict[str, Tensor] = {}
@@ -138,7 +138,9 @@ def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> s
 
 def by_program(task: Task, program: Program, precision: Precision | None = None) -> ByProgram:
     precision = precision or task.precision
-    return ByProgram(program.rounded() if precision == "bf16" else program, objective(task.loss), precision)
+    return ByProgram(
+        program.rounded() if precision == "bf16" else program, objective(task.loss, task.synthetic), precision
+    )
 
 
 def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:

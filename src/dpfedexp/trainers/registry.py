@@ -75,7 +75,10 @@ def _lean(parts: Parts) -> Trainer:
 
 
 def _recorded_vectorised(parts: Parts) -> Trainer:
-    return _recorded(parts, "recorded-vectorised", ByVmap(Vectorised(parts.task).gradients.program))
+    gradients = Vectorised(parts.task).gradients
+    return _recorded(
+        parts, "recorded-vectorised", ByVmap(gradients.program if parts.task.synthetic is None else gradients)
+    )
 
 
 def _tiled_vectorised(parts: Parts) -> Trainer:
@@ -87,7 +90,7 @@ def _tiled_vectorised(parts: Parts) -> Trainer:
 
 
 def _tiled_loop(parts: Parts) -> Trainer:
-    return Parallel("tiled-loop", lambda: Loop(parts.task.apart(), parts.streams), 1, fixed=parts.fixed)
+    return Parallel("tiled-loop", lambda: Loop(parts.task.apart(), parts.streams, keyed=True), 1, fixed=parts.fixed)
 
 
 def _vectorised(parts: Parts) -> Trainer:

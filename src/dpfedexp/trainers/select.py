@@ -64,13 +64,18 @@ def select(
         chunk: clients that are trained together.
         updates: clients times rounds, which says how much a good choice is worth.
         budget: bytes that a chunk may take.
-        trial: in an isolated run, the same task with made-up clients. Everything is tried on those, and a trainer is taken only
+        trial: in an isolated run, the same task with synthetic clients. Everything is tried on those, and a trainer is taken only
             if it keeps clients apart.
     """
     check_trainer(name)
+    isolated, on = trial is not None, trial or task
+    require(
+        not isolated or keeps_apart(on, Loop(on, streams), 2),
+        "on this device a client's update depends on the clients that were trained before it, even one by one; a secure run needs "
+        "another device, or a model without operations that are not deterministic there.",
+    )
     if name == "loop":
         return Loop(task, streams), None
-    isolated, on = trial is not None, trial or task
     _, reason = choose(on, streams)
     if reason is not None:
         if name != "auto":

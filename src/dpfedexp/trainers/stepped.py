@@ -103,7 +103,7 @@ class Steps:
         self._crowded = -2
 
     def _fresh(self) -> Stepper:
-        return Stepper(self.core, self.task.layout, self.task.local)
+        return Stepper(self.core, self.task.layout, self.task.optimiser)
 
     def __call__(
         self,
@@ -136,7 +136,7 @@ class Steps:
 
     def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
         if schedule.positions.shape[1] > 1:
-            return self._made(clients, schedule)
+            return self._made(clients, schedule, round)
         asked, edition = (clients, schedule.positions, schedule.weights), _edition(self.task.clients)
         kept = self._kept
         if kept is None or not kept.serves(asked, edition):
@@ -145,16 +145,16 @@ class Steps:
                 self._crowded = round
             # The old batch goes before the new one comes.
             self._kept = kept = None
-            batch = self._made(clients, schedule)(0)
+            batch = self._made(clients, schedule, round)(0)
             if edition is not None and round not in (self._crowded, self._crowded + 1):
                 self._kept = Kept(round, tuple(part.clone() for part in asked), edition, batch)
         else:
             batch = kept.batch
         return lambda step: batch
 
-    def _made(self, clients: Tensor, schedule: Schedule) -> Callable[[int], Batch]:
+    def _made(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
         """From a step to its batch."""
-        gathered = batches(self.task, clients, schedule)
+        gathered = batches(self.task, clients, schedule, self.streams, round)
 
         def make(step: int) -> Batch:
             x, y, weights = gathered(step)

@@ -61,14 +61,11 @@ class Stepper:
         core: computes the gradients.
         layout: of the model's parameters.
         local: the clients' optimiser.
-        in_place: whether parameters move in memory that stays. Otherwise the first step starts from one vector that all clients
-            share, and every step makes new tensors.
     """
 
     core: Core
     layout: Layout
     local: LocalOptimiser
-    in_place: bool = True
     start: Params = field(default_factory=dict)
     params: Params = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -105,8 +102,8 @@ class Stepper:
         if into is not None:
             self.params = self.layout.unflatten(into.copy_(w))
         else:
-            shared = {name: value.expand(n, *value.shape) for name, value in self.start.items()}
-            self.params = {name: value.clone() for name, value in shared.items()} if self.in_place else shared
+            # A copy for each client: a module may write into its parameters.
+            self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
         self.moments = {
             name: {moment: value.new_zeros(n, *value.shape) for moment in self.local.moment_names}
             for name, value in self.start.items()
@@ -160,7 +157,7 @@ class Stepper:
         """Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it."""
         local = self.local
         beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
-        return self.in_place and local.follows_gradient and not beside
+        return local.follows_gradient and not beside
 
     def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
         value, moments = self.params[name], self.moments[name]
@@ -171,15 +168,9 @@ class Stepper:
         if going is not None:
             direction = torch.where(as_rows(going, value), direction, torch.zeros_like(value))
         if self.rates is not None:
-            rates, direction = as_rows(self.rates, value), direction.to(value.dtype)
-            if self.in_place:
-                value.addcmul_(rates, direction, value=-1)
-            else:
-                self.params[name] = torch.addcmul(value, rates, direction, value=-1)
-        elif self.in_place:
-            value.add_(direction, alpha=-self.local.rate)
+            value.addcmul_(as_rows(self.rates, value), direction.to(value.dtype), value=-1)
         else:
-            self.params[name] = torch.add(value, direction, alpha=-self.local.rate)
+            value.add_(direction, alpha=-self.local.rate)
 
     def moved(self) -> Tensor:
         """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""

@@ -8,27 +8,36 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from dpfedexp.batches import Schedule
+from dpfedexp.data.client_rows import ClientRows
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, arguments, each, in_float
 from dpfedexp.layout import Layout, Params
 from dpfedexp.local import LocalOptimiser
 from dpfedexp.losses import Loss, check_labels, check_loss, doubt_of
 from dpfedexp.noise.streams import Streams
+from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
 from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
-from dpfedexp.trainers.checks.module_state import Watch
-from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits
+from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
+from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits, step_keys
 from dpfedexp.trainers.precision import Precision, low
+from dpfedexp.trainers.recording import Recorded, laid_out
+from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 
 
 class Clients(Protocol):
-    """What the simulator needs of a federation."""
+    """What the simulator needs of a federation.
+
+    `gather` gives a client's rows, as they are held. Where there is an attribute `transform`, trainers apply it to each client's
+    rows alone.
+    """
 
     def __len__(self) -> int: ...
 
@@ -45,7 +54,8 @@ class Task:
     """What every client of a run does: a model, a loss, local steps, on a device.
 
     `watch` is what the module's state may be, and `copies` are the modules that train beside `model`. `rated` says that every call
-    of a trainer brings the clients' rates, so that checks bring them too.
+    of a trainer brings the clients' rates, so that checks bring them too. With `synthetic`, as in a run that protects data, module,
+    loss, transform and optimizer are recorded on synthetic values, and no code of the caller's meets a client's rows.
     """
 
     model: nn.Module
@@ -58,6 +68,7 @@ class Task:
     watch: Watch | None = None
     copies: list[nn.Module] = field(default_factory=list)
     rated: bool = False
+    synthetic: Synthetic | None = None
 
     def apart(self) -> Task:
         """The same task with a module of its own, for a thread of its own; frozen parameters are held once."""
@@ -111,6 +122,89 @@ class Task:
             raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
         return client_keys(streams, round, clients, self.device)
 
+    @cached_property
+    def optimiser(self) -> LocalOptimiser:
+        """The clients' optimizer as a trainer may call it."""
+        return optimiser_apart(self.local, self.synthetic)
+
+    def program(self, name: str, program: Callable[..., Any], *, keep: int = 32) -> Recorded:
+        """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
+
+        Recorded on synthetic values in a run that protects data, once for all trainers; otherwise for speed.
+        """
+        if self.synthetic is None:
+            return Recorded(program, keep=keep)
+        return self.synthetic.program(
+            f"{name}, {self.precision}", lambda: Recorded(program, self._stand_ins, lambda inputs: inputs[0].values())
+        )
+
+    def _stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inputs of a program with the model's own start for parameters, and synthetic values for the rest."""
+        params, x, y, weights, *keys = inputs
+        if self.synthetic is None:
+            raise ValueError("stand-ins are for runs that protect data.")
+        start = self.layout.unflatten(self.layout.read(self.model).float().to(self.device))
+        own = {name: laid_out(start[name].expand_as(value), value) for name, value in params.items()}
+        return own, *self.synthetic.like((x, y, weights, *keys))
+
+    @cached_property
+    def transforming(self) -> ClientTransform | None:
+        """The federation's transform, where it has one."""
+        transform = getattr(self.clients, "transform", None)
+        return None if transform is None else ClientTransform(transform, self.synthetic)
+
+    def reading(
+        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
+    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+        """From a step k to rows `positions[i, k]` of client `clients[i]` as the model takes them, for positions [n, steps, s]."""
+        read, transforming = self._held(clients, positions, streams, round), self.transforming
+        if transforming is None:
+            return read
+        keys = client_keys(streams, round, clients, self.device, "transform")
+
+        def transformed(step: int) -> tuple[Inputs, Tensor]:
+            x, y = read(step)
+            return transforming(x, step_keys(keys, torch.tensor(step, device=self.device))), y
+
+        return transformed
+
+    def gather(
+        self, clients: Tensor, positions: Tensor, streams: Streams | None = None, round: int = 0
+    ) -> tuple[Inputs, Tensor]:
+        """Rows `positions[i]` of client `clients[i]` as the model takes them, inputs and targets [n, s, …]."""
+        return self.reading(clients, positions[:, None], streams or Streams(0), round)(0)
+
+    def _held(
+        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
+    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+        held, device = self.clients, self.device
+        known = isinstance(held, SyntheticClients) or (isinstance(held, ClientRows) and held.gathers_itself)
+        if self.synthetic is not None and not known:
+            return self._one_by_one(clients, positions, streams, round)
+        # Asked of the class: a view of a federation, which passes on what it does not know itself, has rows of its own.
+        reading = getattr(type(held), "reading", None)
+        if reading is not None:
+            rows: Callable[[int], tuple[Inputs, Tensor]] = reading(held, clients, positions, device)
+            return rows
+        return lambda step: held.gather(clients, positions[:, step], device)
+
+    def _one_by_one(
+        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
+    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+        """Rows that a caller's own code makes: each client is asked for alone, with generators in a state of its own."""
+        seeds = [int(streams.at("rows", round).generator(client).integers(2**62)) for client in clients.tolist()]
+
+        def read(step: int) -> tuple[Inputs, Tensor]:
+            parts = []
+            for row, seed in enumerate(seeds):
+                at = slice(row, row + 1)
+                with drawing_alike(self.device, seed + step):
+                    parts.append(self.clients.gather(clients[at], positions[at, step], self.device))
+            joined: tuple[Inputs, Tensor] = tree_map(lambda *values: torch.cat(values), *parts)
+            return joined
+
+        return read
+
     def rates(self, given: Tensor | None, round: int, count: int) -> Tensor | None:
         """η_l of each of `count` clients where it is not the optimiser's own number: as given, or by the schedule over rounds."""
         if given is not None or self.local.schedule is None:
@@ -146,17 +240,16 @@ class Trainer(Protocol):
     ) -> Tensor: ...
 
 
-def batches(task: Task, clients: Tensor, schedule: Schedule) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
+def batches(
+    task: Task, clients: Tensor, schedule: Schedule, streams: Streams | None, round: int
+) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
 
-    positions, weights = schedule.positions, schedule.weights.to(task.device)
-    # Asked of the class: whatever passes on what it does not know itself, such as a view of a federation, has rows of its own.
-    reading = getattr(type(task.clients), "reading", None)
-    read = None if reading is None else reading(task.clients, clients, positions, task.device)
+    weights = schedule.weights.to(task.device)
+    read = task.reading(clients, schedule.positions, streams or Streams(0), round)
 
     def gather(step: int) -> tuple[Inputs, Tensor, Tensor]:
-        x, y = task.clients.gather(clients, positions[:, step], task.device) if read is None else read(step)
-        return x, y, weights[:, step]
+        return *read(step), weights[:, step]
 
     if schedule.positions.shape[1] > 1:
         return gather
@@ -168,7 +261,7 @@ def pair_of_clients(task: Task) -> tuple[Inputs, Tensor]:
     """One row each of two clients that hold data, twice: some layers take no batch of one."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     pair = holders[[0, min(1, len(holders) - 1)]]
-    return task.clients.gather(pair, torch.zeros((2, 2), dtype=torch.int64), task.device)
+    return task.gather(pair, torch.zeros((2, 2), dtype=torch.int64))
 
 
 def check_task(task: Task, *, labels: bool = False) -> None:

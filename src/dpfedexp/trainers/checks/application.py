@@ -46,20 +46,21 @@ def check_draws(model: nn.Module, x: Inputs) -> None:
         model: a copy, in the mode that it trains in.
         x: a batch of inputs.
     """
-    before = _states()
+    before = generator_states()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             call(model, x)
     except Exception:
         return
-    if _states() != before:
+    if generator_states() != before:
         raise InputError(
             "the model draws random numbers from NumPy or Python's random while it runs, which all clients would share; draw with "
             "torch.rand, torch.randn or dropout, which each client takes from its own key."
         )
 
 
-def _states() -> tuple[Any, ...]:
+def generator_states() -> tuple[Any, ...]:
+    """The states of NumPy's and Python's global generators."""
     numpy: Any = np.random.get_state()
     return bytes(numpy[1]), numpy[2:], random.getstate()
 

@@ -190,17 +190,18 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
 
 
 @contextmanager
-def drawing_alike(device: torch.device) -> Iterator[None]:
-    """The generators that a module may draw from, at a fixed place, and back where they were afterwards."""
+def drawing_alike(device: torch.device, seed: int = 0) -> Iterator[None]:
+    """The generators that a program may draw from, seeded, and back where they were afterwards."""
+    seed %= 2**63
     python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        # torch.manual_seed would also ask for devices that nobody has, which takes longer than all the rest.
-        torch.default_generator.manual_seed(0)
+        # torch.manual_seed would also ask for other kinds of devices, which takes longer than all the rest.
+        torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
+                torch.cuda.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         try:
             yield
         finally:

@@ -10,12 +10,17 @@ from torch.func import grad, vmap
 
 from dpfedexp.losses import Loss, binary_cross_entropy, cross_entropy, half_squared_error, mean_squared_error, plain
 from dpfedexp.losses.shapes import IGNORED
+from dpfedexp.trainers.recording import Recorded
+from dpfedexp.trainers.synthetic import Synthetic
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def objective(loss: Loss) -> Objective:
-    """(outputs [n, …, s], targets [n, s, …], weights [n, s]) → Σ weight·loss differentiated in the outputs, in float32."""
+def objective(loss: Loss, synthetic: Synthetic | None = None) -> Objective:
+    """(outputs [n, …, s], targets [n, s, …], weights [n, s]) → Σ weight·loss differentiated in the outputs, in float32.
+
+    A loss of the caller's own is recorded on synthetic values where these are given.
+    """
     by_hand: dict[Loss, Objective] = {
         cross_entropy: _cross_entropy,
         half_squared_error: _half_squared_error,
@@ -23,7 +28,7 @@ def objective(loss: Loss) -> Objective:
         binary_cross_entropy: _binary_cross_entropy,
     }
     known = by_hand.get(plain(loss))
-    anything = _differentiated(loss)
+    anything = _differentiated(loss, synthetic)
 
     def start(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         outputs = outputs.float()
@@ -70,11 +75,13 @@ def _per_output(weights: Tensor, outputs: Tensor) -> Tensor:
     return weights if outputs.dim() == 2 else weights.unsqueeze(1)
 
 
-def _differentiated(loss: Loss) -> Objective:
+def _differentiated(loss: Loss, synthetic: Synthetic | None = None) -> Objective:
     """Any loss: each client's own batch goes through it, so that a loss that looks across examples stays right too."""
 
     def total(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         return (loss(outputs, targets) * weights).sum()
 
-    per_client = vmap(grad(total))
+    per_client: Callable[..., Tensor] = vmap(grad(total))
+    if synthetic is not None:
+        per_client = Recorded(per_client, synthetic.like)
     return lambda o, t, w: per_client(o.movedim(-1, 1), t, w).movedim(1, -1)

@@ -32,9 +32,11 @@ _ALPHA = 1.7580993408473766
 """Minus the value that alpha dropout puts in the place of what it drops: SELU's limit."""
 
 
-def client_keys(streams: Streams, round: int, clients: Tensor, device: torch.device) -> Tensor:
+def client_keys(
+    streams: Streams, round: int, clients: Tensor, device: torch.device, purpose: str = "module masks"
+) -> Tensor:
     """One key for each client's draws of a round, [n]: from the seed, the round and the client's number alone."""
-    halves = (streams.at("module masks", round).uniform(clients, 2) * 2.0**32).long()
+    halves = (streams.at(purpose, round).uniform(clients, 2) * 2.0**32).long()
     return ((halves[:, 0] << 32) | halves[:, 1]).to(device)
 
 
@@ -106,8 +108,9 @@ def kept_share(p: float) -> float:
 class Drawing(TorchFunctionMode):
     """While it lasts, one forward pass of one client's module draws from the client's key, also under `vmap`.
 
-    Dropout of all kinds, attention's and recurrent layers' too, and torch.rand, randn, bernoulli and their like. Whatever else
-    draws goes on drawing from torch's generator, which vmap refuses and the loop seeds for each client.
+    Dropout of all kinds, attention's and recurrent layers' too, and torch.rand, randn, randint, randperm, normal, bernoulli and
+    the methods that fill a tensor. Other draws go on drawing from torch's generator, which vmap refuses and the loop seeds for
+    each client.
 
     Args:
         key: of the client's step, without dimensions; None where the module draws nothing, and only fused operations are looked
@@ -254,6 +257,71 @@ def _bernoulli(mode: Drawing, input: Tensor, *args: Any, **options: Any) -> Any:
     return (mode.uniform(input.shape, torch.float64) < input).to(input.dtype)
 
 
+def _whole(mode: Drawing, low: int, high: int, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    """Whole numbers from `low` up to `high`, which is left out; as even as a double is fine."""
+    share = mode.uniform(shape, torch.float64)
+    return (low + (share * (high - low)).long()).clamp_max(high - 1).to(dtype or torch.int64)
+
+
+def _randint(mode: Drawing, *args: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
+    numbers = [options["low"], *args] if "low" in options else list(args)
+    numbers += [options[name] for name in ("high", "size") if name in options]
+    low, high, size = numbers if len(numbers) == 3 else (0, *numbers)
+    found = _whole(mode, int(low), int(high), _shape_of((size,)), dtype)
+    return found if device is None else found.to(device)
+
+
+def _randint_like(mode: Drawing, input: Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    numbers = [*args, *(options[name] for name in ("low", "high") if name in options)]
+    low, high = numbers if len(numbers) == 2 else (0, *numbers)
+    return _whole(mode, int(low), int(high), input.shape, dtype or input.dtype)
+
+
+def _randperm(mode: Drawing, n: int, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
+    found = mode.uniform((n,), torch.float64).argsort().to(dtype or torch.int64)
+    return found if device is None else found.to(device)
+
+
+def _torch_normal(mode: Drawing, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Any:
+    like = next((value for value in (mean, std) if isinstance(value, Tensor)), None)
+    if (size is None) == (like is None):
+        return NotImplemented
+    shape = (
+        tuple(size) if like is None else torch.broadcast_shapes(torch.as_tensor(mean).shape, torch.as_tensor(std).shape)
+    )
+    return mean + std * _normal(mode, shape, options.get("dtype") or (None if like is None else like.dtype))
+
+
+def _filled(draw: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A method of a tensor that fills it with draws."""
+
+    def rule(mode: Drawing, input: Tensor, *args: Any, generator: None = None, **options: Any) -> Any:
+        return input.copy_(draw(mode, input, *args, **options))
+
+    return rule
+
+
+def _uniform_in(mode: Drawing, input: Tensor, low: float = 0.0, high: float = 1.0, **options: float) -> Tensor:
+    low, high = options.get("from", low), options.get("to", high)
+    return low + (high - low) * mode.uniform(input.shape, input.dtype)
+
+
+def _normal_in(mode: Drawing, input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * _normal(mode, input.shape, input.dtype)
+
+
+def _bernoulli_in(mode: Drawing, input: Tensor, p: Any = 0.5) -> Tensor:
+    kept: Tensor = mode.uniform(input.shape, torch.float64) < p
+    return kept.to(input.dtype)
+
+
+def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tensor:
+    numbers = [*args, *(options[name] for name in ("from", "to") if name in options)]
+    most = 2**24 if input.is_floating_point() else 2**31
+    low, high = numbers if len(numbers) == 2 else (0, *(numbers or [most]))
+    return _whole(mode, low, high, input.shape, input.dtype)
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     torch.dropout: lambda mode, input, p, train: _dropout(mode, input, p, train),
@@ -267,6 +335,15 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.randn: _sized(_normal),
     torch.randn_like: _like(_normal),
     torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    torch.randint: _randint,
+    torch.randint_like: _randint_like,
+    torch.randperm: _randperm,
+    torch.normal: _torch_normal,
+    Tensor.uniform_: _filled(_uniform_in),
+    Tensor.normal_: _filled(_normal_in),
+    Tensor.bernoulli_: _filled(_bernoulli_in),
+    Tensor.random_: _filled(_random_in),
 }
 
 

@@ -1,0 +1,408 @@
+"""Tensor programs that are recorded once and replayed, so that a caller's Python code never meets a client's data.
+
+A module, a loss, a transform or an optimizer may remember, share or draw in ways that no check finds: in a closure, a class
+attribute, a hook, a cache, a global. In a run that protects data such code runs on synthetic values only. Its tensor operations are
+recorded there (`record`), and the clients' data go through the recording (`Tape`): a fixed list of torch operations on the inputs
+and on constants, which is the same for every client.
+
+A recording is refused (`Unrecordable`) where a list of operations is not the whole program, or where replaying it would let one
+client reach another: a value that decides what is computed next, a random number that does not come from an input, and a write into
+memory that was there before the pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dpfedexp.errors import InputError
+
+_LITERALS = (int, float, bool, str, type(None))
+_CHECKED_BYTES = 2**28
+"""Constants up to this size are compared bit by bit after a recording; larger ones by torch's count of in-place writes alone."""
+
+
+class Unrecordable(Exception):
+    """Why a program can't be recorded, as the end of a sentence that begins with what was recorded."""
+
+
+def refusal(what: str, reason: Unrecordable) -> InputError:
+    """The sentence for a program that a secure run can't record, with a remedy."""
+    if "transform" in what:
+        remedy = "write it with torch operations, or apply it to the data before the federation is made"
+    elif "writes" in str(reason):
+        remedy = (
+            "freeze such a layer with .eval(), use GroupNorm for BatchNorm, and compute the rest from the batch alone"
+        )
+    elif "looks at values" in str(reason):
+        remedy = "use torch.where, masks and fixed shapes instead, or train without secure=True"
+    else:
+        remedy = "or train without secure=True"
+    return InputError(
+        f"{what} {reason}. A secure run records it on synthetic rows, so that no client's rows reach another client: {remedy}."
+    )
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A recorded program: `tape(*inputs)` computes on tensors of the shapes that it was recorded with.
+
+    Attributes:
+        source: the operations as Python code.
+        names: what the code refers to: operations, constant tensors and other values.
+        spec: how the inputs are nested.
+        outputs: how the outputs are nested.
+    """
+
+    source: str
+    names: dict[str, Any]
+    spec: TreeSpec
+    outputs: TreeSpec
+    run: Callable[..., list[Any]] = field(repr=False)
+
+    def __call__(self, *inputs: Any) -> Any:
+        # Some kernels ask whether gradients are wanted, as they were when the tape was recorded. No input requires one.
+        with torch.enable_grad():
+            return tree_unflatten(self.run(*tree_leaves(inputs)), self.outputs)
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.names.items() if isinstance(value, Tensor)}
+
+    def same(self, other: Tape) -> bool:
+        """Whether both compute the same, bit for bit: the same operations on the same constants."""
+        return (
+            self.source == other.source
+            and self.outputs == other.outputs
+            and all(_equal(value, other.names[name]) for name, value in self.names.items())
+        )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one is other:
+            return True
+        alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+        return alike and torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) and _same_nans(one, other)
+    return type(one) is type(other) and bool(one == other or one is other)
+
+
+def _same_nans(one: Tensor, other: Tensor) -> bool:
+    return not one.is_floating_point() or torch.equal(one.isnan(), other.isnan())
+
+
+def record(function: Callable[..., Any], inputs: tuple[Any, ...], *, own: Iterable[Tensor] = ()) -> Tape:
+    """Run a function once on these inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
+
+    Args:
+        function: from nested tensors to nested tensors.
+        inputs: synthetic values of the shapes that the tape is for.
+        own: the inputs that the function may write into, because each caller brings its own copy.
+    """
+    tensors, spec = tree_flatten(inputs)
+    recorder = _Recorder(tensors, own)
+    try:
+        with recorder:
+            result = function(*inputs)
+    except Unrecordable:
+        raise
+    except RuntimeError as error:
+        if "data-dependent control flow" in str(error):
+            raise Unrecordable(_DECIDES) from None
+        raise
+    return recorder.tape(result, spec)
+
+
+_DECIDES = (
+    "looks at values while it runs (.item(), bool() or an `if` on a tensor), so that they decide what is computed"
+)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One operation: the variables that it makes, its call, the variables that it reads, whether it writes into one of them, and
+    whether it returns several values."""
+
+    made: list[str]
+    call: str
+    used: list[str]
+    writes: bool
+    several: bool
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every operation below autograd and vmap, and writes it down."""
+
+    def __init__(self, inputs: list[Any], own: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: list[_Line] = []
+        self.names: dict[str, Any] = {}
+        self.slots = WeakTensorKeyDictionary()
+        self.depends: set[str] = set()
+        self.writable = {_memory(tensor) for tensor in own}
+        self.before: list[tuple[Tensor, Tensor | None, int]] = []
+        self.given: list[str] = []
+        self.count = 0
+        for value in inputs:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"a recording takes tensors, and was given a {type(value).__name__}.")
+            self.given.append(self._slot(value))
+            self.depends.add(self.given[-1])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        used = [self._name(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        depends = any(name in self.depends for name in used)
+        _check_draws(func, args, kwargs)
+        self._check_reads(func, args, depends)
+        self._check_writes(func, args, kwargs)
+        memory = {_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        result = func(*args, **kwargs)
+        outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        writes = any(_is_write(argument) for argument in func._schema.arguments)
+        if not outputs and not writes:
+            # A plain value of public constants, such as the number in a buffer.
+            return result
+        self.writable.update(_memory(value) for value in outputs if _memory(value) not in memory)
+        call = f"{self._function(func)}({self._arguments(args, kwargs)})"
+        made = self._assigned(result)
+        if depends:
+            self.depends.update(made)
+        self.lines.append(_Line(made, call, used, writes, isinstance(result, list | tuple)))
+        return result
+
+    def tape(self, result: Any, spec: TreeSpec) -> Tape:
+        """What was written down, as a function of the inputs."""
+        outputs, nested = tree_flatten(result)
+        kept = [self._name(value) if isinstance(value, Tensor) else self._value(value) for value in outputs]
+        for tensor, bits, version in self.before:
+            if tensor._version != version or (bits is not None and not _equal(tensor, bits)):
+                raise Unrecordable(_WRITES)
+        lines = self._needed(set(kept))
+        last = {name: number for number, line in enumerate(lines) for name in (*line.used, *line.made)}
+        free: dict[int, list[str]] = {}
+        for name, number in last.items():
+            if name not in kept and name not in self.names and name != "_":
+                free.setdefault(number, []).append(name)
+        body = []
+        for number, line in enumerate(lines):
+            names = ", ".join(line.made)
+            left = "" if not line.made else f"{names}, = " if line.several else f"{names} = "
+            body.append(f"    {left}{line.call}")
+            if number in free:
+                body.append(f"    del {', '.join(free[number])}")
+        source = "\n".join([f"def run({', '.join(self.given)}):", *body, f"    return [{', '.join(kept)}]"])
+        known: dict[str, Any] = dict(self.names)
+        exec(compile(source, "<recorded program>", "exec"), known)
+        return Tape(source, self.names, spec, nested, known["run"])
+
+    def _needed(self, read: set[str]) -> list[_Line]:
+        """The operations that an output depends on, or that write."""
+        found = []
+        for line in reversed(self.lines):
+            if line.writes or not read.isdisjoint(line.made):
+                read.update(line.used)
+                found.append(line)
+        return found[::-1]
+
+    def _slot(self, tensor: Tensor) -> str:
+        name = f"t{self.count}"
+        self.count += 1
+        self.slots[tensor] = name
+        return name
+
+    def _name(self, tensor: Tensor) -> str:
+        """The variable of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
+        known = self.slots.get(tensor)
+        if known is not None:
+            return cast(str, known)
+        name = self._slot(tensor)
+        held = tensor.detach() if tensor.requires_grad else tensor
+        self.names[name] = held
+        small = held.numel() * held.element_size() <= _CHECKED_BYTES
+        self.before.append((held, held.clone() if small else None, held._version))
+        return name
+
+    def _value(self, value: Any) -> str:
+        """A value other than a tensor, as it stands in the code."""
+        if isinstance(value, Tensor):
+            return self._name(value)
+        if isinstance(value, list | tuple):
+            inner = ", ".join(map(self._value, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+        if type(value) in _LITERALS and not (isinstance(value, float) and (value != value or value in _INFINITE)):
+            return repr(value)
+        name = f"c{self.count}"
+        self.count += 1
+        self.names[name] = value
+        return name
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        return ", ".join([*map(self._value, args), *(f"{name}={self._value(value)}" for name, value in kwargs.items())])
+
+    def _function(self, func: Any) -> str:
+        name = str(func).replace(".", "_").replace("::", "_")
+        self.names[name] = _REPLACED.get(func.overloadpacket.__name__, lambda func: func)(func)
+        return name
+
+    def _assigned(self, result: Any) -> list[str]:
+        """The variables that an operation's results go to, one after the other as they are nested."""
+        if isinstance(result, Tensor):
+            known = self.slots.get(result)
+            # An operation may return its argument. Of a constant that is a copy when the tape is replayed.
+            return [self._slot(result) if known is None or known in self.names else cast(str, known)]
+        if isinstance(result, list | tuple):
+            return [self._assigned(value)[0] if isinstance(value, Tensor) else "_" for value in result]
+        return []
+
+    def _check_reads(self, func: Any, args: tuple[Any, ...], depends: bool) -> None:
+        """No value of an input may leave torch, or decide a shape."""
+        if not depends:
+            return
+        name = func.overloadpacket.__name__
+        chooses = name in ("index", "index_put", "index_put_", "_unsafe_index") and any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1] or ()
+        )
+        shapes = torch.Tag.dynamic_output_shape in func.tags and name not in ("index", "_unsafe_index")
+        if torch.Tag.data_dependent_output in func.tags or chooses or shapes:
+            raise Unrecordable(_DECIDES)
+
+    def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Only memory that the pass has made, or that each client has of its own, may be written."""
+        if func.overloadpacket.__name__ in ("set_", "resize_", "resize"):
+            raise Unrecordable("gives a tensor other memory (set_ or resize_)")
+        given = _given(func, args, kwargs)
+        written = [given.get(argument.name) for argument in func._schema.arguments if _is_write(argument)]
+        if given.get("training") or given.get("train"):
+            # These operations update their running statistics without saying so in their schema.
+            written += [given.get("running_mean"), given.get("running_var")]
+        for value in tree_leaves(written):
+            if isinstance(value, Tensor) and _memory(value) not in self.writable:
+                raise Unrecordable(_WRITES)
+
+
+_INFINITE = (float("inf"), float("-inf"))
+_WRITES = (
+    "writes into a tensor that outlives the pass (a buffer, a cache, a shared or frozen parameter), which would carry one client's "
+    "data to the others"
+)
+_REPLACED: dict[str, Callable[[Any], Any]] = {
+    # Memory that is not filled may hold another client's numbers.
+    **dict.fromkeys(
+        ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+        lambda func: _Zeroed(func),
+    ),
+    # A tensor that Python code makes anew in every pass is a copy in every replay.
+    **dict.fromkeys(("lift_fresh", "lift", "lift_fresh_copy"), lambda func: torch.ops.aten.clone.default),
+}
+
+
+@dataclass(frozen=True)
+class _Zeroed:
+    function: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        made: Tensor = self.function(*args, **kwargs)
+        return made.zero_()
+
+
+def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by their names in the operation's schema."""
+    schema = func._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return {**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
+
+
+def _is_write(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _check_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return
+    given = _given(func, args, kwargs)
+    shares = [given[name] for name in ("dropout_p", "p", "dropout") if name in given]
+    if shares and (not shares[0] or given.get("train") is False):
+        return
+    raise Unrecordable(
+        f"draws random numbers with torch.{func.overloadpacket.__name__}, which does not draw from a client's own key; use "
+        "torch.rand, randn, randint, randperm, normal, bernoulli or dropout, without a generator"
+    )
+
+
+class Recorded:
+    """A program that is replayed from a tape for each shape of its inputs.
+
+    With `synthetic` the program itself runs on synthetic values only: a shape that is new is recorded on those, and the inputs go
+    through the tape. Without it the tape is only for speed: the program runs on the inputs, and a shape that has come back
+    `after` times is recorded. The calls may come from several threads.
+
+    Args:
+        program: from nested tensors to nested tensors.
+        synthetic: from inputs to synthetic ones of the same shapes, which no value of the inputs has any part in.
+        own: the inputs that the program may write into.
+        after: without `synthetic`, how often a shape comes before it is recorded.
+        keep: how many tapes there may be.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        synthetic: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
+        own: Callable[[tuple[Any, ...]], Iterable[Tensor]] = lambda inputs: (),
+        *,
+        after: int = 12,
+        keep: int = 32,
+    ) -> None:
+        self.program, self.synthetic, self.own, self.after, self.keep = program, synthetic, own, after, keep
+        self.uses: Counter[Any] = Counter()
+        self.tapes: dict[Any, Tape] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        tensors, spec = tree_flatten(inputs)
+        # A tape keeps `view`s that hold for one memory layout only.
+        key = (*((part.shape, part.stride(), part.dtype, part.device) for part in tensors), str(spec))
+        tape = self.tapes.get(key)
+        if tape is not None:
+            return tape(*inputs)
+        if self.synthetic is not None:
+            with self.lock:
+                if key not in self.tapes:
+                    self.tapes[key] = self.record(self.synthetic(inputs))
+            return self.tapes[key](*inputs)
+        self.uses[key] += 1
+        if self.uses[key] > self.after and len(self.tapes) < self.keep:
+            with self.lock:
+                try:
+                    self.tapes[key] = record(self.program, inputs, own=self.own(inputs))
+                except Unrecordable:
+                    self.keep = 0
+        return self.program(*inputs)
+
+    def record(self, inputs: tuple[Any, ...]) -> Tape:
+        """The tape of these inputs' shapes; they are not changed."""
+        copied = tree_map(lambda value: laid_out(value, value), inputs)
+        return record(self.program, copied, own=self.own(copied))
+
+
+def laid_out(values: Tensor, like: Tensor) -> Tensor:
+    """A copy of values in the type and device of another tensor of that shape, and in memory that is laid out like it."""
+    if any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
+        return values.to(like.device, like.dtype, copy=True)
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(values)
