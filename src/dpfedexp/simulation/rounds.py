@@ -214,7 +214,7 @@ class Simulation:
         controls: list[tuple[Tensor, Tensor]] = []
         true_squares = 0.0
         judge = None
-        unchanged = _unchanged(w) if self.unit is not None else None
+        unchanged = None if self.task.synthetic is None else _unchanged(w)
         chunks = list(self._chunks(cohort))
         for clients in chunks:
             updates = self.updates(state, w, clients, number)
