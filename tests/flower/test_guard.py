@@ -25,6 +25,7 @@ from dpfedexp.flower.node.price import Refused, node_charge, total
 from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 from dpfedexp.votes import within_clip
 
 from .test_mod import ask, guard_file
@@ -137,6 +138,21 @@ def test_repeated_local_requests_of_one_round_compose_against_its_limit(tmp_path
     event = LocalGaussian(0.3, 5.0).client_event()
     admitted = admitted_of(guard, [request(LocalGaussian(0.3, 5.0))] * 100, "max_epsilon_per_round of 4")
     assert admitted == max(n for n in range(100) if total([(event, n)], DELTA) <= 4.0)
+
+
+def test_local_and_two_party_rounds_of_one_node_compose(tmp_path):
+    """What was shown: 4 local and 12 two-party rounds were added up to 18.65, where their composition is 14.33."""
+    guard = Guard.load(guard_file(tmp_path, mechanisms=["local-gaussian", "two-party"], **WIDE))
+    local, two_party = LocalGaussian(0.5, 3.0), TwoPartyGaussian(0.5, 3.0)
+    for number in range(1, 17):
+        guard.admit(request(local if number <= 4 else two_party, round=number))
+    mu = local.client_event().mu
+    assert two_party.client_event().mu == mu
+    spent = guard_summary(guard)["epsilon"]
+    assert spent == pytest.approx(gdp.epsilon(4.0 * mu, DELTA), rel=1e-12)
+    assert spent == pytest.approx(14.33, abs=0.005)
+    with pytest.raises(Refused, match=r"total to epsilon 14\.9"):
+        replace(guard, max_epsilon_total=14.5).admit(request(local, round=17))
 
 
 def test_charges_name_the_run_that_asked(tmp_path):

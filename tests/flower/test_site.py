@@ -28,8 +28,9 @@ from dpfedexp.flower.local.new import new_app
 from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
 from dpfedexp.flower.node import seam as seam_module
 from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.seam import PULL, PUSH, VERSION, Seam
+from dpfedexp.flower.node.seam import PULL, PUSH, Seam
 from dpfedexp.flower.node.site import NO_REPORT, Site
+from dpfedexp.flower.versions import VERSION
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 
 from . import loopback  # noqa: F401  sets Flower's task identity

@@ -10,7 +10,6 @@ Both are private to Flower, so its version is pinned, and `install` refuses any 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import secrets
 import sys
@@ -32,13 +31,13 @@ from dpfedexp.flower.messages import REFUSAL
 from dpfedexp.flower.node.mod import ENFORCED
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.node.site import Admitted, Site, refusal
+from dpfedexp.flower.versions import check_flower
 
 _log = logging.getLogger("flwr")
 
 flower: Any = import_module("flwr.supernode.start_client_internal")
 command: Any = import_module("flwr.supernode.cli.flower_supernode")
 
-VERSION = "1.41.0"
 PULL = [
     "state",
     "object_store",
@@ -73,15 +72,7 @@ class Seam:
 
     def install(self) -> None:
         """Replaces Flower's two functions; a sentence that names the one that is not where it was."""
-        from flwr import __version__
-
-        for name, expected in (("_pull_and_store_message", PULL), ("_push_messages", PUSH)):
-            found = list(inspect.signature(getattr(flower, name)).parameters) if hasattr(flower, name) else None
-            if __version__ != VERSION or found != expected:
-                raise InputError(
-                    f"dpfedexp node was made for flwr {VERSION}, and this is {__version__} (flwr.supernode.start_client_internal."
-                    f"{name} is {'missing' if found is None else 'there'}); install flwr=={VERSION}."
-                )
+        check_flower("node", flower, {"_pull_and_store_message": PULL, "_push_messages": PUSH})
         flower._pull_and_store_message, flower._push_messages = self.pull, self.push
 
     def pull(self, **given: Any) -> int:
