@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.accounting import Sampling
+from dpfedexp.accounting import Sampling, compose
 from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _read_settings
@@ -32,6 +32,7 @@ from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.server.status import read_status
 from dpfedexp.mechanisms import LocalGaussian
 
+from ..aggregation.parties import MECHANISM, helper_file, round_of
 from .test_nodes import ADD, REPLACE, Nodes, start
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -173,6 +174,19 @@ def test_guard_show_says_what_was_spent_when_and_by_which_app(guard):
     assert ("dpfedexp_guard_charges", "", 2) in guard_metrics(guard.path)[0]
 
 
+def test_what_a_helper_has_spent_is_shown_as_a_sites_is(tmp_path):
+    file = helper_file(tmp_path)
+    for number in (1, 2, 3):
+        file.admit(round_of(number=number), MECHANISM)
+    shown = CliRunner().invoke(app, ["guard", "show", str(file.path)])
+    spent = compose([(MECHANISM.client_event(), 3)], 1e-5).epsilon
+    assert f"3 charges, epsilon {spent:.4f} of 50 at delta 1e-05 (at most 10 a round)" in shown.output
+    assert re.search(r"20\d\d-\S+ +run run  round 3", shown.output)
+    assert ("dpfedexp_guard_epsilon", "", spent) in guard_metrics(file.path)[0]
+    file.ledger.unlink()
+    assert "is missing beside" in str(CliRunner().invoke(app, ["guard", "show", str(file.path)]).exception)
+
+
 def test_a_restored_old_ledger_is_noticed(guard):
     """Ledger, head and anchor are put back together to the day before; the anchor in the state folder knows better."""
     charge(guard)
@@ -182,7 +196,7 @@ def test_a_restored_old_ledger_is_noticed(guard):
     for path, content in yesterday.items():
         path.write_bytes(content)
     summary = guard_summary(guard)
-    assert "was put back together with its anchor: it holds 1 charges" in summary["problem"]
+    assert re.search(r"holds 1 charges, and .* has seen 2 of", summary["problem"])
     assert not guard_metrics(guard.path)[1]
     shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
     assert isinstance(shown.exception, InputError)

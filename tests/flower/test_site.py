@@ -63,6 +63,7 @@ class Node:
             "apps": (self.fab_hash,),
         }
         self.guard = Guard(**{**settings, **limits})
+        self.guard.path.touch()
         self.store = ObjectStoreFactory()
         self.state = NodeStateFactory(self.store).state()
         self.state.set_node_id(7)
