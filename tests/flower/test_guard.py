@@ -414,12 +414,14 @@ def test_two_copies_that_charge_at_once_never_both_pass(guard, tmp_path):
 def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(guard):
     spend(guard, 1)
     anchor = guard_ledger._outside(guard_summary(guard)["id"])
-    with (
-        pytest.raises(LedgerError, match=r"was changed while guard\.ledger\.jsonl was in use"),
-        guard_ledger.guard_ledger(guard.path) as ledger,
-    ):
-        anchor.remember(Mark(7, "another's"))
-        ledger.charge(2, LocalGaussian(0.3, 9.0).client_event())
+
+    def charge_meanwhile() -> None:
+        with guard_ledger.guard_ledger(guard.path) as ledger:
+            anchor.remember(Mark(7, "another's"))
+            ledger.charge(2, LocalGaussian(0.3, 9.0).client_event())
+
+    with pytest.raises(LedgerError, match=r"was changed while guard\.ledger\.jsonl was in use"):
+        charge_meanwhile()
     assert anchor.mark() == Mark(7, "another's")
 
 

@@ -77,6 +77,12 @@ class Place:
         return Place(guard, path, stated, stated is not None)
 
     @property
+    def files(self) -> list[Path]:
+        """What there is of the ledger, its head, its anchor and the guard's lock."""
+        lock = self.guard.with_name(self.guard.stem + _LOCK)
+        return [path for path in (self.ledger, head_path(self.ledger), self.anchor, lock) if path.exists()]
+
+    @property
     def anchor(self) -> Path:
         return self.ledger.with_name(self.ledger.name.removesuffix(_LEDGER) + _ANCHOR)
 

@@ -10,8 +10,8 @@
     max_columns = 100_000_000            # the longest row, in numbers of 8 bytes; this is what holds where it is not said
 
 Its path comes from the node's own environment (DPFEDEXP_HELPER) or configuration (`--node-config 'dpfedexp-helper="…"'`), never
-from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused, and so
-is the file without its ledger. `dpfedexp guard show` shows what was spent.
+from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused, and
+so is the file without its ledger. `dpfedexp guard show` shows what was spent.
 """
 
 from __future__ import annotations
