@@ -18,7 +18,14 @@ from dpfedexp.cli import app
 EXAMPLES = Path(__file__).parents[1] / "examples" / "deploy"
 SYSTEMD = sorted((EXAMPLES / "systemd").glob("*.service"))
 FLOWERS = {"--superlink", "--root-certificates", "--auth-supernode-private-key", "--isolation", "--host", "--port"}
-FLOWERS |= {"--runtime-api-address", "--superexec-auth-secret-file", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--node-config"}
+FLOWERS |= {
+    "--runtime-api-address",
+    "--superexec-auth-secret-file",
+    "--ssl-ca-certfile",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+    "--node-config",
+}
 
 
 def composed(name: str) -> dict:
@@ -175,9 +182,7 @@ def test_the_app_has_another_user_than_the_site_and_no_network_but_the_nodes():
 def test_systemd_understands_the_units(tmp_path):
     for path in SYSTEMD:
         text = (
-            path.read_text()
-            .replace("/opt/dpfedexp/bin/dpfedexp", "/bin/true")
-            .replace("/usr/sbin/nginx", "/bin/true")
+            path.read_text().replace("/opt/dpfedexp/bin/dpfedexp", "/bin/true").replace("/usr/sbin/nginx", "/bin/true")
         )
         (tmp_path / path.name).write_text(text)
     done = subprocess.run(

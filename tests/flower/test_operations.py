@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import tomllib
 import urllib.error
@@ -350,7 +351,6 @@ def test_the_hash_of_an_app_changes_with_any_of_its_files(tmp_path):
 
 def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(tmp_path, monkeypatch):
     import importlib
-    import sys
 
     from flwr.app import ArrayRecord
 
