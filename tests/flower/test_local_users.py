@@ -97,7 +97,7 @@ class OneOfEach(Apart):
 @as_others
 @pytest.mark.usefixtures("alone")
 def test_a_stranger_gets_no_task_with_or_without_a_token_and_the_site_answers():
-    """What was shown: the token is in a world-readable command line, whoever has it gets model and app, and the site is silent."""
+    """What was shown: the token is in a world-readable command line; with it one gets model and app, and the site is silent."""
     place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
     place.chmod(0o755)
     try:
@@ -235,7 +235,7 @@ def test_only_the_user_who_has_shown_the_secret_is_answered():
     with gate(apart=False) as port:
         assert ask_as(os.geteuid(), port, ACQUIRE, task) == [200, 200]
         assert ask_as(STRANGER, port, ACQUIRE, task) == [404, 404], (
-            "no secret is asked for here, so nobody else may ask"
+            "no secret is asked for here, so no other user may ask"
         )
 
 

@@ -1,8 +1,8 @@
 """A node's Runtime API, over which the app gets the model and returns what it trained: for the app's user alone.
 
 Formal guarantee: with `--isolation subprocess` only processes of the node's own user are answered. With `--isolation process` only
-those of a user, or of another machine's address, that has shown the SuperExec's secret. A token that somebody else has read is
-worth nothing to them. (Users of the same machine are known on Linux only.)
+those of a user, or of another machine's address, that has shown the SuperExec's secret. Another user who has read a token gets
+nothing for it. (Users of the same machine are known on Linux only.)
 """
 
 from __future__ import annotations
