@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOBODY = 65534
-_DROP = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
+NOBODY, STRANGER = 65534, 65533
+"""Two users without rights: the apps' and another one of the same machine."""
 _VIEW = """
 set -e
 mount --bind "$1" /mnt
@@ -22,13 +22,18 @@ exec "$@"
 """
 
 
-def as_nobody(command: list[str]) -> list[str]:
-    """The command as the user nobody, who sees the interpreter even where root keeps it."""
+def as_user(command: list[str], user: int) -> list[str]:
+    """The command as another user, who sees the interpreter even where root keeps it."""
+    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
     base = Path(sys.base_prefix).resolve()
     closed = [folder for folder in base.parents if not folder.stat().st_mode & 0o001]
     if not closed:
-        return [*_DROP, *command]
-    return ["unshare", "--mount", "sh", "-c", _VIEW, "sh", str(base), str(closed[-1]), *_DROP, *command]
+        return [*drop, *command]
+    return ["unshare", "--mount", "sh", "-c", _VIEW, "sh", str(base), str(closed[-1]), *drop, *command]
+
+
+def as_nobody(command: list[str]) -> list[str]:
+    return as_user(command, NOBODY)
 
 
 @functools.cache

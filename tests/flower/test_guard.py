@@ -5,9 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +21,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
+from dpfedexp.accounting.ledger import Mark
 from dpfedexp.clipping import Clipped, clip
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard, private_training
 from dpfedexp.flower.messages import REPORT, REQUEST, Request
 from dpfedexp.flower.node import guard_ledger
@@ -25,8 +31,10 @@ from dpfedexp.flower.node.price import Refused, node_charge, total
 from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 from dpfedexp.votes import within_clip
 
+from .other_user import as_nobody, can_be_nobody
 from .test_mod import ask, guard_file
 
 DELTA = 1e-5
@@ -139,6 +147,21 @@ def test_repeated_local_requests_of_one_round_compose_against_its_limit(tmp_path
     assert admitted == max(n for n in range(100) if total([(event, n)], DELTA) <= 4.0)
 
 
+def test_local_and_two_party_rounds_of_one_node_compose(tmp_path):
+    """What was shown: 4 local and 12 two-party rounds were added up to 18.65, where their composition is 14.33."""
+    guard = Guard.load(guard_file(tmp_path, mechanisms=["local-gaussian", "two-party"], **WIDE))
+    local, two_party = LocalGaussian(0.5, 3.0), TwoPartyGaussian(0.5, 3.0)
+    for number in range(1, 17):
+        guard.admit(request(local if number <= 4 else two_party, round=number))
+    mu = local.client_event().mu
+    assert two_party.client_event().mu == mu
+    spent = guard_summary(guard)["epsilon"]
+    assert spent == pytest.approx(gdp.epsilon(4.0 * mu, DELTA), rel=1e-12)
+    assert spent == pytest.approx(14.33, abs=0.005)
+    with pytest.raises(Refused, match=r"total to epsilon 14\.9"):
+        replace(guard, max_epsilon_total=14.5).admit(request(local, round=17))
+
+
 def test_charges_name_the_run_that_asked(tmp_path):
     node = {"dpfedexp-guard": str(guard_file(tmp_path))}
     assert not ask(LocalGaussian(0.3, 9.0), node, run=77).has_error()
@@ -231,9 +254,12 @@ def test_a_deleted_ledger_is_refused_until_its_traces_are_deleted_knowingly(guar
     with pytest.raises(Refused, match=r"missing beside guard\.anchor\.json; restore it"):
         guard.admit(request())
     (tmp_path / "guard.anchor.json").unlink()
+    with pytest.raises(Refused, match=r"guard\.toml was charged before 1 times, as .* has seen .*take the line id out"):
+        guard.admit(request())
+    assert "was charged before 1 times" in guard_summary(guard)["problem"]
+    guard_file(tmp_path, **WIDE)
     with pytest.raises(Refused, match=r"is missing, and .* has seen 1 charges at this place; restore that ledger"):
         guard.admit(request())
-    assert "has seen 1 charges" in guard_summary(guard)["problem"]
     for path in (tmp_path / "state" / "ledgers").iterdir():
         path.unlink()
     guard.admit(request())
@@ -245,10 +271,13 @@ def test_an_empty_ledger_of_another_node_with_its_head_and_anchor_is_refused(gua
     other = tmp_path / "other"
     other.mkdir()
     neighbour = Guard.load(guard_file(other, **WIDE))
-    with guard_ledger.guard_ledger(neighbour.path, neighbour.ledger):
+    with guard_ledger.guard_ledger(neighbour.path):
         pass
     guard.admit(request())
     restore(tmp_path, keep(other, *LEDGER, "guard.anchor.json"))
+    with pytest.raises(Refused, match=r"is another ledger: it belongs to the guard with id"):
+        guard.admit(request(round=2))
+    restore(tmp_path, keep(other, "guard.toml"))
     with pytest.raises(Refused, match=r"is another ledger, and .* has seen 1 charges at this place"):
         guard.admit(request(round=2))
 
@@ -274,7 +303,7 @@ def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgot
     old = keep(tmp_path, *LEDGER, "guard.anchor.json")
     guard.admit(request(round=2))
     restore(tmp_path, old)
-    with pytest.raises(Refused, match=r"was put back together with its anchor: it holds 1 charges, and .* has seen 2"):
+    with pytest.raises(Refused, match=r"holds 1 charges, and .* has seen 2 of .*put back together with its anchor"):
         guard.admit(request(round=3))
     for path in (tmp_path / "state" / "ledgers").iterdir():
         path.unlink()
@@ -282,7 +311,9 @@ def test_ledger_head_and_anchor_put_back_together_are_refused_until_it_is_forgot
     assert len(book(tmp_path)) == 2
 
 
-def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypatch):
+def test_a_node_whose_state_folder_is_missing_or_full_answers_nothing(guard, tmp_path, monkeypatch):
+    """Without it a copy of the guard would not be noticed."""
+
     def nowhere(*_):
         raise RuntimeError("Could not determine home directory.")
 
@@ -290,10 +321,147 @@ def test_a_node_without_a_state_folder_is_not_shut_out(guard, tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(guard_ledger.SharedAnchor, "remember", full)
-    guard.admit(request(round=1))
-    monkeypatch.setattr("dpfedexp.runs.private.private_folder.root", nowhere)
-    guard.admit(request(round=2))
-    assert len(book(tmp_path)) == 2
+    with pytest.raises(Refused, match="No space left on device"):
+        guard.admit(request(round=1))
+    monkeypatch.undo()
+    monkeypatch.delenv("DPFEDEXP_PRIVATE")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.expanduser", nowhere)
+    with pytest.raises(Refused, match="this user has no home folder; set DPFEDEXP_PRIVATE"):
+        guard.admit(request(round=2))
+    monkeypatch.undo()
+    guard.admit(request(round=3))
+    assert len(book(tmp_path)) == 1
+
+
+def spend(guard: Guard, charges: int) -> None:
+    for number in range(1, charges + 1):
+        guard.admit(request(round=number))
+
+
+def test_a_guard_file_that_was_renamed_goes_on_with_its_ledger(guard, tmp_path):
+    """What was shown: 14 charges, and none after `mv guard.toml site.toml`."""
+    spend(guard, 14)
+    renamed = Guard.load(guard.path.rename(tmp_path / "site.toml"))
+    assert guard_summary(renamed)["charges"] == 14
+    renamed.admit(request(round=15))
+    assert len(book(tmp_path)) == guard_summary(renamed)["charges"] == 15
+
+
+@pytest.mark.parametrize("move", [shutil.copy, shutil.move], ids=["copied", "moved"])
+def test_a_guard_file_without_its_ledger_is_refused_and_says_what_to_move(move, guard, tmp_path):
+    """What was shown: 14 charges, and none for a copy of the guard file elsewhere."""
+    spend(guard, 14)
+    (tmp_path / "new").mkdir()
+    moved = Guard.load(move(guard.path, tmp_path / "new" / "guard.toml"))
+    sentence = r"guard\.toml was charged before 14 times, as .* has seen .* move guard\.ledger\.jsonl, its \.head and its guard\."
+    with pytest.raises(Refused, match=sentence):
+        moved.admit(request(round=15), charge=False)
+    assert "was charged before 14 times" in guard_summary(moved)["problem"]
+    for name in (*LEDGER, "guard.anchor.json"):
+        shutil.move(tmp_path / name, tmp_path / "new" / name)
+    moved.admit(request(round=15))
+    assert guard_summary(moved)["charges"] == 15
+
+
+def test_a_used_guard_file_that_came_to_another_machine_without_its_ledger_is_refused(guard, tmp_path, monkeypatch):
+    spend(guard, 1)
+    (tmp_path / "new").mkdir()
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "another machine"))
+    moved = Guard.load(shutil.copy(guard.path, tmp_path / "new"))
+    with pytest.raises(
+        Refused, match=r"guard\.toml was charged before \(id '[0-9a-f]{16}'\), and its ledger is not beside it"
+    ):
+        moved.admit(request(round=2))
+
+
+def test_of_two_copies_of_a_whole_guard_the_one_that_is_behind_is_refused_before_an_app_trains(guard, tmp_path):
+    spend(guard, 3)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path, copy, ignore=lambda *_: ["copy"])
+    copied = Guard.load(copy / "guard.toml")
+    copied.admit(request(round=4), charge=False)
+    copied.admit(request(round=4))
+    with pytest.raises(
+        Refused, match=r"holds 3 charges, and .* has seen 4 of the guard .* another copy of it was charged since"
+    ):
+        guard.admit(request(round=4), charge=False)
+    copied.admit(request(round=5))
+
+
+def test_two_copies_that_charge_at_once_never_both_pass(guard, tmp_path):
+    """Each copy has a folder and a lock of its own; the anchor of the id is the one thing that they share."""
+    spend(guard, 1)
+    copies = []
+    for number in range(6):
+        folder = tmp_path / f"copy{number}"
+        shutil.copytree(tmp_path, folder, ignore=lambda *_: [f"copy{i}" for i in range(6)])
+        copies.append(Guard.load(folder / "guard.toml"))
+    start = threading.Barrier(6)
+
+    def admit(copied: Guard) -> bool:
+        start.wait()
+        try:
+            copied.admit(request(round=2))
+        except Refused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(admit, copies)) == 1
+
+
+def test_an_anchor_that_moved_while_the_ledger_was_in_use_is_not_written_over(guard):
+    spend(guard, 1)
+    anchor = guard_ledger._outside(guard_summary(guard)["id"])
+
+    def charge_meanwhile() -> None:
+        with guard_ledger.guard_ledger(guard.path) as ledger:
+            anchor.remember(Mark(7, "another's"))
+            ledger.charge(2, LocalGaussian(0.3, 9.0).client_event())
+
+    with pytest.raises(LedgerError, match=r"was changed while guard\.ledger\.jsonl was in use"):
+        charge_meanwhile()
+    assert anchor.mark() == Mark(7, "another's")
+
+
+def test_the_id_is_written_into_the_guard_file_once_or_taken_from_it(guard, tmp_path):
+    spend(guard, 2)
+    text = guard.path.read_text()
+    assert text.count("\nid = ") == 1
+    assert guard_summary(guard)["id"] in text
+    guard_file(tmp_path, **WIDE)  # as a template of the operator's would write it again
+    spend(guard, 1)
+    assert guard.path.read_text() == text
+    (tmp_path / "named").mkdir()
+    named = Guard.load(guard_file(tmp_path / "named", id="ward 7", **WIDE))
+    named.admit(request())
+    assert guard_summary(named)["id"] == "ward 7"
+    with pytest.raises(InputError, match=r"guard: id is 7; it must be a name of 1 to 100 characters"):
+        Guard.load(guard_file(tmp_path / "named", id=7, **WIDE))
+
+
+@pytest.mark.skipif(
+    not can_be_nobody(), reason="root can write every file; only root can start a process as another user"
+)
+def test_a_guard_file_that_the_node_can_not_write_needs_an_id_of_the_operators():
+    place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
+    try:
+        place.chmod(0o777)
+        guard_file(place, **WIDE).chmod(0o644)
+        code = "import sys; from pathlib import Path; from dpfedexp.flower.node.guard_ledger import guard_ledger\n"
+        code += "with guard_ledger(Path(sys.argv[1])) as ledger: print(ledger.header['holder'])"
+        command = as_nobody([sys.executable, "-c", code, str(place / "guard.toml")])
+        given = {"env": {**os.environ, "DPFEDEXP_PRIVATE": str(place / "state")}, "capture_output": True, "text": True}
+        refused = subprocess.run(command, **given)
+        assert (
+            "guard.toml has no id, and one can't be written into it (Permission denied); add a line" in refused.stderr
+        )
+        assert {path.name for path in place.iterdir()} == {"guard.toml", "guard.lock", "state"}
+        guard_file(place, id="ward 7", **WIDE).chmod(0o644)
+        assert subprocess.run(command, **given).stdout == "ward 7\n"
+    finally:
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("charges", [0, 1, 3])
@@ -306,7 +474,7 @@ def test_the_ledger_of_another_node_is_refused(charges, guard, tmp_path):
     for number in range(1, charges + 1):
         guard.admit(request(round=number))
     if charges == 0:
-        with guard_ledger.guard_ledger(guard.path, guard.ledger):
+        with guard_ledger.guard_ledger(guard.path):
             pass
     restore(tmp_path, keep(other, *LEDGER))
     with pytest.raises(Refused, match="is another ledger"):
@@ -357,16 +525,6 @@ def test_a_crash_before_any_write_of_the_anchor_loses_no_charge_and_locks_nobody
     assert guard_ledger._read(tmp_path / "guard.anchor.json") == book(tmp_path).mark()
 
 
-def test_a_ledger_of_the_version_before_anchors_gets_one(guard, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.accounting.ledger.VERSION", 1)
-    with Ledger.create(guard.ledger) as old:
-        old.charge(1, LocalGaussian(0.3, 9.0).client_event())
-    monkeypatch.undo()
-    guard.admit(request(round=2))
-    assert len(book(tmp_path)) == 2
-    assert (tmp_path / "guard.anchor.json").exists()
-
-
 def test_an_answer_waits_while_another_message_holds_the_ledger(guard):
     """Without the lock the second message would see the ledger in use, or pass a check whose room the first is taking."""
     done = threading.Event()
@@ -376,7 +534,7 @@ def test_an_answer_waits_while_another_message_holds_the_ledger(guard):
         done.set()
 
     waiting = threading.Thread(target=admit, daemon=True)
-    with guard_ledger.guard_ledger(guard.path, guard.ledger) as ledger:
+    with guard_ledger.guard_ledger(guard.path) as ledger:
         waiting.start()
         assert not done.wait(0.3), "it must wait"
         ledger.charge(1, LocalGaussian(0.3, 9.0).client_event())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.local.deployment import Deployment, program
+from dpfedexp.flower.local.deployment import Deployment
 from dpfedexp.flower.local.run import app_hash
 from dpfedexp.flower.node.site import NO_REPORT
 from tests.sizes import long
 
+from .apart import Apart
 from .app_folder import LOCAL, PATIENCE, make_app
-from .other_user import NOBODY, as_nobody, can_be_nobody
+from .other_user import NOBODY, can_be_nobody
 
 GUARD = """
 max_epsilon_per_round = 50.0
@@ -55,40 +55,6 @@ def spy(message, context):
         reply_to=message,
     )
 '''
-
-
-class Apart(Deployment):
-    """Nodes with `--isolation process`, and a SuperExec for each that runs the apps as another user."""
-
-    def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
-        if not name.startswith("supernode"):
-            return super()._spawn(command, name)
-        home = self.folder.parent / f"home-{name}"
-        home.mkdir()
-        secret = home / "secret"
-        secret.write_bytes(os.urandom(32))
-        for path in (home, secret):
-            os.chown(path, NOBODY, NOBODY)
-        node = super()._spawn([*command, "--isolation", "process", "--superexec-auth-secret-file", str(secret)], name)
-        authority = home / "ca.crt"
-        shutil.copyfile(self.certificates.authority, authority)
-        runtime = f"127.0.0.1:{command[command.index('--port') + 1]}"
-        with open(self.folder / f"{name}-app.log", "ab") as log:
-            subprocess.Popen(
-                as_nobody(
-                    [
-                        *[program("flower-superexec"), "--runtime-api-address", runtime],
-                        *["--root-certificates", str(authority), "--superexec-auth-secret-file", str(secret)],
-                    ]
-                ),
-                env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return node
 
 
 @long

@@ -123,3 +123,17 @@ def test_what_would_open_it_is_refused(keys):
         with pytest.raises(InputError, match="it must be an IP address and a port"):
             parse_address(wrong, "fleet")
     assert parse_address("[::1]:5", "fleet") == ("::1", 5)
+
+
+def test_another_version_of_flower_is_refused_before_anything_is_served(keys, monkeypatch):
+    """The SuperLink stands on private functions as the node does."""
+    given = {"fleet": "127.0.0.1:9092", "control_port": 1, "nodes": keys, "insecure": False}
+    monkeypatch.setattr("flwr.__version__", "1.42.0")
+    with pytest.raises(
+        InputError, match=r"superlink was made for flwr 1\.41\.0, and this is 1\.42\.0; install flwr==1\.41\.0"
+    ):
+        serve([], **given)
+    monkeypatch.undo()
+    monkeypatch.setattr("flwr.superlink.main.create_app", lambda settings: None)
+    with pytest.raises(InputError, match=r"whose flwr\.superlink\.main\.create_app is another one"):
+        serve([], **given)

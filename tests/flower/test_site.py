@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -28,8 +29,9 @@ from dpfedexp.flower.local.new import new_app
 from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
 from dpfedexp.flower.node import seam as seam_module
 from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.seam import PULL, PUSH, VERSION, Seam
+from dpfedexp.flower.node.seam import PULL, PUSH, Seam
 from dpfedexp.flower.node.site import NO_REPORT, Site
+from dpfedexp.flower.versions import VERSION
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 
 from . import loopback  # noqa: F401  sets Flower's task identity
@@ -62,6 +64,7 @@ class Node:
             "apps": (self.fab_hash,),
         }
         self.guard = Guard(**{**settings, **limits})
+        self.guard.path.touch()
         self.store = ObjectStoreFactory()
         self.state = NodeStateFactory(self.store).state()
         self.state.set_node_id(7)
@@ -69,11 +72,11 @@ class Node:
         self.run = replace(Run.create_empty(5), fab_hash=self.fab_hash, series_id=9)
         self.sent, self.pushed, self.durations = [], {}, []
 
-    def ask(self, mechanism=CENTRAL, kind="train", round=1, records=None, **request) -> Message:
+    def ask(self, mechanism=CENTRAL, kind="train", round=1, records=None, ttl=3600.0, **request) -> Message:
         """The server's message, taken in by Flower's own function."""
         given = Request(round, f"{round:032d}", mechanism, Sampling(), **request)
         content = {"arrays": arrays(MODEL), "config": ConfigRecord(), REQUEST: given.to_record()}
-        message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round))
+        message = Message(RecordDict(content if records is None else records), 7, kind, group_id=str(round), ttl=ttl)
         message.metadata.__dict__["_run_id"] = self.run.run_id
         message.metadata.__dict__["_message_id"] = message.object_id
         objects = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
@@ -243,6 +246,29 @@ def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(
     assert node.answer().content[REQUEST]["round"] == 2
     assert node.charges == 1
     assert list(node.state.get_messages_legacy(is_reply=True)) == []
+
+
+def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(tmp_path, bundle):
+    """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
+    node = Node(tmp_path, bundle)
+    node.seam.patience = 3600.0
+    first = node.ask(ttl=0.3)
+    (task,) = node.state.get_tasks()
+    token = node.state.claim_task(task.task_id)
+    assert node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
+    waiting = threading.Thread(target=node.push, daemon=True)
+    waiting.start()
+    waiting.join(120)
+    assert not waiting.is_alive()
+    assert node.answer().error.reason == NO_REPORT
+    assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
+    node.sent.clear()
+    node.pushed.clear()
+    second = node.ask(round=2)
+    node.reply(hostile(honest())(second))
+    node.push()
+    assert node.answer().content[REQUEST]["round"] == 2
+    assert first.metadata.message_id != second.metadata.message_id
 
 
 def test_of_many_replies_one_report_leaves(tmp_path, bundle):

@@ -124,9 +124,11 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
         # At δ = 0 the sum is exact too: every report can reach its ε at once.
         exact = accountant == privunit.EXACT or (delta == 0.0 and all(event.exact for event, _ in reports))
         return Guarantee(epsilon, delta, adjacency, setting, accountant, pure_epsilon=pure, exact=exact)
-    epsilon, accountant, _ = _gaussian_epsilon(gaussian, delta)
-    accountant = GAUSSIAN_BOUND if accountant == GAUSSIAN else accountant
-    return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
+    epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
+    if mu is None:
+        return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
+    epsilon, composition = privunit.epsilon_beside(reports, mu, delta)
+    return Guarantee(epsilon, delta, adjacency, setting, f"{GAUSSIAN_BOUND} + {composition.removeprefix('exact ')}")
 
 
 def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str, float | None]:

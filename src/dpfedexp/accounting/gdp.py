@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from scipy.special import erfcx, ndtr, ndtri
+import numpy as np
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from dpfedexp.accounting.root import find_root
 
@@ -36,6 +37,13 @@ def log_delta(epsilon: float, mu: float) -> float:
     if math.isinf(epsilon):
         return -math.inf
     return _log_delta(mu / 2 - epsilon / mu, mu)
+
+
+def deltas(epsilons: np.ndarray, mu: float) -> np.ndarray:
+    """δ at each of several ε, of either sign, for a finite μ above 0."""
+    a = mu / 2 - epsilons / mu
+    values: np.ndarray = np.clip(ndtr(a) - np.exp(epsilons + log_ndtr(a - mu)), 0.0, 1.0)
+    return values
 
 
 def epsilon(mu: float, delta: float) -> float:

@@ -14,13 +14,14 @@ pair of clients is a mixture of this one and of indistinguishable outputs, so it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
+from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent
 from dpfedexp.accounting.events.loss import ThreePoint, randomised_response
 
@@ -31,6 +32,7 @@ PURE = "pure ε sum"
 
 _MAX_EXACT_REPORTS = 20_000
 _MAX_ATOMS = 2_000_000
+_MAX_ATOMS_BESIDE = 2**18
 _ORDERS = 1.0 + np.logspace(-4, 5, 600)
 
 
@@ -51,11 +53,36 @@ def _epsilon(charges: tuple[tuple[ReportEvent, int], ...], delta: float) -> tupl
         return pure, PURE
     parts = _parts(charges)
     if _tractable(parts):
-        tight, name = _invert(_Losses.of(parts), pure, delta), _composition(charges)
+        tight, name = _invert(_Losses.of(parts).delta, pure, delta), _composition(charges)
     else:
         only = all(isinstance(event, PrivUnitEvent) for event, _ in charges)
         tight, name = _renyi_epsilon(parts, delta), RENYI if only else RENYI_BOUND
     return min((pure, PURE), (tight, name))
+
+
+def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
+    """The smallest proven ε at δ of the reports and of a μ-GDP release together, and the name of the composition.
+
+    Given the reports' loss ℓ, what is left is the Gaussian's, so δ(ε) = Σ P(ℓ)·δ_μ(ε − ℓ). Where the reports have too many
+    losses to list, the two ε are added.
+    """
+    pure = pure_epsilon(charges)
+    added = gdp.epsilon(mu, delta) + pure
+    if delta <= 0.0 or not math.isfinite(added) or mu == 0.0:
+        return added, PURE
+    parts = _parts(charges)
+    if math.prod(2 * count + 1 for count in parts.values()) > _MAX_ATOMS_BESIDE:
+        halves = gdp.epsilon(mu, delta / 2) + epsilon(charges, delta / 2)[0]
+        return min((added, PURE), (halves, _composition(charges)))
+    losses, weights = np.zeros(1), np.ones(1)
+    for part, count in parts.items():
+        steps = np.arange(-count, count + 1) * part.step
+        pmf = _power(np.array([part.down, part.stay, part.up]), count)
+        losses, weights = np.add.outer(losses, steps).ravel(), np.multiply.outer(weights, pmf).ravel()
+    kept = weights > 0.0
+    losses, weights = losses[kept], weights[kept]
+    tight = _invert(lambda epsilon: float(weights @ gdp.deltas(epsilon - losses, mu)), added, delta)
+    return min((added, PURE), (tight, _composition(charges)))
 
 
 def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
@@ -80,7 +107,7 @@ def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> floa
     pure = math.fsum(part.step * count for part, count in parts.items())
     if delta <= 0.0 or not parts:
         return pure
-    tight = _invert(_Losses.of(parts), pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
+    tight = _invert(_Losses.of(parts).delta, pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
     return min(pure, tight)
 
 
@@ -153,13 +180,14 @@ def _power(pmf: np.ndarray, count: int) -> np.ndarray:
     return result
 
 
-def _invert(losses: _Losses, pure: float, delta: float) -> float:
-    low, high = 0.0, pure
-    if losses.delta(0.0) <= delta:
+def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> float:
+    """The smallest ε up to `most` at which δ(ε) is at most `delta`."""
+    low, high = 0.0, most
+    if delta_at(0.0) <= delta:
         return 0.0
     while high - low > 1e-12 * max(1.0, high):
         middle = 0.5 * (low + high)
-        if losses.delta(middle) > delta:
+        if delta_at(middle) > delta:
             low = middle
         else:
             high = middle

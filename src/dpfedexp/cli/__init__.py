@@ -53,6 +53,7 @@ def _register() -> None:
     app.command("report")(train.report)
     app.command("bench")(bench.bench)
     app.command("node", context_settings=node.PASSES_OPTIONS)(node.node)
+    app.command("superexec", context_settings=node.PASSES_OPTIONS)(node.superexec)
     app.command("superlink", context_settings=node.PASSES_OPTIONS)(node.superlink)
     app.add_typer(privacy.app, name="privacy")
     flower.app.command("metrics")(guard.metrics)

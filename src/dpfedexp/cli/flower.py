@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from dpfedexp.errors import InputError, require
+from dpfedexp.flower.local_users import forbid_core_dumps
 
 if TYPE_CHECKING:
     from dpfedexp.flower.local.deployment import Deployment
@@ -97,6 +98,7 @@ def up(
     """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""
     from dpfedexp.flower.local.deployment import Deployment
 
+    forbid_core_dumps()
     require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
     config: dict[str, str | int | float] = {}
     if guard is not None:

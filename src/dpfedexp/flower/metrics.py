@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError
-from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.show import guard_summary
+from dpfedexp.flower.node.show import guard_summary, load_limits
 from dpfedexp.flower.server.status import EXIT_CODES, read_status
 from dpfedexp.runs.file_names import SERVER_CHECKPOINT
 
@@ -45,7 +44,7 @@ def run_metrics(folder: Path) -> tuple[Lines, bool]:
 
 def guard_metrics(path: Path) -> tuple[Lines, bool]:
     """A site's metrics, and whether its node would answer at all."""
-    summary = guard_summary(Guard.load(path), last=0)
+    summary = guard_summary(load_limits(path), last=0)
     names = {"epsilon": "epsilon", "max_epsilon_total": "epsilon_limit", "charges": "charges"}
     return [(f"dpfedexp_guard_{name}", "", summary[key]) for key, name in names.items()], not summary["problem"]
 

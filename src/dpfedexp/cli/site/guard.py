@@ -20,15 +20,16 @@ def _guard() -> None: ...
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="The guard file.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="The guard file, or a helper's file of two-party aggregation.", show_default=False)
+    ],
     last: Annotated[int, typer.Option(help="How many of the newest charges to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
 ) -> None:
     """Show the limits, what was spent, and the newest charges; exit status 2 if the node would refuse its own ledger."""
-    from dpfedexp.flower.node.guard import Guard
-    from dpfedexp.flower.node.show import guard_summary
+    from dpfedexp.flower.node.show import guard_summary, load_limits
 
-    summary = guard_summary(Guard.load(file), last)
+    summary = guard_summary(load_limits(file), last)
     if as_json:
         print(json.dumps(summary))
     else:
@@ -46,7 +47,9 @@ def show(
 
 def metrics(
     run: Annotated[list[Path] | None, typer.Option(help="The folder of a run.", show_default=False)] = None,
-    guard: Annotated[list[Path] | None, typer.Option(help="A guard file.", show_default=False)] = None,
+    guard: Annotated[
+        list[Path] | None, typer.Option(help="A guard file, or a helper's file.", show_default=False)
+    ] = None,
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""

@@ -1,31 +1,35 @@
-"""`dpfedexp node` and `dpfedexp superlink`: what a site and what the server run, in front of Flower's own options."""
+"""`dpfedexp node`, `superexec` and `superlink`: a site, its apps and the server, in front of Flower's own options."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import require
+from dpfedexp.flower.local_users import check_file, check_folder, forbid_core_dumps
 
 PASSES_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _REFUSED = {
     "--allow-runtime-dependency-installation": "would let an app bring code that its hash does not cover; install what it needs.",
     "--trusted-entities": "is Flower's own list, which refuses every local app; the guard file's apps say what may run.",
 }
+_SECRET = "--superexec-auth-secret-file"
+_FILES = {"--auth-supernode-private-key": 0o600, "--ssl-keyfile": 0o600, _SECRET: 0o640}
+"""Options that name secrets, and the mode that each may have at most: the apps' group reads the last one."""
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 def node(
     context: typer.Context,
     guard: Annotated[Path, typer.Option(help="The site's limits, with the hashes of the apps that may run.")],
-    patience: Annotated[float, typer.Option(help="Seconds that an app may take for an answer.")] = 3600.0,
+    patience: Annotated[
+        float, typer.Option(help="Seconds that an app may take, if its request does not end earlier.")
+    ] = 3600.0,
     poll: Annotated[float, typer.Option(help="Seconds between two questions to the SuperLink.")] = 1.0,
 ) -> None:
     """Run a SuperNode that enforces the site's own limits. Other options go to flower-supernode.
@@ -35,8 +39,11 @@ def node(
     """
     os.environ.update(_QUIET)
     from dpfedexp.flower.node.guard import Guard
+    from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
     from dpfedexp.flower.node.seam import Seam, run_node
     from dpfedexp.flower.node.site import Site
+    from dpfedexp.flower.two_party.helper_file import VARIABLE, HelperFile
+    from dpfedexp.runs.private.private_folder import root
 
     require(patience > 0 and poll > 0, f"patience is {patience:g} and poll is {poll:g}; both must be positive.")
     limits = Guard.load(guard.expanduser().resolve())
@@ -44,12 +51,38 @@ def node(
         bool(limits.apps),
         f"{str(guard)!r} lists no apps; put the hash that `dpfedexp flower hash` prints into apps = […], once it has been read.",
     )
-    for path in (limits.path, *limits.path.parents):
-        check_private(path, stat.S_IWGRP | stat.S_IWOTH)
     check_options(context.args)
-    no_core_dumps()
+    holders = [limits.path]
+    if helper := os.environ.get(VARIABLE):
+        holders.append(Path(helper).expanduser().resolve())
+        check_file(HelperFile.load(holders[1]).private_key, 0o600)
+    for holder in holders:
+        for path in (holder, *Place.of(holder).files):
+            check_file(path, 0o600)
+    forbid_core_dumps()
+    os.umask(0o077)
+    for holder in holders:
+        with guard_ledger(holder):  # a ledger that can't be used is said here, before anything is answered
+            pass
+    check_folder(root())
     os.environ.pop("DPFEDEXP_GUARD", None)  # the app's processes inherit this environment
     run_node(context.args, Seam(Site(limits), patience, poll))
+
+
+def superexec(context: typer.Context) -> None:
+    """Run what starts an enforcing site's apps, as the apps' user. Options are those of flower-superexec.
+
+    An app's token is on no command line, and neither this process nor an app can dump core.
+    """
+    os.environ.update(_QUIET)
+    forbid_core_dumps()
+    os.umask(0o077)
+    given = split_options(context.args)
+    if secret := given.get(_SECRET):
+        check_file(Path(secret), 0o640, owned=False)
+    from dpfedexp.flower.node.superexec import run_superexec
+
+    run_superexec(context.args)
 
 
 def superlink(
@@ -70,23 +103,22 @@ def superlink(
     os.environ.update(_QUIET)
     from dpfedexp.flower.link.superlink import serve
 
-    no_core_dumps()
+    forbid_core_dumps()
+    if key := split_options(context.args).get("--ssl-keyfile"):
+        check_file(Path(key), 0o600)
     serve(context.args, fleet=fleet, control_port=control_port, nodes=nodes, insecure=insecure)
 
 
-def no_core_dumps() -> None:
-    """Neither this process nor one that it starts leaves its memory, and the updates in it, on disk when it crashes."""
-    with contextlib.suppress(ImportError):  # POSIX only
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def split_options(options: Sequence[str]) -> dict[str, str]:
+    """Each option with the word after it, written `--name value` or `--name=value`."""
+    split = [word for option in options for word in (option.split("=", 1) if option.startswith("--") else [option])]
+    return dict(itertools.pairwise([*split, ""]))
 
 
 def check_options(options: Sequence[str]) -> None:
     """Refuses what would open a site that is meant to be closed."""
-    split = [word for option in options for word in (option.split("=", 1) if option.startswith("--") else [option])]
-    given = dict(zip(split, [*split[1:], ""], strict=True))
-    written_out(given, (*_REFUSED, "--insecure", "--isolation", "--superlink", "--auth-supernode-private-key"))
+    given = split_options(options)
+    written_out(given, (*_REFUSED, *_FILES, "--insecure", "--isolation", "--superlink"))
     for name, why in _REFUSED.items():
         require(name not in given, f"{name} {why}")
     host = given.get("--superlink", "127.0.0.1:").rpartition(":")[0].strip("[]")
@@ -95,11 +127,12 @@ def check_options(options: Sequence[str]) -> None:
         f"--insecure sends everything to {host} as it is; use TLS (--root-certificates).",
     )
     require(
-        given.get("--isolation") != "process" or "--superexec-auth-secret-file" in given,
+        given.get("--isolation") != "process" or _SECRET in given,
         "--isolation process needs --superexec-auth-secret-file, or any user of this machine can answer in the app's place.",
     )
-    if key := given.get("--auth-supernode-private-key"):
-        check_private(Path(key).expanduser(), stat.S_IRWXG | stat.S_IRWXO)
+    for name, most in _FILES.items():
+        if name in given:
+            check_file(Path(given[name]), most)
 
 
 def written_out(options: Iterable[str], names: Iterable[str]) -> None:
@@ -107,24 +140,3 @@ def written_out(options: Iterable[str], names: Iterable[str]) -> None:
     for option, name in itertools.product(options, names):
         short = option.startswith("--") and name.startswith(option) and option != name
         require(not short, f"{option} is short for {name}; write it out.")
-
-
-def check_private(path: Path, bits: int) -> None:
-    """Refuses a file or folder of another user, or whose mode has one of these bits; those of the site's own group are its own."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
-    require(
-        found.st_uid in (0, os.geteuid()),
-        f"{str(path)!r} belongs to another user (id {found.st_uid}), who can change it; chown it to the site's user.",
-    )
-    if found.st_gid == os.getegid():
-        bits &= ~stat.S_IRWXG
-    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
-        return
-    if found.st_mode & bits:
-        raise InputError(
-            f"{str(path)!r} can be {'read' if bits & stat.S_IROTH else 'written'} by others than the site's user (mode "
-            f"{stat.S_IMODE(found.st_mode):o}); chmod go-rwx {path}"
-        )

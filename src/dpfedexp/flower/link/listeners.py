@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
+
+from dpfedexp.flower.local_users import peer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,8 +37,6 @@ FLEET = frozenset(
     )
 )
 """All that a SuperNode of flwr 1.41 asks for."""
-
-_ESTABLISHED = "01"
 
 
 class Only:
@@ -67,25 +66,4 @@ def is_fleet(scope: Scope) -> bool:
 
 def is_own_user(scope: Scope) -> bool:
     """Whether the other end of a loopback connection is this process's user or root. Only Linux tells; elsewhere True."""
-    table = Path("/proc/net/tcp")
-    if not table.exists():
-        return True
-    client, server = scope.get("client"), scope.get("server")
-    if client is None or server is None:
-        return False
-    try:
-        lines = table.read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return False
-    # Established only: a socket that its owner has closed already is listed as root's.
-    wanted = [_address(*client), _address(*server), _ESTABLISHED]
-    owners = {int(fields[7]) for fields in map(str.split, lines) if fields[1:4] == wanted}
-    return bool(owners) and owners <= {os.geteuid(), 0}
-
-
-def _address(host: str, port: int) -> str:
-    """As /proc/net/tcp writes it: the address in the machine's byte order."""
-    import socket
-    import sys
-
-    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+    return peer(scope.get("client"), scope.get("server")) in (f"user {os.geteuid()}", "user 0", "user")

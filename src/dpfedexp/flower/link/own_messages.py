@@ -10,7 +10,6 @@ Formal guarantee: what a node is answered here depends on its own messages, on t
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +17,7 @@ from fastapi import HTTPException
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
 
-from dpfedexp.errors import InputError
+from dpfedexp.flower.versions import check_flower
 
 handlers: Any = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
 
@@ -43,13 +42,7 @@ class OwnMessages:
 
     def install(self) -> None:
         """Replaces Flower's functions; a sentence that names the one that is not where it was."""
-        for name, expected in EXPECTED.items():
-            found = self._flower.get(name)
-            if found is None or list(inspect.signature(found).parameters) != expected:
-                raise InputError(
-                    f"dpfedexp superlink was made for flwr 1.41.0, whose {handlers.__name__}.{name} is another one here; install "
-                    "flwr==1.41.0."
-                )
+        check_flower("superlink", handlers, EXPECTED)
         for name in EXPECTED:
             setattr(handlers, name, getattr(self, name))
 

@@ -25,10 +25,16 @@ from dpfedexp.flower.link.address import parse_address
 from dpfedexp.flower.link.listeners import Only, is_fleet, is_own_user
 from dpfedexp.flower.link.own_messages import OwnMessages
 from dpfedexp.flower.link.state import memory_factories
+from dpfedexp.flower.versions import check_flower
 
 flower: Any = import_module("flwr.superlink.main")
 command: Any = import_module("flwr.superlink.cli.flower_superlink")
 
+PRIVATE = {
+    "create_app": ["config", "superlink_lifespan_class"],
+    "get_objectstore_linkstate_factories": ["database", "federation_manager"],
+}
+"""Functions of Flower's that are called or replaced here, and their arguments."""
 LOOPBACK = "127.0.0.1"
 _OURS = {
     "--host": "--fleet",
@@ -48,6 +54,7 @@ def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path 
         nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
         insecure: without TLS, and so without knowing the nodes; for trying things on one machine.
     """
+    check_flower("superlink", flower, PRIVATE)
     for option in (option.partition("=")[0] for option in options if option.startswith("--")):
         # Flower takes the beginning of an option for the whole.
         for name, instead in _OURS.items():

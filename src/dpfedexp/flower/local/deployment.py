@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,11 +22,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpfedexp.errors import InputError, require
+from dpfedexp.files import replace_text
 from dpfedexp.flower.local.keys import Certificates, make_certificates, make_node_key
 
 CONNECTION = "up"
 _MARK = "DPFEDEXP_DEPLOYMENT"
 _GUARD = "dpfedexp-guard"
+_ID = re.compile(r"\s*id\s*=")
 _OURS = [sys.executable, "-m", "dpfedexp"]
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -149,8 +152,10 @@ class Deployment:
         return process
 
     def _own_guard(self, index: int, guard: Path) -> Path:
+        """A copy without the id, because every node is a holder of its own; what it has spent is found beside it."""
         own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
-        shutil.copyfile(guard, own)
+        text = "".join(line for line in guard.read_text(encoding="utf-8").splitlines(True) if not _ID.match(line))
+        replace_text(own, text, mode=0o600)
         return own
 
     def flwr(self, *arguments: str, timeout: float = 120.0, cwd: Path | None = None) -> str:

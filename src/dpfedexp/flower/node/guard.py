@@ -8,9 +8,11 @@
     helper_key = "…"               # with two-party aggregation: the public key of the helper that this site trusts
     apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
     answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
+    id = "ward 7"                # by which guard and ledger are known; drawn and written here at the first use where it is missing
 
 Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
-a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
+a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one. It is known by its id: a renamed
+file goes on with its ledger, and a copy without the ledger is refused.
 
 Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
 all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
@@ -32,7 +34,7 @@ from dpfedexp.aggregation.sealing import check_public
 from dpfedexp.arguments import checked
 from dpfedexp.errors import LedgerError, require
 from dpfedexp.flower.messages import Request
-from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, node_charge, total
 
@@ -88,7 +90,7 @@ class Guard:
 
     @property
     def ledger(self) -> Path:
-        return self.path.with_name(self.path.stem + ".ledger.jsonl")
+        return Place.of(self.path).ledger
 
     def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
@@ -110,7 +112,7 @@ class Guard:
         event, count = node_charge(mechanism, request.size)
         self._check_round(total([(event, count)], self.delta))
         try:
-            with guard_ledger(self.path, self.ledger) as ledger:
+            with guard_ledger(self.path) as ledger:
                 earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
                 event = event.beside(earlier)
                 self._check_round(total([*((e, 1) for e in earlier), (event, count)], self.delta))

@@ -13,7 +13,7 @@ NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
 
 
 def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a file, with the limits that every such file has checked, and `mechanisms` as a tuple.
+    """The settings of a file but its id, with the limits that every such file has checked, and `mechanisms` as a tuple.
 
     Args:
         path: the file.
@@ -30,7 +30,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
     needed = (*NUMBERS, "mechanisms", *needed)
     for name in needed:
         require(name in values, f"the {what} file {str(path)!r} has no {name}; it must state all of its limits.")
-    known = (*needed, *optional)
+    known = (*needed, *optional, "id")
     for name in values:
         require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
     for name in NUMBERS:
@@ -41,4 +41,7 @@ def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: t
     require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
     for name in values["mechanisms"]:
         check_name(name, f"{what}: mechanism")
+    name = values.pop("id", "unset")  # read where the ledger is opened (`guard_ledger.py`)
+    good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
+    require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
     return {**values, "mechanisms": tuple(values["mechanisms"])}

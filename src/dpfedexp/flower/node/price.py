@@ -6,8 +6,11 @@ that it hosts included.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dpfedexp.accounting import Event
 from dpfedexp.accounting.compose import Charges, compose
+from dpfedexp.accounting.events import NonPrivateEvent
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
 
@@ -31,9 +34,13 @@ def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
 
 
 def total(charges: Charges, delta: float) -> float:
-    """ε of everything that a node answered. Central and local rounds promise things about different observers, so their ε are
-    added, with the δ shared between them."""
-    settings: dict[str, list[tuple[Event, int]]] = {}
-    for event, count in charges:
-        settings.setdefault(event.setting, []).append((event, count))
-    return sum(compose(part, delta / len(settings)).epsilon for part in settings.values())
+    """ε of everything that a node answered, against an observer of all of it.
+
+    What a round of one setting promises against its own observers holds against this one too, who sees nothing else of it. So
+    rounds of several settings compose as those of one do.
+    """
+    return compose([(_observed(event), count) for event, count in charges], delta).epsilon
+
+
+def _observed(event: Event) -> Event:
+    return event if isinstance(event, NonPrivateEvent) else replace(event.unsampled(), setting="local")

@@ -10,17 +10,19 @@ Both are private to Flower, so its version is pinned, and `install` refuses any 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
+from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
@@ -31,14 +33,15 @@ from dpfedexp.errors import InputError
 from dpfedexp.flower.messages import REFUSAL
 from dpfedexp.flower.node.mod import ENFORCED
 from dpfedexp.flower.node.price import Refused
+from dpfedexp.flower.node.runtime import serve_runtime
 from dpfedexp.flower.node.site import Admitted, Site, refusal
+from dpfedexp.flower.versions import check_flower
 
 _log = logging.getLogger("flwr")
 
 flower: Any = import_module("flwr.supernode.start_client_internal")
 command: Any = import_module("flwr.supernode.cli.flower_supernode")
 
-VERSION = "1.41.0"
 PULL = [
     "state",
     "object_store",
@@ -50,6 +53,7 @@ PULL = [
     "confirm_message_received",
     "trusted_entities",
 ]
+SERVE = ["config", "state_factory"]
 PUSH = ["state", "object_store", "send", "push_object"]
 
 
@@ -59,7 +63,7 @@ class Seam:
 
     Args:
         site: what may come in and go out.
-        patience: seconds that an app may take for an answer.
+        patience: seconds that an app may take for an answer, where the request itself does not end earlier.
         poll: seconds between two questions to the SuperLink.
     """
 
@@ -70,18 +74,11 @@ class Seam:
     _push: Callable[..., None] = field(default=flower._push_messages, repr=False)
     _admitted: Admitted | None = None
     _answer: Message | None = None
+    _deadline: float = 0.0
 
     def install(self) -> None:
         """Replaces Flower's two functions; a sentence that names the one that is not where it was."""
-        from flwr import __version__
-
-        for name, expected in (("_pull_and_store_message", PULL), ("_push_messages", PUSH)):
-            found = list(inspect.signature(getattr(flower, name)).parameters) if hasattr(flower, name) else None
-            if __version__ != VERSION or found != expected:
-                raise InputError(
-                    f"dpfedexp node was made for flwr {VERSION}, and this is {__version__} (flwr.supernode.start_client_internal."
-                    f"{name} is {'missing' if found is None else 'there'}); install flwr=={VERSION}."
-                )
+        check_flower("node", flower, {"_pull_and_store_message": PULL, "_push_messages": PUSH})
         flower._pull_and_store_message, flower._push_messages = self.pull, self.push
 
     def pull(self, **given: Any) -> int:
@@ -142,12 +139,14 @@ class Seam:
         )
         if stored is not None:
             self._admitted = admitted
+            # From now on and not from when it was sent: the server's clock is another one.
+            self._deadline = time.monotonic() + min(self.patience, float(header.metadata.ttl))
         return stored
 
     def push(self, state: Any, object_store: ObjectStore, send: Any, push_object: Any) -> None:
         """Sends the site's own answer to the message that came in last, and nothing else."""
         if self._admitted is not None:
-            trained = self._returned(state, object_store, self._admitted.message.metadata.message_id)
+            trained = self._returned(state, object_store, self._admitted.message.metadata)
             self._answer = self.site.answer(self._admitted, trained)
         answer, self._admitted, self._answer = self._answer, None, None
         if answer is None:
@@ -168,15 +167,14 @@ class Seam:
 
         self._push(_Outbox(state, answer), store, sending, pushing)
 
-    def _returned(self, state: Any, store: ObjectStore, asked: str) -> Message | None:
+    def _returned(self, state: Any, store: ObjectStore, asked: Metadata) -> Message | None:
         """What the app returned for this message, None if it can't be read or came too late. All else is deleted."""
-        deadline = time.monotonic() + self.patience
-        while time.monotonic() < deadline:
+        while time.monotonic() < self._deadline:
             replies = list(state.get_messages_legacy(is_reply=True))
-            mine = [reply for reply in replies if reply.metadata.reply_to_message_id == asked]
+            mine = [reply for reply in replies if reply.metadata.reply_to_message_id == asked.message_id]
             try:
                 if mine:
-                    return _whole(store, mine[0].metadata.message_id, deadline)
+                    return _whole(store, mine[0].metadata.message_id, self._deadline)
             except Exception as error:
                 _log.error("what the app returned can't be read", exc_info=error)
                 return None
@@ -185,7 +183,8 @@ class Seam:
                     state.delete_messages(message_ids=[reply.metadata.message_id])
                     store.delete(reply.metadata.message_id)
             time.sleep(0.1)
-        _log.error("the app did not answer within %g seconds", self.patience)
+        _log.error("the app did not answer before the request or the site's patience ended")
+        _end_tasks(state, asked.run_id)
         return None
 
 
@@ -204,6 +203,12 @@ class _Outbox:
 
     def delete_messages(self, *, message_ids: Sequence[str]) -> None:
         self.state.delete_messages(message_ids=message_ids)
+
+
+def _end_tasks(state: Any, run: int) -> None:
+    """Takes back the tokens of a request that has ended: a process that is late can neither return nor take anything."""
+    for task in state.get_tasks(run_ids=[run]):
+        state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
 
 
 def _whole(store: ObjectStore, key: str, deadline: float) -> Message:
@@ -234,9 +239,15 @@ def _never() -> Any:
     raise RuntimeError("Flower tried to send what the site did not make.")
 
 
+def _start_superexec(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`."""
+    return subprocess.Popen([sys.executable, "-m", "dpfedexp", "superexec", *words[1:]])
+
+
 def run_node(options: Sequence[str], seam: Seam) -> None:
     """Flower's SuperNode with these options, behind the seam. Runs until it is stopped."""
     seam.install()
+    check_flower("node", command, {"_parse_supernode_lifespan_config": [], "_start_supernode_http_api": SERVE})
     parse = command._parse_supernode_lifespan_config
 
     def parsed() -> Any:
@@ -245,5 +256,7 @@ def run_node(options: Sequence[str], seam: Seam) -> None:
         return config
 
     command._parse_supernode_lifespan_config = parsed
+    command._start_supernode_http_api = serve_runtime
+    flower.subprocess = SimpleNamespace(Popen=_start_superexec)
     sys.argv = ["flower-supernode", *options]
     command.flower_supernode()

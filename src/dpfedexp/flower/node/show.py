@@ -1,52 +1,71 @@
-"""What a site has spent under its guard file, read without changing anything."""
+"""What was spent under a guard file or a helper's file, read without changing anything."""
 
 from __future__ import annotations
 
-from typing import Any
+import tomllib
+from pathlib import Path
+from typing import Any, Protocol
 
-from dpfedexp.accounting import Ledger, chain
+from dpfedexp.accounting import chain
 from dpfedexp.errors import LedgerError
 from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.guard_ledger import anchor_path, check_marks, check_missing
+from dpfedexp.flower.node.guard_ledger import Place, read_ledger
 from dpfedexp.flower.node.price import total
+from dpfedexp.flower.two_party.helper_file import HelperFile
 
 
-def guard_summary(guard: Guard, last: int = 10) -> dict[str, Any]:
+class Limits(Protocol):
+    """What a guard and a helper's file have in common."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def max_epsilon_per_round(self) -> float: ...
+    @property
+    def max_epsilon_total(self) -> float: ...
+    @property
+    def delta(self) -> float: ...
+
+
+def load_limits(path: Path) -> Limits:
+    """The limits in a guard file, or in a helper's file, which names a private key."""
+    try:
+        helps = "private_key" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        helps = False
+    return HelperFile.load(path) if helps else Guard.load(path)
+
+
+def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
     """The limits, what was charged, and whether the ledger is one that the node would use.
 
     Args:
-        guard: the site's limits.
+        guard: a site's limits, or a helper's.
         last: how many of the newest charges to list.
 
     Returns:
-        "problem" is "" where all is well, otherwise what the node would refuse with.
+        "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
     """
     summary: dict[str, Any] = {
         "guard": str(guard.path),
+        "id": None,
         "max_epsilon_total": guard.max_epsilon_total,
         "max_epsilon_per_round": guard.max_epsilon_per_round,
         "delta": guard.delta,
         "charges": 0,
         "epsilon": 0.0,
-        "apps": list(guard.apps),
+        "apps": list(getattr(guard, "apps", ())),
         "last": [],
         "problem": "",
     }
-    if not guard.ledger.exists():
-        try:
-            check_missing(guard.ledger, anchor_path(guard.path))
-        except LedgerError as error:
-            summary["problem"] = str(error)
-        return summary
     try:
-        ledger = Ledger.open(guard.ledger, read_only=True)
-        check_marks(guard.ledger, anchor_path(guard.path), ledger)
-        summary["charges"], summary["epsilon"] = (
-            len(ledger),
-            total(ledger.charges(), guard.delta) if len(ledger) else 0.0,
-        )
-        lines = chain.read(guard.ledger).records[-last:] if last else []
-        summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
+        place = Place.of(guard.path)
+        summary["id"] = place.id
+        ledger = read_ledger(place)
+        if ledger is not None and len(ledger):
+            summary["charges"], summary["epsilon"] = len(ledger), total(ledger.charges(), guard.delta)
+            lines = chain.read(place.ledger).records[-last:] if last else []
+            summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
     except LedgerError as error:
         summary["problem"] = str(error)
     return summary

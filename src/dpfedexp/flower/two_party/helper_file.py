@@ -10,7 +10,8 @@
     max_columns = 100_000_000            # the longest row, in numbers of 8 bytes; this is what holds where it is not said
 
 Its path comes from the node's own environment (DPFEDEXP_HELPER) or configuration (`--node-config 'dpfedexp-helper="…"'`), never
-from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused.
+from a message. The ledger is kept like a guard's (`node/guard_ledger.py`): a copy that was put back from a back-up is refused, and
+so is the file without its ledger. `dpfedexp guard show` shows what was spent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from dpfedexp.aggregation.binding import Round
 from dpfedexp.aggregation.helper import FEWEST, Helper
 from dpfedexp.aggregation.sealing import PrivateKey
 from dpfedexp.errors import LedgerError, is_count, require
-from dpfedexp.flower.node.guard_ledger import guard_ledger
+from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, total
 from dpfedexp.flower.noise import deployment_noise
@@ -77,7 +79,7 @@ class HelperFile:
 
     @property
     def ledger(self) -> Path:
-        return self.path.with_name(self.path.stem + ".ledger.jsonl")
+        return Place.of(self.path).ledger
 
     def helper(self, noise: Callable[[], Noise] = deployment_noise) -> Helper:
         """The helper with this file's key, limits and ledger."""
@@ -106,7 +108,7 @@ class HelperFile:
             f"{self.max_epsilon_per_round:g}.",
         )
         try:
-            with guard_ledger(self.path, self.ledger) as ledger:
+            with guard_ledger(self.path) as ledger:
                 answered = [entry.round for entry in ledger.entries if entry.run == round_.run]
                 require(
                     all(number < round_.number for number in answered),
@@ -121,7 +123,8 @@ class HelperFile:
                     total([*ledger.charges(), (event, 1)], self.delta) <= self.max_epsilon_total,
                     f"the round would take this helper above its max_epsilon_total of {self.max_epsilon_total:g}.",
                 )
-                ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce)
+                note = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+                ledger.charge(round_.number, event, run=round_.run, noise=round_.nonce, note=note)
         except (LedgerError, OSError) as error:
             raise Refused(
                 f"this helper's own ledger can't be used: {error}",
