@@ -2,8 +2,8 @@
 
     python benchmarks/walls.py [--device cuda] [--rounds 15]
 
-For each workload the same secure round is timed with isolation and without it (the caller's code then runs on the clients' rows), in
-turn in one process. The median of the ratios counts.
+For each workload the same secure round is timed with isolation and without it (the caller's code then runs on the clients'
+rows), in turn in one process. The median of the ratios counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from dpfedexp import Execution, Federation, Sgd, cdp_fedexp
+from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.bench.workloads import workload
 from dpfedexp.simulation.prepare import prepare
@@ -64,15 +64,19 @@ def main() -> None:
         work = workload(name)
         x, y = work.data(clients)
         local = Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch, max_examples=work.rows)
-        simulation, _ = prepare(
-            work.build(),
-            Federation.from_clients(zip(x, y, strict=True)),
-            cdp_fedexp(clip=0.3, noise_multiplier=5.0),
-            local=local,
-            rounds=50,
-            secure=True,
-            execution=Execution(device=given.device, trainer=trainer),
-        )
+        try:
+            simulation, _ = prepare(
+                work.build(),
+                Federation.from_clients(zip(x, y, strict=True)),
+                cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+                local=local,
+                rounds=50,
+                secure=True,
+                execution=Execution(device=given.device, trainer=trainer),
+            )
+        except InputError as reason:
+            print(f"{name:12} {trainer:20} {clients:7} refused: {reason}", flush=True)
+            continue
         both = simulation, without(simulation)
         for one in both * 3:
             seconds(one)

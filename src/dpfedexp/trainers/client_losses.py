@@ -15,7 +15,6 @@ from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.task import Task, Trainer, batches
 
 MOST_ROWS = 512
@@ -70,7 +69,7 @@ class ClientLosses:
         task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
         found = []
-        with torch.no_grad(), arithmetic(task.precision, task.device):
+        with torch.no_grad(), task.arithmetic():
             for first in range(0, len(rows), size):
                 at = slice(first, first + size)
                 own = () if keys is None else (keys[at],)

@@ -14,7 +14,6 @@ from dpfedexp.inputs import Inputs, each
 from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import drawing_alike
-from dpfedexp.trainers.precision import arithmetic
 from dpfedexp.trainers.stepping import INPUT, KEYS, Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches
 
@@ -54,7 +53,7 @@ class Loop:
         out = torch.empty(len(clients), len(w), device=w.device)
         keys = self.task.keys(self.streams, round, clients)
         rates = self.task.rates(rates, round, len(clients))
-        with arithmetic(self.task.precision, self.task.device):
+        with self.task.arithmetic():
             for row in range(len(clients)):
                 at = slice(row, row + 1)
                 own, rate, key = (None if rows is None else rows[at] for rows in (correction, rates, keys))

@@ -32,15 +32,16 @@ def low(x: Tensor, precision: Precision) -> Tensor:
 
 
 @contextmanager
-def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    """torch's global switches for the length of a local update."""
+def arithmetic(precision: Precision, device: torch.device, *, same: bool = False) -> Iterator[None]:
+    """torch's global switches for the length of a local update. With `same` a kernel gives the same bits every time."""
     if device.type != "cuda":
         yield
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32)
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
     matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    cudnn.deterministic = same or cudnn.deterministic
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before

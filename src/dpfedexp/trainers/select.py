@@ -67,13 +67,20 @@ def select(
         trial: in an isolated run, the same task with synthetic clients. Everything is tried on those, and a trainer is taken only
             if it keeps clients apart.
     """
+    trainer, note = _selected(task, streams, name, chunk, updates, budget, trial)
+    require(
+        trial is None or trainer.unit != 1 or keeps_apart(trial, Loop(trial, streams), 2),
+        "on this device a client's update is not the same every time, even where clients are trained one by one; a secure run "
+        "needs another device, or a model without operations that are not deterministic there.",
+    )
+    return trainer, note
+
+
+def _selected(
+    task: Task, streams: Streams, name: str, chunk: int, updates: float, budget: int | None, trial: Task | None
+) -> tuple[Trainer, str | None]:
     check_trainer(name)
     isolated, on = trial is not None, trial or task
-    require(
-        not isolated or keeps_apart(on, Loop(on, streams), 2),
-        "on this device a client's update depends on the clients that were trained before it, even one by one; a secure run needs "
-        "another device, or a model without operations that are not deterministic there.",
-    )
     if name == "loop":
         return Loop(task, streams), None
     _, reason = choose(on, streams)

@@ -15,7 +15,7 @@ from dpfedexp.layout import Params
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program
-from dpfedexp.trainers.precision import Precision, arithmetic, low
+from dpfedexp.trainers.precision import Precision, low
 from dpfedexp.trainers.stepping import (
     INPUT,
     KEYS,
@@ -121,7 +121,7 @@ class Steps:
             return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]
         uneven = schedule.uneven
         rates = self.task.rates(rates, round, len(clients))
-        with torch.no_grad(), arithmetic(self.task.precision, self.task.device):
+        with torch.no_grad(), self.task.arithmetic():
             batch_of = self._batches(clients, schedule, round)
             stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
             keys = self.task.keys(self.streams, round, clients)

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
 from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
 from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
 from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits, step_keys
-from dpfedexp.trainers.precision import Precision, low
+from dpfedexp.trainers.precision import Precision, arithmetic, low
 from dpfedexp.trainers.recording import Recorded, laid_out
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 
@@ -121,6 +122,10 @@ class Task:
         if streams is None:
             raise InputError("the model draws random numbers, so its trainer needs the run's streams.")
         return client_keys(streams, round, clients, self.device)
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """torch's switches while clients train."""
+        return arithmetic(self.precision, self.device, same=self.synthetic is not None)
 
     @cached_property
     def optimiser(self) -> LocalOptimiser:
