@@ -7,6 +7,7 @@ lies under the name is the old file or the new one, complete.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -84,6 +85,33 @@ def put_in_place(temporary: Path, path: Path, mode: int | None = None) -> None:
     _sync(temporary)
     os.replace(temporary, path)
     _sync(path.parent)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Takes the exclusive lock of an open file, which ends when the file is closed or its process dies.
+
+    Returns:
+        Whether it is taken; False where the system or the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process, or another opening of the file in this one, holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    # A process that asks whether a run is alive holds the lock for a moment too.
+    for left in range(5, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
+        except OSError:  # some network file systems have no locks
+            return False
+    return False
 
 
 def undate(folder: Path, names: Iterable[str], when: float) -> None:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, GaussianEvent
-from dpfedexp.accounting.ledger import Ledger
+from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.runs.file_names import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.private.private_folder import marks_of
 
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
@@ -158,9 +159,13 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
+        # A run that goes on charges its ledger before its anchors.
+        marks = _marks(ledger)
+        ledger = open_ledger(run)
     except LedgerError as error:
         return [Check("ledger", False, str(error))]
     checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
+    checks += [_check_newest(ledger, file, mark) for file, mark in marks]
     checks.append(_check_released(run, ledger))
     claim = read_claim(run)
     if claim is None:
@@ -187,6 +192,24 @@ def _without_ledger(run: Path) -> str:
     if (run / LEDGER_HEAD).exists():
         return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
     return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
+
+
+def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
+    try:
+        return marks_of(ledger.header.get("run"), ledger.first_hash)
+    except InputError:  # this machine has no private folder, or can't read it
+        return []
+
+
+def _check_newest(ledger: Ledger, anchor: Path, mark: Mark) -> Check:
+    if ledger.holds(mark):
+        return Check("newest copy", True, f"{str(anchor)!r} knows of {mark.count} charges, and all of them are here")
+    return Check(
+        "newest copy",
+        False,
+        f"{str(anchor)!r} knows of {mark.count} charges that this ledger does not hold: another copy of the run went on, or this "
+        "one was taken back, and what it claims leaves out what was spent there",
+    )
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:

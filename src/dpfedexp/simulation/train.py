@@ -334,6 +334,8 @@ def _rounds(
         open_run.stop()
         return End(str(reason))
     for number in range(open_run.state.round + 1, rounds + 1):
+        # A copy of the run that another one has overtaken ends here, before its clients train.
+        open_run.ledger.check_newest()
         try:
             state, result = simulation.step(open_run.state, open_run.ledger, budget)
         except BudgetExceeded as reason:

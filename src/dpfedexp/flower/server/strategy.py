@@ -26,7 +26,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
-from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.messages import REQUEST, Request
@@ -200,6 +200,7 @@ class DpFedExp(Strategy):
         """The round's messages: the model of the strategy's own state, and a request with a nonce of its own for each node."""
         mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
+        self.ledger.check_newest()
         if self.budget is not None:
             self.ledger.check(self.budget, event)
         asked = choose(self.places.nodes_of_round(grid), self.clients_per_node, self.sampling)
@@ -367,7 +368,12 @@ class DpFedExp(Strategy):
     def _charge(self, server_round: int, event: Event) -> None:
         """From here on the round counts, whatever becomes of it, and the status says so."""
         self._saving.wait()
-        self.ledger.charge(server_round, event, run=self.run)
+        try:
+            self.ledger.charge(server_round, event, run=self.run)
+        except OSError as error:
+            raise LedgerError(
+                f"round {server_round} can't be charged: {error.strerror}. Nothing of it was released."
+            ) from None
         write_status(self.folder, "running", self.state.round, self.rounds, self.statement)
 
     def _publishing(self, status: Status, reason: str = "") -> Callable[[], None]:
