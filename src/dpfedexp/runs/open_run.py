@@ -252,8 +252,8 @@ def _taken_back(ledger: Ledger, mark: Mark, where: Path) -> LedgerError:
     return LedgerError(
         f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
         f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced, or another copy of its "
-        "folder went on. Put the newest copy of the ledger, its .head file and the checkpoint back, or begin a new run with a ledger "
-        "that holds what was spent."
+        "folder went on. Put the newest copy of the ledger, its .head file and the checkpoint back, or begin a new run with a "
+        "ledger that holds what was spent."
     )
 
 

@@ -62,6 +62,8 @@ OUTLETS: Mapping[str, Fields] = {
         "simulated": "public",
         "noise_cohort": "public",
         "stand_ins": "public",
+        "selection_runs": "public",
+        "selection_mu": "public",
         "run": "accounting",
         "seq": "accounting",
         "round": "public",

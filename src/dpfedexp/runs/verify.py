@@ -37,8 +37,12 @@ _NEW_FACTS = (
     "votes",
     "noise_cohort",
     "stand_ins",
+    "selection_runs",
+    "selection_mu",
 )
 _VIEWS = ("other_adjacency", "models_only")
+CONTEXT = ("noise_cohort", "stand_ins", "selection_runs", "selection_mu")
+"""What a ledger's header says about whose promise its charges make, beside the usual."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             simulated=bool(header.get("simulated", True)),
             reporting=_reporting(header),
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            **_larger(header),
+            **_context(header),
         )
     statement = PrivacyStatement.from_charges(
         ledger.charges(),
@@ -105,7 +109,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         reporting=0 if claim.reporting is None else claim.reporting,
         # Who claims no figure for a reason of their own claims less.
         no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
-        **_larger(header),
+        **_context(header),
     )
     return replace(
         statement,
@@ -131,12 +135,15 @@ def _reporting(header: dict[str, Any]) -> int:
     return count if type(count) is int and count >= 0 else 0
 
 
-def _larger(header: dict[str, Any]) -> dict[str, Any]:
-    """The deployment that a few simulated clients stood for, where the header says so."""
-    cohort, stand_ins = header.get("noise_cohort"), header.get("stand_ins")
-    if type(cohort) is not int or type(stand_ins) not in (int, float):
-        return {}
-    return {"noise_cohort": cohort, "stand_ins": stand_ins}
+def _context(header: dict[str, Any]) -> dict[str, Any]:
+    """The deployment that a few simulated clients stood for, and the selection that chose the run, where the header says so."""
+    known = {name: header.get(name) for name in CONTEXT}
+    kinds = {name: (int,) if name == "noise_cohort" else (int, float) for name in CONTEXT}
+    found: dict[str, Any] = {}
+    for pair in (CONTEXT[:2], CONTEXT[2:]):
+        if all(type(known[name]) in kinds[name] for name in pair):
+            found |= {name: known[name] for name in pair}
+    return found
 
 
 def open_ledger(run: Path) -> Ledger:
