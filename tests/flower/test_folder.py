@@ -24,6 +24,7 @@ from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
 from dpfedexp.local import Sgd
+from dpfedexp.runs.outlets import right
 from dpfedexp.runs.verify import outcome, verify_run
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -408,3 +409,11 @@ def test_a_checkpoint_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_pa
     files.replace_bytes(tmp_path / "file", b"text")
     assert calls == ["sync", "replace", "sync"], "the file, its place, and the folder that lists it"
     assert (tmp_path / "file").read_bytes() == b"text"
+
+
+def test_the_dates_of_a_deployments_files_do_not_tell_how_long_a_round_took(tmp_path):
+    run(tmp_path / "run", rounds=2)
+    assert len({path.stat().st_mtime for path in (tmp_path / "run").iterdir()}) == 1
+    for file in ("status.json", CHECKPOINT):
+        content = json.loads((tmp_path / "run" / file).read_text())
+        assert all(right(file, field) not in (None, "nonprivate") for field in content)

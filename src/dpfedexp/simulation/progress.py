@@ -49,10 +49,8 @@ def show(record: dict[str, Any], whose: str = "") -> str:
     """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
-        for key, value in record.items()
-        if isinstance(value, float)
-        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total", "seconds")
-        and "nonprivate" not in key
+        for key, value in recorded("terminal", record, secure=True).items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
     ]
     epsilon = record["epsilon_total"]
     privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"

@@ -30,6 +30,7 @@ from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
 from dpfedexp.layout import Params
 from dpfedexp.runs.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.outlets import recorded
 from dpfedexp.runs.private.anchor import OneWriter
 from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
 
@@ -177,4 +178,5 @@ def write_results(folder: Path, model: Params, statement: PrivacyStatement, advi
     replace_tensors(folder / MODEL, tensors)
     replace_text(folder / STATEMENT, statement.to_json() + "\n")
     replace_text(folder / STATEMENT_TEXT, statement.text + "\n")
-    replace_text(folder / ADVICE, "".join(json.dumps(one.to_json()) + "\n" for one in advice))
+    lines = (json.dumps(recorded(ADVICE, one.to_json(), secure=True)) + "\n" for one in advice)
+    replace_text(folder / ADVICE, "".join(lines))
