@@ -98,7 +98,7 @@ def charged(*folders):
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_copy_is_refused_while_the_run_is_open(secure, tmp_path, trained):
-    """Both went on to their ends before: 6 rounds stated by each, 10 spent."""
+    """Both went on to their ends before: ε = 5.545 of 6 rounds stated by each, 7.511 of 10 spent."""
     one, two = two_copies(tmp_path, secure=secure)
     trained.clear()
     problems = []

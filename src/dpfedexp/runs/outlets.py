@@ -24,6 +24,7 @@ from dpfedexp.runs.file_names import (
     ADVICE,
     CHECKPOINT,
     CONFIG,
+    ERROR,
     FACTS,
     LEDGER,
     LEDGER_HEAD,
@@ -125,6 +126,12 @@ OUTLETS: Mapping[str, Fields] = {
     STATEMENT_TEXT: {"*": "accounting"},
     # Made from public numbers, records of rounds and norms of the released model.
     ADVICE: {"level": "released", "code": "released", "sentence": "released"},
+    # A traceback may hold anything.
+    ERROR: {"text": "nonprivate"},
+    # Of a sweep or a selection, made from the files of its runs.
+    "sweep.json": {"*": "released"},
+    "selection.json": {"*": "public"},
+    "selection.txt": {"*": "released"},
     # Drawn from the files above, by `dpfedexp report`.
     REPORT: {"*": "released"},
     "*.svg": {"*": "released"},

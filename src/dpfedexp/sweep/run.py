@@ -13,7 +13,7 @@ from pathlib import Path
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
 from dpfedexp.processes import JobProgress, cores
-from dpfedexp.runs.file_names import STATEMENT
+from dpfedexp.runs.file_names import ERROR, STATEMENT
 from dpfedexp.runs.outlets import recorded
 from dpfedexp.sweep.grid import Trial, check_one_promise
 
@@ -98,6 +98,7 @@ def _train(plan: Plan, trial: Trial, threads: int) -> str:
     done = subprocess.run([*command, *overrides, *data], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    if folder.is_dir() and not trial.settings(plan.file, plan.overrides).run.secure:
-        replace_text(folder / "error.txt", done.stderr)
+    secure = bool(trial.settings(plan.file, plan.overrides).run.secure)
+    if folder.is_dir() and (kept := recorded(ERROR, {"text": done.stderr}, secure=secure)):
+        replace_text(folder / ERROR, kept["text"])
     return next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}")
