@@ -7,6 +7,7 @@ lies under the name is the old file or the new one, complete.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -86,9 +87,42 @@ def put_in_place(temporary: Path, path: Path, mode: int | None = None) -> None:
     _sync(path.parent)
 
 
+def try_lock(descriptor: int) -> bool:
+    """Takes the exclusive lock of an open file, which ends when the file is closed or its process dies.
+
+    Returns:
+        Whether it is taken; False where the system or the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process, or another opening of the file in this one, holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    # A process that asks whether a run is alive holds the lock for a moment too.
+    for left in range(5, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
+        except OSError:  # some network file systems have no locks
+            return False
+    return False
+
+
 def undate(folder: Path, names: Iterable[str], when: float) -> None:
-    """Gives files of a folder one date, so that whoever gets copies of them can't see how long what lay between them took."""
-    for path in (folder / name for name in names):
+    """Gives files of a folder one date, so that copies of them do not tell how long what lay between them took.
+
+    Args:
+        folder: of the files.
+        names: of the files, or patterns.
+        when: the date, in seconds.
+    """
+    for path in (path for name in names for path in folder.glob(name)):
         # A file that is not there, or that belongs to somebody else, is none that this run has written.
         with suppress(FileNotFoundError, PermissionError):
             os.utime(path, (when, when))

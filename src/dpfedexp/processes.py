@@ -58,11 +58,15 @@ def run_all(
 
 
 class JobProgress:
-    """A bar with the time left, on stderr; where there is no terminal, a line every half minute instead."""
+    """A bar with the time left, on stderr; where there is no terminal, a line every half minute instead.
+
+    Without `times` it shows no durations.
+    """
 
     EVERY = 30.0
 
-    def __init__(self, description: str, costs: Sequence[float]) -> None:
+    def __init__(self, description: str, costs: Sequence[float], *, times: bool = True) -> None:
+        self.times = times
         self.description, self.jobs, self.total = description, len(costs), sum(costs)
         self.finished, self.spent, self.began = 0, 0.0, time.monotonic()
         self.last_shown = self.began
@@ -86,6 +90,8 @@ class JobProgress:
 
     @property
     def text(self) -> str:
+        if not self.times:
+            return f"{self.finished}/{self.jobs}"
         elapsed = time.monotonic() - self.began
         left = elapsed * (self.total - self.spent) / self.spent if self.spent else None
         about = "" if left is None else f", about {_clock(left)} left"

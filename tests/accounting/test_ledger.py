@@ -196,23 +196,50 @@ def test_a_ledger_holds_its_own_marks_and_no_others(path, tmp_path):
     assert [Ledger.open(shorter, read_only=True).holds(mark) for mark in marks] == [True, True, True, False]
 
 
+class Notes:
+    """A witness that writes down every mark, and may know of more than the ledger holds."""
+
+    def __init__(self):
+        self.seen, self.refuses, self.full = [], False, False
+
+    def check(self, ledger):
+        if self.refuses:
+            raise LedgerError("another copy went on")
+
+    def move(self, ledger):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.seen.append(ledger.mark())
+
+    def close(self):
+        self.seen.append(None)
+
+
 def test_a_witness_knows_the_mark_before_the_charge_returns_and_again_at_a_replay(path):
-    seen = []
+    notes = Notes()
     with Ledger.create(path) as ledger:
-        ledger.witness = seen.append
+        ledger.witnesses.append(notes)
         ledger.charge(1, EVENT, run="a", noise="seed 0")
         ledger.charge(2, EVENT, run="a")
         ledger.charge(1, EVENT, run="a", noise="seed 0")
-        assert [mark.count for mark in seen] == [1, 2, 2]
-        assert all(ledger.holds(mark) for mark in seen)
-
-        def refuse(mark):
-            raise OSError(28, "No space left on device")
-
-        ledger.witness = refuse
+        assert [mark.count for mark in notes.seen] == [1, 2, 2]
+        assert all(ledger.holds(mark) for mark in notes.seen)
+        notes.full = True
         with pytest.raises(OSError, match="No space"):
             ledger.charge(3, EVENT, run="a")
+    assert notes.seen[-1] is None
     assert [entry.round for entry in Ledger.open(path, read_only=True).entries] == [1, 2, 3]
+
+
+def test_a_ledger_that_a_witness_refuses_is_not_charged(path):
+    notes = Notes()
+    notes.refuses = True
+    with Ledger.create(path) as ledger:
+        ledger.witnesses.append(notes)
+        for charge in (lambda: ledger.charge(1, EVENT), ledger.check_newest):
+            with pytest.raises(LedgerError, match="another copy went on"):
+                charge()
+    assert len(Ledger.open(path, read_only=True)) == 0
 
 
 def test_a_ledger_of_version_1_is_read_and_each_of_its_lines_counts(path):

@@ -6,12 +6,13 @@ import ast
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from dpfedexp import files, flower
 from dpfedexp.accounting import Ledger
@@ -23,6 +24,8 @@ from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
 from dpfedexp.local import Sgd
+from dpfedexp.runs.outlets import right
+from dpfedexp.runs.verify import outcome, verify_run
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -244,6 +247,41 @@ def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tm
     assert len(Ledger.open(place / LEDGER, read_only=True)) == 4
 
 
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monkeypatch):
+    """Both went on to their ends before: 4 rounds stated by each, 6 spent. Without locks the one that waited is refused."""
+    if not locks:
+        monkeypatch.setattr("dpfedexp.runs.private.anchor.try_lock", lambda descriptor: False)
+    run(tmp_path / "one", algorithm, rounds=2)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    federation, model = problem(3)
+    grid = LoopbackGrid(plain_app(federation, model, Sgd(lr=0.05, steps=5)), 3, serialise=False)
+    first = DpFedExp(
+        algorithm, clients=3, rounds=4, folder=tmp_path / "one", resume=True, node_timeout=1, noise=Silence
+    )
+    first.begin(ArrayRecord(model.state_dict()))
+    if locks:
+        with pytest.raises(LedgerError, match="in use by another process, which may have a copy of its folder"):
+            run(tmp_path / "two", algorithm, rounds=4, resume=True)
+        first.finish()
+        run(tmp_path / "one", algorithm, rounds=4, resume=True)
+        winner, loser = tmp_path / "one", tmp_path / "two"
+    else:
+        run(tmp_path / "two", algorithm, rounds=4, resume=True)
+        with pytest.raises(LedgerError, match="another copy of the folder went on"):
+            first.configure_train(3, first.reported, ConfigRecord(), grid, 1)
+        assert grid.sent == []
+        first.finish()
+        winner, loser = tmp_path / "two", tmp_path / "one"
+    with pytest.raises(LedgerError, match="has seen 4"):
+        run(loser, algorithm, rounds=4, resume=True)
+    assert outcome(verify_run(winner)) == "holds"
+    assert outcome(verify_run(loser)) == "false"
+    assert len(Ledger.open(winner / LEDGER, read_only=True)) == 4
+    assert len(Ledger.open(loser / LEDGER, read_only=True)) == 2
+
+
 def test_a_missing_anchor_is_refused_and_an_earlier_ledger_gets_one(tmp_path, monkeypatch, private_root):
     place = tmp_path / "run"
     run(place, rounds=1)
@@ -283,7 +321,7 @@ def test_nothing_is_released_when_the_anchor_cannot_be_moved(algorithm, tmp_path
     def full(self, mark):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(LedgerError, match="can't be written: No space left on device"):
+    with pytest.raises(LedgerError, match="round 2 can't be charged: No space left on device"):
         run(place, algorithm, watch=watch)
     assert seen == [1]
     assert json.loads((place / CHECKPOINT).read_text())["round"] == 1
@@ -371,3 +409,11 @@ def test_a_checkpoint_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_pa
     files.replace_bytes(tmp_path / "file", b"text")
     assert calls == ["sync", "replace", "sync"], "the file, its place, and the folder that lists it"
     assert (tmp_path / "file").read_bytes() == b"text"
+
+
+def test_the_dates_of_a_deployments_files_do_not_tell_how_long_a_round_took(tmp_path):
+    run(tmp_path / "run", rounds=2)
+    assert len({path.stat().st_mtime for path in (tmp_path / "run").iterdir()}) == 1
+    for file in ("status.json", CHECKPOINT):
+        content = json.loads((tmp_path / "run" / file).read_text())
+        assert all(right(file, field) not in (None, "nonprivate") for field in content)

@@ -1,15 +1,19 @@
 """What leaves a run is in the list, and with `secure` nothing of it depends on a client but through what was released."""
 
+import ast
 import csv
 import json
 import shutil
 import time
 import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
+import dpfedexp
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.config import parse
 from dpfedexp.mechanisms import Release
@@ -17,9 +21,10 @@ from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
 from dpfedexp.models import linear_regression
 from dpfedexp.report.folder import report
+from dpfedexp.runs import file_names
 from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.runs.folder import RunFolder
-from dpfedexp.runs.outlets import recorded, right
+from dpfedexp.runs.outlets import CLOCKS, OUTLETS, recorded, right
 
 D, M, ROUNDS = 3, 8, 4
 CASES = {
@@ -184,3 +189,55 @@ def test_the_dates_of_a_secure_runs_files_do_not_tell_how_long_it_took(secure, t
     run_folder.finish(run)
     every = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.is_file()}
     assert (len(kept) == 1) == (len(every) == 1) == secure
+
+
+CLOCK_CALLS = {
+    *(
+        ("time", name)
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+    ),
+    *(("time", name) for name in ("localtime", "gmtime", "strftime", "ctime", "asctime", "clock_gettime")),
+    *(("datetime", name) for name in ("now", "utcnow", "today")),
+    ("date", "today"),
+}
+
+
+def clocks(path):
+    """Whether a module reads a clock, by the module's name or by a name of its own."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) in CLOCK_CALLS
+        ):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "time" and any(a.name != "sleep" for a in node.names):
+            return True
+    return False
+
+
+def test_every_module_that_reads_a_clock_says_why_no_time_leaves_a_secure_run():
+    root = Path(dpfedexp.__file__).parent
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("*.py")}
+    readers = sorted(name for path, name in names.items() if clocks(path))
+    assert readers
+    assert [name for name in readers if not any(fnmatchcase(name, known) for known in CLOCKS)] == []
+    assert [known for known in CLOCKS if "*" not in known and known not in readers] == []
+
+
+def test_every_file_of_a_run_folder_is_in_the_list():
+    named = {value for name, value in vars(file_names).items() if name.isupper() and isinstance(value, str)}
+    assert named <= OUTLETS.keys()
+
+
+def test_a_secure_runs_progress_shows_no_time_and_no_outlet_has_one():
+    assert recorded("terminal", {"elapsed": None}, secure=True) == {}
+    for outlet, fields in OUTLETS.items():
+        for field in ("seconds", "elapsed"):
+            if field in fields:
+                assert right(outlet, field) == "nonprivate", (outlet, field)
+    for outlet in ("status.json", "checkpoint.json", "deployed round", "run.json"):
+        known = OUTLETS[outlet]
+        words = {word for field in known for word in field.split("_")}
+        assert not words & {"time", "times", "seconds", "date", "began", "ended", "elapsed", "duration"}, outlet

@@ -168,3 +168,31 @@ def test_a_file_may_ask_for_it(tmp_path: Path):
     assert "150 of 300 clients" in (tmp_path / "out" / "privacy.txt").read_text()
     checked = CliRunner().invoke(app, ["privacy", "verify", str(tmp_path / "out")])
     assert checked.exit_code == 0, checked.output
+
+
+def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
+    """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
+    from dpfedexp.report.folder import report
+    from dpfedexp.simulation.progress import LARGER, show
+
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=3.0)
+    run = train(
+        model(),
+        federation(),
+        algorithm,
+        local=LOCAL,
+        rounds=2,
+        participation=FixedSize(10),
+        noise_cohort=400,
+        population=4000,
+        evaluate=lambda network: {"test_size": float(network[0].weight.detach().square().sum())},
+        progress=False,
+    )
+    caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
+    for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
+        assert caveat in view
+    assert caveat in run._repr_html_().partition("<details>")[0]
+    assert run.save(tmp_path / "run").is_dir()
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    assert "the promise of a larger deployment, none to these clients" in report(tmp_path / "run").read_text()
+    assert f"ε {LARGER}" in show(run.history[-1], LARGER)

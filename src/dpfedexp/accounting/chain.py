@@ -11,11 +11,9 @@ never acknowledged, and both open again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dpfedexp.errors import LedgerError
-from dpfedexp.files import create_file, replace_bytes
+from dpfedexp.files import create_file, replace_bytes, try_lock
 
 _MAX_LINE = 64 * 1024
 _MAX_BYTES = 2**30
@@ -192,19 +190,9 @@ def _dump(value: dict[str, Any]) -> bytes:
 
 def _open_locked(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_APPEND)
-    with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only
-        import fcntl
-
-        # Whoever asks whether a run is alive holds the lock for a moment too.
-        for left in range(5, -1, -1):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not left:
-                    os.close(fd)
-                    raise LedgerError(f"{path} is in use by another run; two runs cannot charge one ledger.") from None
-                time.sleep(0.05)
-            except OSError:
-                break  # some network file systems have no locks; the chain still shows interleaved records
+    try:
+        try_lock(fd)  # where there are no locks, the chain still shows interleaved records
+    except BlockingIOError:
+        os.close(fd)
+        raise LedgerError(f"{path} is in use by another run; two runs cannot charge one ledger.") from None
     return fd

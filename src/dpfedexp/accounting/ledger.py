@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dpfedexp.accounting import chain
 from dpfedexp.accounting.compose import Guarantee, compose
@@ -62,12 +62,25 @@ class Mark:
     hash: str
 
 
+class Witness(Protocol):
+    """Knows elsewhere how far a ledger has come, so that an older or a second copy of it is refused."""
+
+    def check(self, ledger: Ledger) -> None:
+        """Raises `LedgerError` unless the ledger is the newest copy."""
+
+    def move(self, ledger: Ledger) -> None:
+        """Checks the ledger and takes down its mark; returns when that is on disk."""
+
+    def close(self) -> None:
+        """The ledger is charged no more."""
+
+
 @checked
 class Ledger:
     """The charges of a run, or of several runs over the same clients, whose costs add up.
 
-    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk, and when `witness`, where there is
-    one, has taken down the new mark: a copy that is kept elsewhere shows a ledger that was taken back.
+    Made by `create`, `open` or `in_memory`; `charge` returns only when the charge is on disk, and when all `witnesses` have taken
+    down the new mark.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class Ledger:
         self._hashes = [] if hashes is None else hashes
         self._writer = writer
         self._read_only = read_only
-        self.witness: Callable[[Mark], None] | None = None
+        self.witnesses: list[Witness] = []
 
     @classmethod
     def in_memory(cls, **header: Any) -> Ledger:
@@ -186,24 +199,30 @@ class Ledger:
         entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
         paid = self._paid.get(_release(entry))
         if paid == event:
-            self._testify()
+            self._move_witnesses()
             return False
         if paid is not None:
             raise LedgerError(
                 f"round {round} is already charged with a different event under the same noise; resume with the settings of the "
                 "run, or begin another one, which has noise of its own and pays for it."
             )
+        self.check_newest()
         if self._writer is not None:
             content = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise, "event": to_json(event)}
             self._writer.append({**(note or {}), **content})
         self._entries.append(entry)
         self._paid[_release(entry)] = event
-        self._testify()
+        self._move_witnesses()
         return True
 
-    def _testify(self) -> None:
-        if self.witness is not None:
-            self.witness(self.mark())
+    def check_newest(self) -> None:
+        """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
+        for witness in self.witnesses:
+            witness.check(self)
+
+    def _move_witnesses(self) -> None:
+        for witness in self.witnesses:
+            witness.move(self)
 
     def charges(self) -> list[tuple[Event, int]]:
         """What was charged, as any accountant reads it: each distinct event and how often."""
@@ -239,6 +258,8 @@ class Ledger:
             )
 
     def close(self) -> None:
+        while self.witnesses:
+            self.witnesses.pop().close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

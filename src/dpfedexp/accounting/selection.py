@@ -14,6 +14,9 @@ from dp_accounting.rdp import RdpAccountant
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_number, require
 
+RENYI = "Rényi divergences of a random number of runs (Papernot and Steinke 2022)"
+"""The accountant of a selection."""
+
 
 @checked
 def selection_epsilon(mu: float, delta: float, runs: float) -> float:

@@ -47,27 +47,35 @@ def sweep(
     from dpfedexp.sweep.grid import trials
     from dpfedexp.sweep.page import section
     from dpfedexp.sweep.run import Plan, run_trials
+    from dpfedexp.sweep.selection import BEGUN
 
     plan = Plan(file, out, tuple(set_ or ()), data, jobs)
     planned = trials(grid or (), seeds)
     first = planned[0].settings(file, plan.overrides)
     delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
     console = terminal.wide()
-    if repeats is not None:
-        from dpfedexp.sweep.selection import select as selected
-
-        if len(planned) < 2:
-            raise InputError("--repeats is given without --grid; there is nothing to select from.")
-        console.print(selected(plan, planned, repeats, select, delta), highlight=False, soft_wrap=True)
-        return
-    outcome = run_trials(plan, planned)
     options = [
         *(f"--grid={text}" for text in grid or ()),
         f"--seeds={seeds}",
         *(f"--set={text}" for text in set_ or ()),
     ]
-    options += [f"--{name}={value}" for name, value in (("data", data), ("select", select)) if value is not None]
-    made = section(plan, outcome, select, delta, shlex.join(["dpfedexp", "sweep", str(file), *options, f"--out={out}"]))
+    given = (("data", data), ("select", select), ("repeats", repeats))
+    options += [f"--{name}={value}" for name, value in given if value is not None]
+    command = shlex.join(["dpfedexp", "sweep", str(file), *options, f"--out={out}"])
+    if repeats is not None:
+        from dpfedexp.sweep.selection import select as selected
+
+        if len(planned) < 2:
+            raise InputError("--repeats is given without --grid; there is nothing to select from.")
+        text = selected(plan, planned, repeats, select, delta, command)
+        console.print(text, highlight=False, soft_wrap=True)
+        return
+    if (out / BEGUN).exists():
+        raise InputError(
+            f"the folder {str(out)!r} holds a private selection; name another one for the sweep with --out."
+        )
+    outcome = run_trials(plan, planned)
+    made = section(plan, outcome, select, delta, command)
     save(made, out)
     page = report(out)
     terminal.show(console, made)

@@ -217,13 +217,13 @@ def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
     from dpfedexp.accounting.statements.wording import wrap
     from dpfedexp.runs.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.simulation.progress import show
+    from dpfedexp.simulation.progress import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")
         shown = run.history if len(run.history) <= 8 else [*run.history[:1], *run.history[9:-1:10], run.history[-1]]
         for record in shown:
-            table.add_row(str(record["round"]), show(record))
+            table.add_row(str(record["round"]), show(record, "" if run.privacy.noise_cohort is None else LARGER))
         console.print(table)
     if run.stopped:
         console.print(f"[yellow]Stopped early:[/] {run.stopped}", highlight=False)

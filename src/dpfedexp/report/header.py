@@ -112,7 +112,12 @@ def _epsilon(statement: dict[str, Any] | None, last: dict[str, Any] | None) -> s
     if statement is None:
         return f"ε = {spent:.3f} so far"
     plan = statement.get("planned_rounds") if statement.get("stopping") else None
-    return f"ε = {spent:.3f}{at}" + (f" (of all {plan} planned rounds)" if isinstance(plan, int) else "")
+    notes = [
+        *([f"of all {plan} planned rounds"] if isinstance(plan, int) else []),
+        *(["the promise of a larger deployment, none to these clients"] if statement.get("noise_cohort") else []),
+        *(["of the whole selection"] if statement.get("selection_runs") else []),
+    ]
+    return f"ε = {spent:.3f}{at}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _ledger_header(folder: Path) -> dict[str, Any]:

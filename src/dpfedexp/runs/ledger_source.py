@@ -42,12 +42,10 @@ class LedgerSource:
 
     @contextmanager
     def opened(self, ledger: Ledger) -> Iterator[Ledger]:
-        """Closes what was opened here if the run can't go on with it, and leaves an object of the caller's as it was."""
-        witness = ledger.witness
+        """Closes what was opened here if the run can't go on with it; an object of the caller's stays open."""
         try:
             yield ledger
         except BaseException:
-            ledger.witness = witness
             if self.given is None:
                 ledger.close()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from dpfedexp.runs.checkpoints.settings import settings_hashes
 from dpfedexp.runs.description import RunDescription, ledger_header
 from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
 from dpfedexp.runs.ledger_source import LedgerSource
+from dpfedexp.runs.private.anchor import Anchor, OneWriter
 from dpfedexp.runs.private.data_tag import data_tag
 from dpfedexp.runs.private.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
 
@@ -60,7 +60,7 @@ class OpenRun:
     state: State
     history: list[dict[str, Any]]
     opened_here: bool
-    witness_before: Callable[[Mark], None] | None = None
+    writers: list[OneWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
 
@@ -139,35 +139,43 @@ class OpenRun:
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
 
-    def watch(self, *, shared: bool) -> None:
-        """From here on every charge moves the anchors before its round is released.
+    def hold(self, *, shared: bool) -> None:
+        """Makes this run the only writer of its ledger, whichever copies there are, until it is closed.
 
-        The ledger in a run's own folder has an anchor for all its runs only once another run has charged it.
+        From here on every charge moves the anchors before its round is released. The ledger in a run's own folder has an anchor for
+        all its runs if it protects real data, or once another run has charged it.
         """
-        if self.private is None:
-            return
-        anchors: list[PrivateFolder | SharedAnchor] = [self.private] if self.private.exists else []
-        if self.ledger.first_hash:
-            anchor = SharedAnchor.of(self.ledger.first_hash)
-            mark = anchor.mark()
-            if mark is not None and not self.ledger.holds(mark):
-                raise _taken_back(self.ledger, mark, anchor.path)
-            if shared or mark is not None:
+        ledger, name = self.ledger, self.name
+        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, OneWriter)}
+        anchors: list[Anchor] = [self.private] if self.private is not None and self.private.exists else []
+        if ledger.first_hash:
+            anchor = SharedAnchor.of(ledger.first_hash)
+            if shared or self.description.secure or anchor.mark() is not None:
                 anchors.append(anchor)
-
-        def witness(mark: Mark) -> None:
+        try:
             for one in anchors:
-                one.remember(mark)
+                # A run inside another one on the same ledger object finds the ledger's anchor held.
+                if one.file not in held:
+                    self.writers.append(OneWriter(one, _taken_back, partial(_nothing_charged, run=name)))
+            for writer in self.writers:
+                writer.move(ledger)
+        except BaseException:
+            self._release()
+            raise
+        ledger.witnesses.extend(self.writers)
 
-        witness(self.ledger.mark())
-        self.witness_before, self.ledger.witness = self.ledger.witness, witness
+    def _release(self) -> None:
+        for writer in self.writers:
+            if writer in self.ledger.witnesses:
+                self.ledger.witnesses.remove(writer)
+            writer.close()
+        self.writers.clear()
 
     def __enter__(self) -> OpenRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.private is not None:
-            self.ledger.witness = self.witness_before
+        self._release()
         if self.opened_here:
             self.ledger.close()
         if self.folder is not None and self.description.secure:
@@ -185,7 +193,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
         with source.opened(source.new(ledger_header(run))) as ledger:
             created = source.own
             open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
-            open_run.watch(shared=not source.own)
+            open_run.hold(shared=not source.own)
             if not source.own:
                 # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
                 open_run.save(controls=False)
@@ -209,14 +217,16 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
             private.remove()
             state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
         else:
-            _check_anchor(ledger, private)
+            mark = private.mark()
+            if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
+                raise _taken_back(ledger, mark, private.file)
             private.check_data(partial(data_tag, run.clients))
             if last is not None:
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
             private.forget_controls(but=state.round)
         open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
-        open_run.watch(shared=not source.own)
+        open_run.hold(shared=not source.own)
         return open_run
 
 
@@ -233,18 +243,17 @@ def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tenso
     return None
 
 
-def _check_anchor(ledger: Ledger, private: PrivateFolder) -> None:
-    anchor = private.anchor()
-    nothing_yet = anchor == NOTHING_CHARGED and not any(entry.run == private.run for entry in ledger.entries)
-    if not nothing_yet and not ledger.holds(anchor):
-        raise _taken_back(ledger, anchor, private.path)
+def _nothing_charged(ledger: Ledger, mark: Mark, run: str) -> bool:
+    """Whether the mark is that of a run which has not charged the ledger yet."""
+    return mark == NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
 
 
-def _taken_back(ledger: Ledger, anchor: Mark, where: Path) -> LedgerError:
+def _taken_back(ledger: Ledger, mark: Mark, where: Path) -> LedgerError:
     return LedgerError(
-        f"the run can't be resumed: its ledger holds {len(ledger)} charges and is not the one that had {anchor.count} at the last "
-        f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced. Put the newest copy of the "
-        "ledger, its .head file and the checkpoint back, or begin a new run with a ledger that holds what was spent."
+        f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
+        f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced, or another copy of its "
+        "folder went on. Put the newest copy of the ledger, its .head file and the checkpoint back, or begin a new run with a "
+        "ledger that holds what was spent."
     )
 
 

@@ -9,6 +9,8 @@ nonprivate    depends on the clients' data without noise: durations, sizes that 
 A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
 refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private/`) is not an outlet; it
 stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
+Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
+leaves such a run.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dpfedexp.runs.file_names import (
     ADVICE,
     CHECKPOINT,
     CONFIG,
+    ERROR,
     FACTS,
     LEDGER,
     LEDGER_HEAD,
@@ -29,8 +32,11 @@ from dpfedexp.runs.file_names import (
     METRICS_TABLE,
     MODEL,
     REPORT,
+    SERVER_CHECKPOINT,
+    SERVER_TENSORS,
     STATEMENT,
     STATEMENT_TEXT,
+    STATUS,
 )
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
@@ -51,6 +57,22 @@ ROUND: Fields = {
     # Whatever else a record holds came from `test` or `evaluate`.
     "*": "server",
 }
+DEPLOYED_ROUND: Fields = {
+    "round": "public",
+    "eta_g": "released",
+    "clip": "released",
+    "update_norm": "released",
+    "vote_*": "released",
+    "epsilon_round": "accounting",
+    "epsilon_total": "accounting",
+    "delta": "public",
+    # How many nodes were asked and answered, where the mechanism's promise does not rest on hiding it.
+    "asked": "public",
+    "valid": "public",
+    "refused": "public",
+    "missing": "public",
+}
+"""The record of a round of a deployment: its server has no field of its own invention in it."""
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: {
         "format": "public",
@@ -62,6 +84,8 @@ OUTLETS: Mapping[str, Fields] = {
         "simulated": "public",
         "noise_cohort": "public",
         "stand_ins": "public",
+        "selection_runs": "public",
+        "selection_mu": "public",
         "run": "accounting",
         "seq": "accounting",
         "round": "public",
@@ -102,14 +126,72 @@ OUTLETS: Mapping[str, Fields] = {
     STATEMENT_TEXT: {"*": "accounting"},
     # Made from public numbers, records of rounds and norms of the released model.
     ADVICE: {"level": "released", "code": "released", "sentence": "released"},
+    # A traceback may hold anything.
+    ERROR: {"text": "nonprivate"},
+    # Of a sweep or a selection, made from the files of its runs.
+    "sweep.json": {"*": "released"},
+    "selection.json": {"*": "public"},
+    "selection.txt": {"*": "released"},
     # Drawn from the files above, by `dpfedexp report`.
     REPORT: {"*": "released"},
     "*.svg": {"*": "released"},
     "*.png": {"*": "released"},
     "*.pdf": {"*": "released"},
+    SERVER_CHECKPOINT: {
+        "format": "public",
+        "version": "public",
+        "run": "accounting",
+        "ledger": "accounting",
+        "nodes": "public",
+        "round": "public",
+        "radius": "released",
+        "tensors": "public",
+        # A hash of released tensors.
+        "blake2b": "released",
+        "earlier": "released",
+        "config": "public",
+        # The records of the rounds, each by the rights of `DEPLOYED_ROUND`.
+        "history": "released",
+    },
+    SERVER_TENSORS: {"*": "released"},
+    STATUS: {
+        "status": "public",
+        "round": "public",
+        "rounds": "public",
+        "epsilon": "accounting",
+        "delta": "public",
+        # What the server's error says.
+        "reason": "released",
+    },
+    "deployed round": DEPLOYED_ROUND,
     "terminal": {"elapsed": "nonprivate", **ROUND},
+    "tensorboard": ROUND,
+    "mlflow": ROUND,
+    "wandb": ROUND,
     "log": {"*": "nonprivate"},
 }
+CLOCKS: Mapping[str, str] = {
+    "audit.*": "audits measure mechanisms on synthetic clients",
+    "bench.*": "benchmarks run on synthetic clients",
+    "paper.*": "the paper's runs are simulations",
+    "cli.train": "the default name of a folder has the time at which the run was started",
+    "cli.fit": "the default name of a folder has the time at which the run was started",
+    "flower.link.*": "waits for processes and connections",
+    "flower.local.*": "waits for processes of a federation on this machine",
+    "flower.node.*": "waits for the app and for requests",
+    "flower.server.nodes": "waits for nodes and replies; what the server's own log says of it has Flower's time of day",
+    "flower.server.strategy": "the one date that all files of the folder get",
+    "flower.two_party.*": "waits for the helper",
+    "processes": "the time left of a bar, which a sweep of secure runs does not show",
+    "runs.folder": "the one date that all files of the folder get",
+    "runs.open_run": "the one date that all files of the folder get",
+    "runs.run": "the one date that all files of the folder get",
+    "simulation.heartbeat": "watches the other ranks",
+    "simulation.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
+    "sweep.selection": "the one date that all files of the folder get",
+    "trainers.*": "measures trainers on made-up clients",
+}
+"""Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""
 
 
 @cache

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.statements.notebook import card, summary
+from dpfedexp.accounting.statements.wording import caveats
 from dpfedexp.advice.message import Advice
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
@@ -29,7 +30,7 @@ from dpfedexp.runs.results import (
     write_results,
     write_statement,
 )
-from dpfedexp.runs.verify import read_claim, recompute
+from dpfedexp.runs.verify import CONTEXT, read_claim, recompute
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,6 +89,7 @@ class Run:
                 "delta": statement.delta,
                 "simulated": statement.simulated,
                 **({} if self.facts is None else {"run": self.facts.run}),
+                **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
             }
             write_ledger(path, self.ledger, header)
             write_results(path, self.model, self.history, self.advice, secure=secure)
@@ -142,7 +144,8 @@ class Run:
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
-        ended = "" if self.stopped is None else f", stopped: {self.stopped}"
+        caveat = "".join(f", epsilon_total: {one}" for one in caveats(self.privacy) if "epsilon_total" in shown)
+        ended = caveat + ("" if self.stopped is None else f", stopped: {self.stopped}")
         ended += "" if self.verdict is None else f", {self.verdict}"
         return f"Run({len(self.history)} rounds, {shown}{ended})"
 

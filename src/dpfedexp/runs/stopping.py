@@ -14,6 +14,7 @@ from dpfedexp.runs.file_names import METRICS
 from dpfedexp.runs.outlets import right
 
 if TYPE_CHECKING:
+    from dpfedexp.runs.facts import RunFacts
     from dpfedexp.runs.run import Run
 
 Record = dict[str, Any]
@@ -165,6 +166,14 @@ def resumed(callbacks: Sequence[OnRound], history: Sequence[Record]) -> Stop | N
         said = remember(history) if callable(remember) else None
         stop = stop or (said if isinstance(said, Stop) else None)
     return stop
+
+
+def begun(callbacks: Sequence[OnRound], facts: RunFacts) -> None:
+    """Gives the facts of the run to callbacks that want them before its first round (they have a method `begun`)."""
+    for callback in callbacks:
+        begin = getattr(callback, "begun", None)
+        if callable(begin):
+            begin(facts)
 
 
 def finished(callbacks: Sequence[OnRound], run: Run) -> None:

@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, GaussianEvent
-from dpfedexp.accounting.ledger import Ledger
+from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statements.promise import View
 from dpfedexp.accounting.statements.statement import PrivacyStatement
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.runs.file_names import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.private.private_folder import marks_of
 
 _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
@@ -36,8 +37,12 @@ _NEW_FACTS = (
     "votes",
     "noise_cohort",
     "stand_ins",
+    "selection_runs",
+    "selection_mu",
 )
 _VIEWS = ("other_adjacency", "models_only")
+CONTEXT = ("noise_cohort", "stand_ins", "selection_runs", "selection_mu")
+"""What a ledger's header says about whose promise its charges make, beside the usual."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             simulated=bool(header.get("simulated", True)),
             reporting=_reporting(header),
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            **_larger(header),
+            **_context(header),
         )
     statement = PrivacyStatement.from_charges(
         ledger.charges(),
@@ -104,7 +109,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
         reporting=0 if claim.reporting is None else claim.reporting,
         # Who claims no figure for a reason of their own claims less.
         no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
-        **_larger(header),
+        **_context(header),
     )
     return replace(
         statement,
@@ -130,12 +135,15 @@ def _reporting(header: dict[str, Any]) -> int:
     return count if type(count) is int and count >= 0 else 0
 
 
-def _larger(header: dict[str, Any]) -> dict[str, Any]:
-    """The deployment that a few simulated clients stood for, where the header says so."""
-    cohort, stand_ins = header.get("noise_cohort"), header.get("stand_ins")
-    if type(cohort) is not int or type(stand_ins) not in (int, float):
-        return {}
-    return {"noise_cohort": cohort, "stand_ins": stand_ins}
+def _context(header: dict[str, Any]) -> dict[str, Any]:
+    """The deployment that a few simulated clients stood for, and the selection that chose the run, where the header says so."""
+    known = {name: header.get(name) for name in CONTEXT}
+    kinds = {name: (int,) if name == "noise_cohort" else (int, float) for name in CONTEXT}
+    found: dict[str, Any] = {}
+    for pair in (CONTEXT[:2], CONTEXT[2:]):
+        if all(type(known[name]) in kinds[name] for name in pair):
+            found |= {name: known[name] for name in pair}
+    return found
 
 
 def open_ledger(run: Path) -> Ledger:
@@ -158,9 +166,13 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         return [Check("ledger", False, _without_ledger(run), incomplete=True)]
     try:
         ledger = open_ledger(run)
+        # A run that goes on charges its ledger before its anchors.
+        marks = _marks(ledger)
+        ledger = open_ledger(run)
     except LedgerError as error:
         return [Check("ledger", False, str(error))]
     checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
+    checks += [_check_newest(ledger, file, mark) for file, mark in marks]
     checks.append(_check_released(run, ledger))
     claim = read_claim(run)
     if claim is None:
@@ -187,6 +199,24 @@ def _without_ledger(run: Path) -> str:
     if (run / LEDGER_HEAD).exists():
         return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
     return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
+
+
+def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
+    try:
+        return marks_of(ledger.header.get("run"), ledger.first_hash)
+    except InputError:  # this machine has no private folder, or can't read it
+        return []
+
+
+def _check_newest(ledger: Ledger, anchor: Path, mark: Mark) -> Check:
+    if ledger.holds(mark):
+        return Check("newest copy", True, f"{str(anchor)!r} knows of {mark.count} charges, and all of them are here")
+    return Check(
+        "newest copy",
+        False,
+        f"{str(anchor)!r} knows of {mark.count} charges that this ledger does not hold: another copy of the run went on, or this "
+        "one was taken back, and what it claims leaves out what was spent there",
+    )
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:

@@ -7,14 +7,22 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dpfedexp.runs.outlets import recorded
+
+LARGER = "of the larger deployment"
+"""Whose ε it is where few clients stand for many."""
+
 
 class RoundProgress:
     """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal.
 
-    Without `times` it shows no durations, which depend on what the clients hold.
+    In a secure run it shows no durations, which depend on what the clients hold. `whose` says whose ε it is, where it is not that
+    of the run's own clients.
     """
 
-    def __init__(self, name: str, rounds: int, enabled: bool = True, times: bool = True) -> None:
+    def __init__(self, name: str, rounds: int, enabled: bool = True, *, secure: bool = False, whose: str = "") -> None:
+        times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
+        self.whose = whose
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -34,18 +42,16 @@ class RoundProgress:
         self.bar.stop()
 
     def update(self, record: dict[str, Any]) -> None:
-        self.bar.update(self.row, completed=record["round"], shown=show(record))
+        self.bar.update(self.row, completed=record["round"], shown=show(record, self.whose))
 
 
-def show(record: dict[str, Any]) -> str:
-    """The public values of a round in one line."""
+def show(record: dict[str, Any], whose: str = "") -> str:
+    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
-        for key, value in record.items()
-        if isinstance(value, float)
-        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total", "seconds")
-        and "nonprivate" not in key
+        for key, value in recorded("terminal", record, secure=True).items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
     ]
     epsilon = record["epsilon_total"]
-    privacy = "not private" if math.isinf(epsilon) else f"ε {epsilon:.3f}"
+    privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"
     return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])

@@ -33,10 +33,10 @@ from dpfedexp.runs.folder import RunFolder
 from dpfedexp.runs.open_run import OpenRun, find
 from dpfedexp.runs.outlets import recorded
 from dpfedexp.runs.run import Run
-from dpfedexp.runs.stopping import Interrupted, OnRound, Stop, callbacks_of, finished, heard, resumed
+from dpfedexp.runs.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
 from dpfedexp.simulation.evaluate import Measuring, evaluation_of
 from dpfedexp.simulation.prepare import prepare
-from dpfedexp.simulation.progress import RoundProgress
+from dpfedexp.simulation.progress import LARGER, RoundProgress
 from dpfedexp.simulation.ranks import Team, world
 from dpfedexp.simulation.rounds import Simulation, describe
 from dpfedexp.simulation.self_rate import probed
@@ -200,7 +200,13 @@ def train(
         )
         with (
             OpenRun.open(description, ledger, folder, last, resume=resume) as open_run,
-            RoundProgress(algorithm.name, rounds, enabled=progress, times=not secure) as bar,
+            RoundProgress(
+                algorithm.name,
+                rounds,
+                enabled=progress,
+                secure=bool(secure),
+                whose="" if simulation.larger is None else LARGER,
+            ) as bar,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
             commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
@@ -211,6 +217,7 @@ def train(
             facts = facts_of(simulation, open_run, clients, run_folder, how)
             if run_folder is not None:
                 run_folder.begin(facts)
+            begun(callbacks, facts)
 
             def completed(record: dict[str, Any]) -> Stop | None:
                 if run_folder is not None:
@@ -334,6 +341,8 @@ def _rounds(
         open_run.stop()
         return End(str(reason))
     for number in range(open_run.state.round + 1, rounds + 1):
+        # A copy of the run that another one has overtaken ends here, before its clients train.
+        open_run.ledger.check_newest()
         try:
             state, result = simulation.step(open_run.state, open_run.ledger, budget)
         except BudgetExceeded as reason:

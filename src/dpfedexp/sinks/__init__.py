@@ -1,7 +1,8 @@
 """Where a run's rounds can be sent while it goes on: TensorBoard, MLflow and Weights & Biases, each given as `on_round`.
 
 Formal guarantee: a sink sends what was released, what is public and what the server measured on data of its own. Durations and
-diagnostics, which depend on the clients' data without noise, are not sent, in simulations either.
+diagnostics, which depend on the clients' data without noise, are not sent, in simulations either. A secure run is sent as a whole
+after its last round, so that no service learns how long a round took (`sent.Sink`).
 """
 
 from typing import TYPE_CHECKING

@@ -7,12 +7,14 @@ from typing import Any
 
 from dpfedexp.arguments import checked
 from dpfedexp.runs.run import Run
-from dpfedexp.sinks.sent import needed, sent
+from dpfedexp.sinks.sent import Sink, needed
 
 
 @checked
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes every round as scalars and the privacy statement as text; give it as `on_round` (pip install 'dpfedexp[tensorboard]').
+
+    The wall time of an event is the number of its round.
 
     Args:
         folder: where the event files go; `tensorboard --logdir FOLDER` shows them.
@@ -21,17 +23,22 @@ class TensorBoard:
         train(model, clients, algorithm, on_round=TensorBoard("runs/tensorboard"), …)
     """
 
+    outlet = "tensorboard"
+
     def __init__(self, folder: Path | str) -> None:
         needed("TensorBoard", "tensorboard", "tensorboard")
-        writers = needed("TensorBoard", "torch.utils.tensorboard", "tensorboard")
-        self._writer = writers.SummaryWriter(str(folder))
+        self._writers = needed("TensorBoard", "torch.utils.tensorboard", "tensorboard")
+        self._folder = str(folder)
 
-    def __call__(self, record: dict[str, Any]) -> None:
-        for name, value in sent(record).items():
-            self._writer.add_scalar(name, value, record["round"])
+    def _open(self) -> None:
+        self._writer = self._writers.SummaryWriter(self._folder)
+
+    def _send(self, round: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round, walltime=float(round))
         self._writer.flush()
 
-    def finished(self, run: Run) -> None:
-        """The statement, and the end of the file."""
-        self._writer.add_text("privacy", f"```\n{run.privacy.text}```", len(run.history))
+    def _end(self, run: Run, facts: dict[str, Any]) -> None:
+        rounds = len(run.history)
+        self._writer.add_text("privacy", f"```\n{run.privacy.text}```", rounds, walltime=float(rounds))
         self._writer.close()

@@ -6,11 +6,11 @@ from typing import Any
 
 from dpfedexp.arguments import checked
 from dpfedexp.runs.run import Run
-from dpfedexp.sinks.sent import needed, sent
+from dpfedexp.sinks.sent import Sink, needed
 
 
 @checked
-class WandB:
+class WandB(Sink):
     """Logs every round, and at the end the facts and the privacy statement (pip install 'dpfedexp[wandb]').
 
     Args:
@@ -22,18 +22,22 @@ class WandB:
         train(model, clients, algorithm, on_round=WandB(project="hospitals"), …)
     """
 
+    outlet = "wandb"
+
     def __init__(self, run: Any = None, project: str | None = None, mode: str | None = None) -> None:
-        self._own = run is None
-        self._run = needed("WandB", "wandb", "wandb").init(project=project, mode=mode) if run is None else run
+        self._own, self._run = run is None, run
+        self._wandb = needed("WandB", "wandb", "wandb") if run is None else None
+        self._project, self._mode = project, mode
 
-    def __call__(self, record: dict[str, Any]) -> None:
-        self._run.log(sent(record), step=record["round"])
+    def _open(self) -> None:
+        if self._wandb is not None:
+            self._run = self._wandb.init(project=self._project, mode=self._mode)
 
-    def finished(self, run: Run) -> None:
-        """What the run is, what it promises, and the end of a W&B run that was begun here."""
-        if run.facts is not None:
-            names = ("algorithm", "data", "model", "clients", "parameters", "rounds", "delta", "secure")
-            self._run.config.update({name: getattr(run.facts, name) for name in names})
+    def _send(self, round: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=round)
+
+    def _end(self, run: Run, facts: dict[str, Any]) -> None:
+        self._run.config.update(facts)
         self._run.summary["privacy"] = repr(run.privacy)
         if self._own:
             self._run.finish()

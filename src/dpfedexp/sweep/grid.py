@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +13,8 @@ from dpfedexp.config import Settings, load
 from dpfedexp.errors import InputError, require
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
+LONGEST = 120
+"""Characters of a folder's name that people read."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,11 @@ class Trial:
 
     @property
     def folder(self) -> str:
+        """A name that no other trial has: a readable part, and a hash of all of it for whatever a path or its length can't say."""
         text = "_".join([*self.changes, f"seed={self.seed}"])
-        return "".join(c if c.isalnum() or c in "-_=." else "-" for c in text)
+        readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_=.") else "-" for c in text)
+        digest = hashlib.sha256(json.dumps([self.changes, self.seed]).encode()).hexdigest()
+        return f"{readable[:LONGEST]}_{digest[:16]}"
 
     def settings(self, file: Path, overrides: Sequence[str]) -> Settings:
         """Of its run, checked."""
@@ -61,6 +68,23 @@ def trials(grid: Sequence[str], seeds: int, first: int = 0) -> list[Trial]:
     )
     require("run.seed" not in keys, "--grid has run.seed; --seeds says how many seeds there are.")
     return [Trial(changes, first + seed) for changes in product(*axes) for seed in range(seeds)]
+
+
+def check_one_promise(grid: Sequence[Trial], file: Path, overrides: Sequence[str]) -> list[Settings]:
+    """The settings of all trials, checked. Refuses a grid whose runs promise different things, which no figure could cover."""
+    settings = [trial.settings(file, overrides) for trial in grid]
+    private = [one for one in settings if one.build_algorithm().private]
+    promises = {
+        "algorithm.adjacency": {repr(one.build_algorithm().adjacency) for one in private},
+        "participation.noise_cohort": {repr(one.participation.noise_cohort) for one in private},
+    }
+    for name, values in promises.items():
+        if len(values) > 1:
+            raise InputError(
+                f"--grid has {name} {' and '.join(sorted(values))}, which are promises about different changes of the data, so "
+                "that no figure covers all runs; make a sweep of each."
+            )
+    return settings
 
 
 def _axis(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from dpfedexp.report.document import Chart, Panel, Section, Series, Table
 from dpfedexp.report.runs import RunRecord, read_run
 from dpfedexp.runs.plot import name_of
 from dpfedexp.sweep.grid import Trial
-from dpfedexp.sweep.price import charges, price
+from dpfedexp.sweep.price import price_below
 from dpfedexp.sweep.run import Outcome, Plan
 
 HIGHER = ("accuracy", "auc", "r2", "match", "helped")
@@ -51,10 +51,14 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         delta: δ of the price.
         command: what makes the page again.
     """
+    paid = _paid(plan, [*outcome.done, *(trial for trial, _ in outcome.failed)], delta)
     if not outcome.done:
-        raise InputError(f"every run of the sweep failed, the first with: {outcome.failed[0][1]}")
+        raise InputError(f"every run of the sweep failed, the first with: {outcome.failed[0][1]} {paid[0]}")
     runs = {trial: read_run(plan.folder(trial)) for trial in outcome.done}
-    metric = metric_of(list(runs.values()), select)
+    try:
+        metric = metric_of(list(runs.values()), select)
+    except InputError as error:
+        raise InputError(f"{error} {paid[0]}") from None
     others = [name for name in next(iter(runs.values())).metrics if name != metric]
     groups: dict[str, list[tuple[Trial, RunRecord]]] = {}
     for trial, run in runs.items():
@@ -71,10 +75,6 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
     ]
     columns = ["setting", *(name_of(name) for name in (metric, *others)), "ε of one run"]
     panel = Panel(name_of(metric), "round", name_of(metric), _curves(ranked[:MOST_CURVES], groups, metric))
-    try:
-        paid = price([(trial.label, charges(plan.folder(trial))) for trial in runs], delta).sentences
-    except InputError as error:
-        paid = [str(error)[:1].upper() + str(error)[1:]]
     seeds = max(len(group) for group in groups.values())
     return Section(
         name="sweep",
@@ -89,6 +89,14 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in outcome.failed],
         command=command,
     )
+
+
+def _paid(plan: Plan, trials: Sequence[Trial], delta: float) -> list[str]:
+    """What everything below the folder cost, in sentences, or why there is no figure."""
+    try:
+        return price_below(plan.out, {plan.folder(trial): trial.label for trial in trials}, delta).sentences
+    except InputError as error:
+        return [str(error)[:1].upper() + str(error)[1:]]
 
 
 def _caption(settings: int) -> str:

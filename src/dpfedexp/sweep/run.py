@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ from pathlib import Path
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
 from dpfedexp.processes import JobProgress, cores
-from dpfedexp.runs.file_names import STATEMENT
-from dpfedexp.sweep.grid import Trial
+from dpfedexp.runs.file_names import ERROR, STATEMENT
+from dpfedexp.runs.outlets import recorded
+from dpfedexp.sweep.grid import Trial, check_one_promise
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,40 @@ class Outcome:
 
 def run_trials(plan: Plan, trials: Sequence[Trial]) -> Outcome:
     """Makes the runs that are not finished. All settings are checked before the first begins."""
-    for trial in trials:
-        trial.settings(plan.file, plan.overrides)
+    settings = check_one_promise(trials, plan.file, plan.overrides)
+    secure = any(one.run.secure for one in settings)
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder {str(plan.out)!r} can't be written: {error.strerror}.") from None
-    jobs = min(plan.jobs or cores(), max(len(trials), 1))
-    missing = [trial for trial in trials if not (plan.folder(trial) / STATEMENT).is_file()]
+    missing = [trial for trial in trials if not is_finished(plan.folder(trial))]
+    times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
+    with JobProgress("sweep", [1.0] * len(missing), times=times) as progress:
+        failures = make_runs(plan, missing, min(plan.jobs or cores(), max(len(trials), 1)), progress.advance)
+    return Outcome([trial for trial in trials if trial not in failures], list(failures.items()))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in a folder came to its end."""
+    return (folder / STATEMENT).is_file()
+
+
+def make_runs(
+    plan: Plan, trials: Sequence[Trial], jobs: int, advance: Callable[[float], None] = lambda cost: None
+) -> dict[Trial, str]:
+    """Makes runs, so many side by side, and tells `advance` of each that ended; returns those that failed, with why."""
     failures: dict[Trial, str] = {}
-    with JobProgress("sweep", [1.0] * len(missing)) as progress, ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in missing}
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in trials}
         try:
             for future in as_completed(futures):
                 if problem := future.result():
                     failures[futures[future]] = problem
-                progress.advance(1.0)
+                advance(1.0)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return Outcome([trial for trial in trials if trial not in failures], list(failures.items()))
+    return failures
 
 
 def _train(plan: Plan, trial: Trial, threads: int) -> str:
@@ -83,6 +98,7 @@ def _train(plan: Plan, trial: Trial, threads: int) -> str:
     done = subprocess.run([*command, *overrides, *data], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    if folder.is_dir():
-        replace_text(folder / "error.txt", done.stderr)
+    secure = bool(trial.settings(plan.file, plan.overrides).run.secure)
+    if folder.is_dir() and (kept := recorded(ERROR, {"text": done.stderr}, secure=secure)):
+        replace_text(folder / ERROR, kept["text"])
     return next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}")

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from html import escape
 
 from dpfedexp.accounting.statements.promise import Promise
-from dpfedexp.accounting.statements.wording import shown, statement_text
+from dpfedexp.accounting.statements.wording import caveats, shown, statement_text
 
 
 def summary(s: Promise) -> str:
-    """One line: the algorithm, its rounds and clients, and what it promises."""
+    """One line: the algorithm, its rounds and clients, what it promises, and to whom where that is not these clients."""
     rounds = f"{s.rounds} round{'' if s.rounds == 1 else 's'}"
     if not s.private:
         return f"{s.algorithm}, {rounds}, {s.clients} clients, not private"
@@ -19,9 +19,12 @@ def summary(s: Promise) -> str:
     n = shown(s)
     bound = "" if s.exact else "at most "
     plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
-    return (
-        f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
-        f"({s.adjacency}, {s.setting}), {s.strength}{plan}"
+    return "; ".join(
+        [
+            f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
+            f"({s.adjacency}, {s.setting}), {s.strength}{plan}",
+            *caveats(s),
+        ]
     )
 
 

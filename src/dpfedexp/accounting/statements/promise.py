@@ -12,6 +12,8 @@ METRICS = "anything measured on the clients' data without noise, such as a train
 Source = Literal["private", "public", "test", "unknown"]
 """What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
 server's own test data, or something that the run does not know."""
+OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
+NOT_SECRET = "whoever saw one of the other runs, how many there were, or how long the selection took"
 OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
@@ -51,6 +53,9 @@ class Promise:
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
         noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
             run. `stand_ins` simulated clients stood for them in every round.
+        selection_runs: the mean of the secret number of runs of which this one is the best; None where nothing was selected. All
+            figures are then those of the whole selection.
+        selection_mu: μ of the most expensive of those runs.
     """
 
     algorithm: str
@@ -87,3 +92,5 @@ class Promise:
     noise_by: NoiseBy = ""
     noise_cohort: int | None = None
     stand_ins: float | None = None
+    selection_runs: float | None = None
+    selection_mu: float | None = None

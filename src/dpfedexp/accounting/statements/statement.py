@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dpfedexp.accounting import gdp
@@ -17,10 +17,20 @@ from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.events.gaussian import NoiseBy
 from dpfedexp.accounting.statements.notebook import statement_html, summary
-from dpfedexp.accounting.statements.promise import METRICS, OTHER_USES, TUNING, Promise, Source, View
+from dpfedexp.accounting.statements.promise import (
+    METRICS,
+    NOT_SECRET,
+    OTHER_TUNING,
+    OTHER_USES,
+    TUNING,
+    Promise,
+    Source,
+    View,
+)
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
 from dpfedexp.arguments import checked
+from dpfedexp.errors import require
 from dpfedexp.json_values import finite
 
 VERSION = 2
@@ -48,6 +58,8 @@ class PrivacyStatement(Promise):
         stopping: Source | Literal["hand", ""] = "",
         noise_cohort: int | None = None,
         stand_ins: float | None = None,
+        selection_runs: float | None = None,
+        selection_mu: float | None = None,
     ) -> PrivacyStatement:
         """The statement for what was charged.
 
@@ -66,6 +78,8 @@ class PrivacyStatement(Promise):
             stopping: what decided that the run ended before its last planned round, where somebody decided it.
             noise_cohort: clients of a round of a larger deployment, where the run simulated one with fewer.
             stand_ins: how many simulated clients stood for them.
+            selection_runs: the mean of the secret, geometric number of runs of which this one is the best, where one was selected.
+            selection_mu: μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
         charges = made if planned is None or not stopping else [(event, n) for event, n in planned if n]
@@ -78,7 +92,7 @@ class PrivacyStatement(Promise):
         if turned is not None and no_other_adjacency:
             turned, no_turned = None, no_other_adjacency
         readers, no_readers = models_only(charges, delta, reporting or 0, clients)
-        return PrivacyStatement(
+        statement = PrivacyStatement(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
             setting=total.setting,
@@ -111,6 +125,51 @@ class PrivacyStatement(Promise):
             noise_cohort=noise_cohort,
             stand_ins=stand_ins,
             **_plan(planned, delta),
+        )
+        if selection_runs is None or selection_mu is None:
+            return statement
+        return statement.of_selection(total, selection_runs, selection_mu)
+
+    def of_selection(self, total: Guarantee, runs: float, mu: float) -> PrivacyStatement:
+        """The statement of a private selection that shows this run, from the statement of the run alone.
+
+        Which run is shown depends on all its rounds, so what one of them shows costs as much as everything.
+
+        Args:
+            total: what the run alone promises.
+            runs: the mean of the secret, geometric number of runs.
+            mu: μ of the most expensive of them.
+        """
+        from dpfedexp.accounting.selection import RENYI, selection_epsilon
+
+        require(
+            total.mu is not None,
+            f"the run was charged by {total.accountant!r}; a selection has a figure for Gaussian noise without sampling only.",
+        )
+        mu = max(mu, total.mu or 0.0)
+        epsilon = selection_epsilon(mu, self.delta, runs)
+        advantage = membership_advantage(replace(total, epsilon=epsilon, mu=None))
+        return replace(
+            self,
+            epsilon_round=epsilon,
+            epsilon_total=epsilon,
+            delta_round=self.delta,
+            accountant=RENYI,
+            exact=False,
+            membership_advantage=advantage,
+            attack_success=0.5 * (1.0 + advantage),
+            strength=strength(epsilon),
+            pure_epsilon_total=None,
+            other_adjacency=None,
+            no_other_adjacency="the selection was accounted under one adjacency",
+            models_only=None,
+            no_models_only="",
+            nominal_epsilon_round=None,
+            planned_rounds=None,
+            planned_epsilon_total=None,
+            not_covered=(OTHER_TUNING, NOT_SECRET, *(item for item in self.not_covered if item != TUNING)),
+            selection_runs=runs,
+            selection_mu=mu,
         )
 
     @property

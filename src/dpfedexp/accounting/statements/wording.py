@@ -100,6 +100,7 @@ def statement_text(s: Promise) -> str:
         f"Privacy of {s.algorithm}: {n['rounds']} {_plural('round', s.rounds)}, "
         f"{n['clients']} {_plural('client', s.clients)}",
         *_larger(s, n),
+        *_selected(s, n),
         "Who is protected: every client, with all of its data at once, not only single records.",
         _against(s),
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
@@ -165,6 +166,8 @@ def shown(s: Promise) -> dict[str, str]:
             figures[f"{name}_epsilon_total"] = figure(view.epsilon_total)
     if s.noise_cohort is not None and s.stand_ins is not None:
         figures |= {"noise_cohort": f"{s.noise_cohort}", "stand_ins": f"{s.stand_ins:g}"}
+    if s.selection_runs is not None:
+        figures["selection_runs"] = f"{s.selection_runs:g}"
     if s.reporting is not None:
         figures["reporting"] = f"{s.reporting}"
     if s.large_delta:
@@ -207,8 +210,10 @@ def _total(s: Promise, n: dict[str, str]) -> str:
     sentences = [
         f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
         f"at delta = {n['delta']} (figures are rounded up).",
-        f"One round alone has epsilon = {n['epsilon_round']}" + (", with no delta." if s.delta_round == 0.0 else "."),
     ]
+    if s.selection_runs is None:
+        alone = ", with no delta." if s.delta_round == 0.0 else "."
+        sentences.append(f"One round alone has epsilon = {n['epsilon_round']}{alone}")
     if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
         sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
     if s.planned_rounds is not None and s.planned_rounds != s.rounds and not s.stopping:
@@ -228,7 +233,8 @@ def _changes(s: Promise) -> str:
     if other is not None and other.accountant != s.accountant:
         lines.append(f"  - The {other.adjacency} figures are computed by: {other.accountant}.")
     if s.no_other_adjacency:
-        lines.append(f"  - There is no add-remove figure: {s.no_other_adjacency}.")
+        missing = "replace-one" if s.adjacency == "add-remove" else "add-remove"
+        lines.append(f"  - There is no {missing} figure: {s.no_other_adjacency}.")
     return "\n".join(["What it means that one client changed:", *lines])
 
 
@@ -240,6 +246,32 @@ def _larger(s: Promise, n: dict[str, str]) -> list[str]:
         f"a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
         "promises nothing to the clients whose data it used."
     ]
+
+
+def _selected(s: Promise, n: dict[str, str]) -> list[str]:
+    if "selection_runs" not in n:
+        return []
+    return [
+        f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
+        "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
+        "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
+        "that are not the clients'."
+    ]
+
+
+def caveats(s: Promise) -> list[str]:
+    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
+    n = shown(s)
+    found = []
+    if "noise_cohort" in n:
+        found.append(
+            f"the promise of a larger deployment with {n['noise_cohort']} clients in a round, and none to the clients of this run"
+        )
+    if "selection_runs" in n:
+        found.append(
+            f"the epsilon of the whole selection, of which this is the best of {n['selection_runs']} runs on average"
+        )
+    return found
 
 
 def _votes(s: Promise) -> list[str]:

@@ -25,6 +25,7 @@ from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.round import State
 from dpfedexp.runs.checkpoints.state_tensors import digest, earlier, state_from, state_tensors
 from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
+from dpfedexp.runs.outlets import recorded
 
 FORMAT = "dpfedexp-flower-checkpoint"
 HASH = "blake2b"
@@ -103,6 +104,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: tuple[Kept, ...]
         "config": checkpoint.config,
         "history": checkpoint.history,
     }
+    content = recorded(SERVER_CHECKPOINT, content, secure=True)
     replace_text(folder / SERVER_CHECKPOINT, json.dumps(content, indent=1) + "\n")
     named = (*held.values(), now)
     for old in folder.glob(SERVER_TENSORS):

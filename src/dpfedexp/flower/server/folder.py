@@ -6,7 +6,8 @@ released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
 checkpoint holds, or one that the anchor has seen: the whole folder put back to an earlier moment is refused. A ledger may be ahead
-of its checkpoint and its anchor, as a crash between them leaves it; then the round is charged again.
+of its checkpoint and its anchor, as a crash between them leaves it; then the round is charged again. Of two copies of a folder one
+goes on: the other is refused before its nodes are asked.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
 from dpfedexp.layout import Params
 from dpfedexp.runs.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.runs.outlets import recorded
+from dpfedexp.runs.private.anchor import OneWriter
 from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
 
 _ANCHORED = "anchored"
@@ -100,36 +103,34 @@ def _check_outside(folder: Path) -> None:
 
 
 def _anchored(ledger: Ledger, path: Path) -> Ledger:
-    """The ledger, once its anchor has seen no more than it holds; from here on every charge moves the anchor."""
+    """The ledger, once its anchor has seen no more than it holds; from here on this is its only writer (`OneWriter`)."""
 
-    def witness(mark: Mark) -> None:
-        try:
-            anchor.remember(mark)
-        except OSError as error:
-            raise LedgerError(
-                f"the anchor {str(anchor.path)!r} of {path} can't be written: {error.strerror}; set {VARIABLE} to a folder outside "
-                "the run's own where it can, and move the anchor there."
-            ) from None
+    def refusal(ledger: Ledger, known: Mark, anchor: Path) -> LedgerError:
+        return LedgerError(
+            f"{path} holds {len(ledger)} charges, and its anchor {str(anchor)!r} has seen {known.count}: the folder was put back "
+            "to an earlier moment, the ledger was replaced, or another copy of the folder went on; restore the newest copy of the "
+            "folder, or begin another run in a new one."
+        )
 
     try:
         anchor = SharedAnchor.of(ledger.first_hash)
-        known = anchor.mark()
-        if known is None and len(ledger) and ledger.header.get(_ANCHORED):
+        writer = OneWriter(anchor, refusal)
+        ledger.witnesses.append(writer)
+        if anchor.mark() is None and len(ledger) and ledger.header.get(_ANCHORED):
             raise LedgerError(
                 f"the anchor {str(anchor.path)!r} of {path} is missing, so an older copy of the folder would go unnoticed; copy it "
                 f"from where the run was begun, or set {VARIABLE} to the folder that holds it."
             )
-        if known is not None and not ledger.holds(known):
-            raise LedgerError(
-                f"{path} holds {len(ledger)} charges, and its anchor {str(anchor.path)!r} has seen {known.count}: the folder was "
-                "put back to an earlier moment, or the ledger was replaced; restore the newest copy of the folder, or begin "
-                "another run in a new one."
-            )
-        witness(ledger.mark())
+        writer.move(ledger)
+    except OSError as error:
+        ledger.close()
+        raise LedgerError(
+            f"the anchor {str(root())!r} of {path} can't be written: {error.strerror}; set {VARIABLE} to a folder outside the "
+            "run's own where it can, and move the anchor there."
+        ) from None
     except BaseException:
         ledger.close()
         raise
-    ledger.witness = witness
     return ledger
 
 
@@ -177,4 +178,5 @@ def write_results(folder: Path, model: Params, statement: PrivacyStatement, advi
     replace_tensors(folder / MODEL, tensors)
     replace_text(folder / STATEMENT, statement.to_json() + "\n")
     replace_text(folder / STATEMENT_TEXT, statement.text + "\n")
-    replace_text(folder / ADVICE, "".join(json.dumps(one.to_json()) + "\n" for one in advice))
+    lines = (json.dumps(recorded(ADVICE, one.to_json(), secure=True)) + "\n" for one in advice)
+    replace_text(folder / ADVICE, "".join(lines))

@@ -21,6 +21,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
 from dpfedexp.json_values import finite
 from dpfedexp.runs.file_names import LEDGER, STATUS
+from dpfedexp.runs.outlets import recorded
 
 Status = Literal["running", "completed", "stopped", "failed"]
 EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed": 4}
@@ -29,17 +30,15 @@ EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed":
 def write_status(
     folder: Path, status: Status, round: int, rounds: int, statement: PrivacyStatement, reason: str = ""
 ) -> None:
-    content = finite(
-        {
-            "status": status,
-            "round": round,
-            "rounds": rounds,
-            "epsilon": statement.epsilon_total,
-            "delta": statement.delta,
-            "reason": reason,
-        }
-    )
-    replace_text(folder / STATUS, json.dumps(content) + "\n")
+    content = {
+        "status": status,
+        "round": round,
+        "rounds": rounds,
+        "epsilon": statement.epsilon_total,
+        "delta": statement.delta,
+        "reason": reason,
+    }
+    replace_text(folder / STATUS, json.dumps(finite(recorded(STATUS, content, secure=True))) + "\n")
 
 
 def read_status(folder: Path | str) -> dict[str, Any]:

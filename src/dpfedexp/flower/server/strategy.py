@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,8 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
-from dpfedexp.errors import BudgetExceeded, InputError, RoundFailed, require
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
+from dpfedexp.files import undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.messages import REQUEST, Request
@@ -49,6 +51,7 @@ from dpfedexp.mechanisms.text import encode
 from dpfedexp.noise import Noise
 from dpfedexp.participation import Full, Poisson
 from dpfedexp.round import State, advance
+from dpfedexp.runs.outlets import OUTLETS, recorded
 from dpfedexp.sums import Sums
 from dpfedexp.votes import Ask
 
@@ -182,7 +185,7 @@ class DpFedExp(Strategy):
         if no_other_adjacency(self.algorithm):
             header["no_other_adjacency"] = no_other_adjacency(self.algorithm)
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
-        self._saving = Saving(self.folder)
+        self._saving, self._began = Saving(self.folder), time.time()
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
@@ -200,6 +203,7 @@ class DpFedExp(Strategy):
         """The round's messages: the model of the strategy's own state, and a request with a nonce of its own for each node."""
         mechanism = self.mechanism.at_radius(self.state.radius)
         event = mechanism.event(self.sampling)
+        self.ledger.check_newest()
         if self.budget is not None:
             self.ledger.check(self.budget, event)
         asked = choose(self.places.nodes_of_round(grid), self.clients_per_node, self.sampling)
@@ -259,6 +263,7 @@ class DpFedExp(Strategy):
         }
         if public:
             shown |= counts.shown()
+        shown = recorded("deployed round", shown, secure=True)
         history = [*self.history, finite(shown)]
         checkpoint = Checkpoint(state, self.config, history, self.run, self.ledger.mark(), self.places.taken)
         self._before, self._saving.stored = (self.state, self.history), False
@@ -363,11 +368,17 @@ class DpFedExp(Strategy):
         """For whoever calls `configure_train` and `aggregate_train` instead of `start`: the end, with all files on disk."""
         self._saving.wait()
         self.ledger.close()
+        undate(self.folder, OUTLETS, self._began)
 
     def _charge(self, server_round: int, event: Event) -> None:
         """From here on the round counts, whatever becomes of it, and the status says so."""
         self._saving.wait()
-        self.ledger.charge(server_round, event, run=self.run)
+        try:
+            self.ledger.charge(server_round, event, run=self.run)
+        except OSError as error:
+            raise LedgerError(
+                f"round {server_round} can't be charged: {error.strerror}. Nothing of it was released."
+            ) from None
         write_status(self.folder, "running", self.state.round, self.rounds, self.statement)
 
     def _publishing(self, status: Status, reason: str = "") -> Callable[[], None]:

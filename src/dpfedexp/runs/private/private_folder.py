@@ -5,7 +5,8 @@ anchor.json                   how far the ledger had come at the run's last char
 controls-<round>.safetensors  SCAFFOLD's own control variate of each client after that round, which is no more private than its data
 
 It is `$DPFEDEXP_PRIVATE/<run>`, or `<run>` below `$XDG_STATE_HOME/dpfedexp` or `~/.local/state/dpfedexp`, readable by its owner
-alone, and it is removed when the run has finished. `ledgers/` beside it holds the anchors of ledgers that several runs charge.
+alone, and it is removed when the run has finished. `ledgers/` beside it holds the anchors of ledgers that several runs charge and
+of those of secure runs, which stay. A `.lock` beside an anchor is there while a run holds it (`OneWriter`).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class PrivateFolder:
         with self._writing():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            write_mark(self.path / "anchor.json", NOTHING_CHARGED, mode=0o600)
+            write_mark(self.file, NOTHING_CHARGED, mode=0o600)
             replace_text(self.path / "data.json", json.dumps({"key": key.hex(), "tag": tag(key)}), mode=0o600)
 
     def check_data(self, tag: Tag) -> None:
@@ -103,12 +104,17 @@ class PrivateFolder:
             "again: resume with the data as they were, or begin a new run.",
         )
 
-    def anchor(self) -> Mark:
+    @property
+    def file(self) -> Path:
+        """The anchor."""
+        return self.path / "anchor.json"
+
+    def mark(self) -> Mark:
         return self._read("anchor.json", read_mark)
 
     def remember(self, mark: Mark) -> None:
         """Moves the anchor. An `OSError` goes to whoever charges, so that nothing is released without it."""
-        write_mark(self.path / "anchor.json", mark, mode=0o600)
+        write_mark(self.file, mark, mode=0o600)
 
     def save_controls(self, round: int, controls: Tensor) -> None:
         tensors = {"client_controls": controls.detach().cpu().contiguous()}
@@ -178,9 +184,14 @@ class PrivateFolder:
 
 @dataclass(frozen=True)
 class SharedAnchor:
-    """How far a ledger that several runs charge had come, whichever of them charged it. Named by the hash of its first line."""
+    """How far a ledger had come, whichever run charged it. Named by the hash of its first line."""
 
     path: Path
+
+    @property
+    def file(self) -> Path:
+        """The anchor."""
+        return self.path
 
     @staticmethod
     def of(first_hash: str) -> SharedAnchor:
@@ -204,6 +215,22 @@ class SharedAnchor:
     def remember(self, mark: Mark) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_mark(self.path, mark, mode=0o600)
+
+
+def marks_of(run: object, first_hash: str) -> list[tuple[Path, Mark]]:
+    """What this machine remembers of a ledger: every anchor's file and its mark; nothing where the ledger was never charged here.
+
+    Args:
+        run: what the ledger's header calls its run.
+        first_hash: of the ledger.
+    """
+    anchors: list[PrivateFolder | SharedAnchor] = []
+    if is_run_id(run) and (root() / str(run)).exists():
+        anchors.append(PrivateFolder(str(run), root() / str(run)))
+    if _HASH.fullmatch(first_hash):
+        anchors.append(SharedAnchor.of(first_hash))
+    found = [(one.file, one.mark()) for one in anchors]
+    return [(file, mark) for file, mark in found if mark is not None and mark != NOTHING_CHARGED]
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
