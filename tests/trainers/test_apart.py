@@ -111,7 +111,12 @@ def test_a_module_that_writes_its_parameters_trains_alike_vectorised_and_one_by_
     found = []
     for trainer in ("loop", "vectorised"):
         simulation, _ = prepare(
-            tied(), federation("words")(False), PRIVATE, local=BOUNDED, rounds=1, execution=Execution(trainer=trainer)
+            tied(),
+            federation("words")(False),
+            PRIVATE,
+            local=BOUNDED,
+            rounds=1,
+            execution=Execution(trainer=trainer, device="cpu"),
         )
         state = simulation.begin()
         found.append(simulation.updates(state, state.w.float(), torch.arange(COUNT), 1))
@@ -137,7 +142,7 @@ def test_a_transform_that_draws_takes_each_clients_own_stream(trainer):
 
 def test_a_transform_draws_anew_for_each_client_and_round():
     clients = Federation.from_clients([(torch.ones(4, 5), torch.zeros(4).long())] * 3, transform=flipped)
-    simulation, _ = prepare(net(), clients, PRIVATE, local=BOUNDED, rounds=2, secure=True)
+    simulation, _ = prepare(net(), clients, PRIVATE, local=BOUNDED, rounds=2, secure=True, device="cpu")
     w = simulation.begin().w.float()
     found = [
         simulation.trainer(w, torch.arange(3), simulation.plan(torch.arange(3), number), number) for number in (1, 2)
@@ -171,7 +176,7 @@ def test_a_transform_that_leaves_torch_is_refused_in_a_secure_run_and_is_each_cl
             local=BOUNDED,
             rounds=1,
             seed=3,
-            execution=Execution(trainer=trainer, chunk_size=chunk),
+            execution=Execution(trainer=trainer, chunk_size=chunk, device="cpu"),
         )
         state = simulation.begin()
         parts = [simulation.updates(state, state.w.float(), part, 1) for part in torch.arange(COUNT).split(chunk)]
@@ -300,7 +305,7 @@ def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is
     from dpfedexp.accounting import Ledger
     from dpfedexp.errors import RoundFailed
 
-    simulation, _ = prepare(net(), federation()(False), PRIVATE, local=BOUNDED, rounds=1, secure=True)
+    simulation, _ = prepare(net(), federation()(False), PRIVATE, local=BOUNDED, rounds=1, secure=True, device="cpu")
     inner = simulation.trainer
 
     class Writes:

@@ -247,7 +247,13 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
     rows = {}
     for secure in (False, True):
         simulation, _ = prepare(
-            net(), clients, algorithm, local=local, rounds=1, secure=secure, execution=Execution(trainer="vectorised")
+            net(),
+            clients,
+            algorithm,
+            local=local,
+            rounds=1,
+            secure=secure,
+            execution=Execution(trainer="vectorised", device="cpu"),
         )
         state = simulation.begin()
         order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))

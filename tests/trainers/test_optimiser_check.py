@@ -33,7 +33,7 @@ BROKEN = {
     "mixes clients:": late,
     "parameters' shape": lambda self, w, gradient, moments, clock: gradient.mean(0),
     "gradient in place": lambda self, w, gradient, moments, clock: gradient.mul_(2.0),
-    "fails on made-up gradients": lambda self, w, gradient, moments, clock: moments["v"],
+    "fails on synthetic gradients": lambda self, w, gradient, moments, clock: moments["v"],
     "mixes clients|remembers": remembering,
 }
 

@@ -189,7 +189,7 @@ CLOCKS: Mapping[str, str] = {
     "simulation.heartbeat": "watches the other ranks",
     "simulation.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
     "sweep.selection": "the one date that all files of the folder get",
-    "trainers.*": "measures trainers on made-up clients",
+    "trainers.*": "measures trainers on synthetic clients",
 }
 """Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""
 

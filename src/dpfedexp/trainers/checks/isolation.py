@@ -112,7 +112,7 @@ def watched(task: Task, clients: SyntheticClients, *, isolated: bool) -> Watch:
 
 
 def _real_batches(task: Task) -> tuple[tuple[Inputs, Tensor], ...]:
-    """Three batches of clients that hold data, for models that take no made-up ones; a simulation may look at its clients."""
+    """Three batches of clients that hold data, for models that take no synthetic ones; a simulation may look at its clients."""
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]

@@ -1,12 +1,12 @@
 """State that training changes beside the parameters: found by looking, not by a list of classes.
 
 A running mean, a power iteration or a remembered batch is a way round the noise: it carries one client's data into the updates of
-the next, or into a metric. Two copies of the module see different made-up batches. Whatever then differs between the copies holds
+the next, or into a metric. Two copies of the module see different synthetic batches. Whatever then differs between the copies holds
 data; whatever changes again with a second batch holds how many there were. Both are refused. What both copies changed alike, once,
 is a cache of something public, and stays. After every round the modules that trained are looked at again.
 
 State may also hide where nobody can look: in the loss function, in a closure, in a global. It shows in what it does: the losses of
-one made-up batch must come out the same before and after others were seen, and again after every round.
+one synthetic batch must come out the same before and after others were seen, and again after every round.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Watch:
     """What a module's state may be: as it was given, or as its caches were after one batch.
 
     `derived` are attributes that a layer computes from its parameters at every pass, such as the weight of a weight norm: they
-    follow the parameters, and were seen not to follow the data. `probe` is a made-up batch and `answer` its losses at the start.
+    follow the parameters, and were seen not to follow the data. `probe` is a synthetic batch and `answer` its losses at the start.
     """
 
     before: State
@@ -126,7 +126,7 @@ class Watch:
 
     @staticmethod
     def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Watch:
-        """Looks at training-mode passes over three made-up batches; raises `InputError` where they leave anything behind.
+        """Looks at training-mode passes over three synthetic batches; raises `InputError` where they leave anything behind.
 
         Args:
             model: the module in the mode that it will train in; it is copied.

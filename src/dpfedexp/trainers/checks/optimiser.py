@@ -1,4 +1,4 @@
-"""A local optimiser tried on made-up gradients, before a round is paid for."""
+"""A local optimiser tried on synthetic gradients, before a round is paid for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _STEPS = 64
 def check_optimiser(local: LocalOptimiser) -> None:
     """Raises `InputError` where an optimiser does not keep the contract of `LocalOptimiser.direction`.
 
-    Three made-up clients take their steps together, and each alone: a client's way may depend on its own gradients only, on neither
-    its neighbours nor whoever was trained before. Rounding may differ between the two (1e-5); a secure run looks at every bit.
+    Three synthetic clients take their steps together, and each alone: a client's steps may depend on its own gradients only, and
+    on no client that was trained before it. Rounding may differ between the two (1e-5); a secure run compares every bit.
     """
     if type(local) is Sgd:
         return
@@ -46,7 +46,7 @@ def check_optimiser(local: LocalOptimiser) -> None:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the local optimiser {name} fails on made-up gradients: {first_line(error)}") from error
+        raise InputError(f"the local optimiser {name} fails on synthetic gradients: {first_line(error)}") from error
     require(
         torch.allclose(together, alone, rtol=1e-5, atol=1e-6),
         f"the local optimiser {name} mixes clients: a client's direction must follow from its own gradients alone.",
