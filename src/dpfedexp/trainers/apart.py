@@ -43,9 +43,8 @@ class ClientTransform:
         def own(inputs: tuple[Any, ...]) -> list[Tensor]:
             return leaves(inputs[0])
 
-        self.together, self.alone = (
-            Recorded(program, recorded, own, keep=0) for program in (vmap(self._one), self._one)
-        )
+        self.together = Recorded(vmap(self._one), recorded, own, batched=True, keep=0)
+        self.alone = Recorded(self._one, recorded, own, keep=0)
         self.can_vectorise: bool | None = None
 
     def __call__(self, x: Inputs, keys: Tensor) -> Inputs:
@@ -103,9 +102,12 @@ class ClientOptimiser:
     def __init__(self, local: LocalOptimiser, synthetic: Synthetic) -> None:
         self.local = local
         self._direction = Recorded(
-            vmap(self._one, in_dims=(0, 0, 0, None, 0)), synthetic.like, lambda inputs: list(inputs[2].values())
+            vmap(self._one, in_dims=(0, 0, 0, None, 0)),
+            synthetic.like,
+            lambda inputs: list(inputs[2].values()),
+            batched=True,
         )
-        self._joined = Recorded(vmap(self._join), synthetic.like)
+        self._joined = Recorded(vmap(self._join), synthetic.like, batched=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.local, name)

@@ -50,7 +50,7 @@ class ClientLosses:
         public = unit is None or task.local.shape_is_public
         self.alone = not public or trainer.unit == 1 or isinstance(trainer, Loop)
         # Recorded for speed or not, these are asked for twice a round.
-        self.together = task.program("losses of clients", vmap(self._one), keep=0)
+        self.together = task.program("losses of clients", vmap(self._one), batched=True, keep=0)
         self.one = task.program("loss of a client", self._one, keep=0)
 
     def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:

@@ -6,15 +6,16 @@ recorded there (`record`), and the clients' data go through the recording (`Tape
 and on constants, which is the same for every client.
 
 A recording is refused (`Unrecordable`) where a list of operations is not the whole program, or where replaying it would let one
-client reach another: a value that decides what is computed next, a random number that does not come from an input, and a write into
-memory that was there before the pass.
+client reach another: a value that decides what is computed next, a random number that does not come from an input, a write into
+memory that was there before the pass, and an address that could lie outside a client's own tensors.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,11 +28,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from dpfedexp.errors import InputError
 
 _LITERALS = (int, float, bool, str, type(None))
-_CHECKED_BYTES = 2**28
-"""Constants up to this size are compared bit by bit after a recording; larger ones by torch's count of in-place writes alone."""
 
 
-class Unrecordable(Exception):
+class Unrecordable(InputError):
     """Why a program can't be recorded, as the end of a sentence that begins with what was recorded."""
 
 
@@ -100,16 +99,26 @@ def _same_nans(one: Tensor, other: Tensor) -> bool:
     return not one.is_floating_point() or torch.equal(one.isnan(), other.isnan())
 
 
-def record(function: Callable[..., Any], inputs: tuple[Any, ...], *, own: Iterable[Tensor] = ()) -> Tape:
+def record(
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    own: Iterable[Tensor] = (),
+    held: Iterable[Tensor] = (),
+    batched: bool = False,
+) -> Tape:
     """Run a function once on these inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
 
     Args:
         function: from nested tensors to nested tensors.
         inputs: synthetic values of the shapes that the tape is for.
         own: the inputs that the function may write into, because each caller brings its own copy.
+        held: tensors that only this run holds, such as its module's buffers. Other constants are copied: code elsewhere may write
+            into them later.
+        batched: whether the function is one of many clients under `vmap`.
     """
     tensors, spec = tree_flatten(inputs)
-    recorder = _Recorder(tensors, own)
+    recorder = _Recorder(tensors, own, held, batched)
     try:
         with recorder:
             result = function(*inputs)
@@ -142,13 +151,16 @@ class _Line:
 class _Recorder(TorchDispatchMode):
     """Sees every operation below autograd and vmap, and writes it down."""
 
-    def __init__(self, inputs: list[Any], own: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: list[Any], own: Iterable[Tensor], held: Iterable[Tensor], batched: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[_Line] = []
         self.names: dict[str, Any] = {}
         self.slots = WeakTensorKeyDictionary()
         self.depends: set[str] = set()
-        self.writable = {_memory(tensor) for tensor in own}
+        self.made: set[int] = set()
+        self.own = {_memory(tensor) for tensor in own}
+        self.held = {_memory(tensor) for tensor in held}
+        self.batched = batched
         self.before: list[tuple[Tensor, Tensor | None, int]] = []
         self.given: list[str] = []
         self.count = 0
@@ -167,6 +179,7 @@ class _Recorder(TorchDispatchMode):
         _check_draws(func, args, kwargs)
         self._check_reads(func, args, depends)
         self._check_writes(func, args, kwargs)
+        self._check_places(func, args, kwargs)
         memory = {_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
         result = func(*args, **kwargs)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
@@ -174,7 +187,7 @@ class _Recorder(TorchDispatchMode):
         if not outputs and not writes:
             # A plain value of public constants, such as the number in a buffer.
             return result
-        self.writable.update(_memory(value) for value in outputs if _memory(value) not in memory)
+        self.made.update(_memory(value) for value in outputs if _memory(value) not in memory)
         call = f"{self._function(func)}({self._arguments(args, kwargs)})"
         made = self._assigned(result)
         if depends:
@@ -228,10 +241,10 @@ class _Recorder(TorchDispatchMode):
         if known is not None:
             return cast(str, known)
         name = self._slot(tensor)
-        held = tensor.detach() if tensor.requires_grad else tensor
-        self.names[name] = held
-        small = held.numel() * held.element_size() <= _CHECKED_BYTES
-        self.before.append((held, held.clone() if small else None, held._version))
+        constant = tensor.detach() if tensor.requires_grad else tensor
+        copied = None if _memory(constant) in self.held else laid_out(constant, constant)
+        self.names[name] = constant if copied is None else copied
+        self.before.append((constant, copied, constant._version))
         return name
 
     def _value(self, value: Any) -> str:
@@ -288,11 +301,84 @@ class _Recorder(TorchDispatchMode):
             # These operations update their running statistics without saying so in their schema.
             written += [given.get("running_mean"), given.get("running_var")]
         for value in tree_leaves(written):
-            if isinstance(value, Tensor) and _memory(value) not in self.writable:
+            if isinstance(value, Tensor) and _memory(value) not in self.made and _memory(value) not in self.own:
                 raise Unrecordable(_WRITES)
+
+    def _check_places(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A program reads and writes within a client's own tensors, whatever whole numbers the client holds."""
+        name = func.overloadpacket.__name__
+        if name.startswith("as_strided") and _memory(args[0]) not in self.made:
+            raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
+        whole = [
+            value
+            for key, values in _given(func, args, kwargs).items()
+            if key in _PLACES
+            for value in tree_leaves(values)
+            if isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+        ]
+        if not any(self._name(value) in self.depends for value in whole) or bool(getattr(_in_range, "depth", 0)):
+            return
+        if name.removesuffix("_") not in _CHECKED | (_CHECKED_ALONE if not self.batched else set()):
+            raise Unrecordable(
+                f"takes places from the rows in torch.{name}, which does not check that they lie within one client's tensor; use "
+                "an index (x[i]), gather, scatter or nn.Embedding"
+            )
 
 
 _INFINITE = (float("inf"), float("-inf"))
+_PLACES = (
+    "index",
+    "indices",
+    "target",
+    "targets",
+    "offsets",
+    "lengths",
+    "input_lengths",
+    "target_lengths",
+    "batch_sizes",
+)
+"""Names of arguments in torch's schemas that say where to read or write."""
+_CHECKED = frozenset(
+    f"{name}{way}"
+    for name in (
+        *("index", "index_put", "index_select", "index_add", "index_copy", "index_reduce", "gather", "take", "put"),
+        *("scatter", "scatter_add", "scatter_reduce", "nll_loss", "nll_loss2d", "multi_margin_loss", "embedding_dense"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
+        *("fractional_max_pool2d", "fractional_max_pool3d", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        *(
+            "mse_loss",
+            "huber_loss",
+            "smooth_l1_loss",
+            "soft_margin_loss",
+            "sort",
+            "kthvalue",
+            "topk",
+            "cummax",
+            "cummin",
+        ),
+        "value_selecting_reduction",
+    )
+    for way in ("", "_forward", "_backward")
+)
+"""Operations that refuse a place outside of a client's own tensor under `vmap` too, or that take numbers and no places."""
+_CHECKED_ALONE = frozenset(
+    {"embedding", "index_fill", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward"}
+    | {"_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward", "embedding_renorm"}
+)
+"""Operations that do so for a client alone: under `vmap` they would take another client's rows."""
+_in_range: Any = threading.local()
+
+
+@contextmanager
+def in_range() -> Iterator[None]:
+    """Meanwhile places are known to lie within a client's own tensor."""
+    _in_range.depth = getattr(_in_range, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _in_range.depth -= 1
+
+
 _WRITES = (
     "writes into a tensor that outlives the pass (a buffer, a cache, a shared or frozen parameter), which would carry one client's "
     "data to the others"
@@ -356,6 +442,8 @@ class Recorded:
         program: from nested tensors to nested tensors.
         synthetic: from inputs to synthetic ones of the same shapes, which no value of the inputs has any part in.
         own: the inputs that the program may write into.
+        held: see `record`.
+        batched: see `record`.
         after: without `synthetic`, how often a shape comes before it is recorded.
         keep: how many tapes there may be.
     """
@@ -366,10 +454,13 @@ class Recorded:
         synthetic: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
         own: Callable[[tuple[Any, ...]], Iterable[Tensor]] = lambda inputs: (),
         *,
+        held: Callable[[], Iterable[Tensor]] = lambda: (),
+        batched: bool = False,
         after: int = 12,
         keep: int = 32,
     ) -> None:
         self.program, self.synthetic, self.own, self.after, self.keep = program, synthetic, own, after, keep
+        self.held, self.batched = held, batched
         self.uses: Counter[Any] = Counter()
         self.tapes: dict[Any, Tape] = {}
         self.lock = threading.Lock()
@@ -390,7 +481,7 @@ class Recorded:
         if self.uses[key] > self.after and len(self.tapes) < self.keep:
             with self.lock:
                 try:
-                    self.tapes[key] = record(self.program, inputs, own=self.own(inputs))
+                    self.tapes[key] = self._recorded(inputs)
                 except Unrecordable:
                     self.keep = 0
         return self.program(*inputs)
@@ -398,7 +489,10 @@ class Recorded:
     def record(self, inputs: tuple[Any, ...]) -> Tape:
         """The tape of these inputs' shapes; they are not changed."""
         copied = tree_map(lambda value: laid_out(value, value), inputs)
-        return record(self.program, copied, own=self.own(copied))
+        return self._recorded(copied)
+
+    def _recorded(self, inputs: tuple[Any, ...]) -> Tape:
+        return record(self.program, inputs, own=self.own(inputs), held=self.held(), batched=self.batched)
 
 
 def laid_out(values: Tensor, like: Tensor) -> Tensor:

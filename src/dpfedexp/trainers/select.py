@@ -22,6 +22,7 @@ from dpfedexp.trainers.checks.isolation import is_isolated
 from dpfedexp.trainers.chunk_size import Footprint, footprint
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, sample
+from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.registry import LOOP, Parts, check_trainer, makers
 from dpfedexp.trainers.task import Task, Trainer
 from dpfedexp.trainers.tiled import Parallel
@@ -102,7 +103,7 @@ def _selected(
     if name != "auto":
         require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(
-            not isolated or keeps_apart(on, candidates[name](), chunk),
+            not isolated or _keeps_apart_by_name(on, candidates[name](), chunk),
             f"trainer is {name!r}, but on this device a client's update then depends on the others of its chunk, which a "
             "secure run may not let happen. Use trainer='auto'.",
         )
@@ -144,6 +145,13 @@ def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
     except (InputError, RuntimeError) as reason:
         log.debug("a trainer is left out: %s", reason)
         return False
+
+
+def _keeps_apart_by_name(trial: Task, trainer: Trainer, chunk: int) -> bool:
+    try:
+        return keeps_apart(trial, trainer, chunk)
+    except Unrecordable as reason:
+        raise refusal(f"with trainer {trainer.name!r} the model or its loss", reason) from None
 
 
 def keeps_apart(trial: Task, trainer: Trainer, chunk: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -135,16 +135,22 @@ class Task:
         """The clients' optimizer as a trainer may call it."""
         return optimiser_apart(self.local, self.synthetic)
 
-    def program(self, name: str, program: Callable[..., Any], *, keep: int = 32) -> Recorded:
+    def program(self, name: str, program: Callable[..., Any], *, batched: bool = False, keep: int = 32) -> Recorded:
         """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
 
         Recorded on synthetic values in a run that protects data, once for all trainers; otherwise for speed.
         """
         if self.synthetic is None:
             return Recorded(program, keep=keep)
-        return self.synthetic.program(
-            f"{name}, {self.precision}", lambda: Recorded(program, self._stand_ins, lambda inputs: inputs[0].values())
-        )
+
+        def make() -> Recorded:
+            return Recorded(program, self._stand_ins, _own_parameters, held=self.held, batched=batched)
+
+        return self.synthetic.program(f"{name}, {self.precision}", make)
+
+    def held(self) -> list[Tensor]:
+        """The module's frozen parameters and buffers, which no other code holds in a run that protects data."""
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def _stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs of a program with the model's own start for parameters, and synthetic values for the rest."""
@@ -246,6 +252,12 @@ class Trainer(Protocol):
         correction: Tensor | None = None,
         rates: Tensor | None = None,
     ) -> Tensor: ...
+
+
+def _own_parameters(inputs: tuple[Any, ...]) -> Iterable[Tensor]:
+    """The parameters among a program's inputs: each client has its own copy."""
+    own: Params = inputs[0]
+    return own.values()
 
 
 def batches(

@@ -31,7 +31,7 @@ class Vectorised(Steps):
         def loss(params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
             return (task.losses(params, x, y, *key) * weights).sum()
 
-        self.gradients = task.program("gradients of clients", vmap(grad(loss)), keep=32 if record else 0)
+        self.gradients = task.program("gradients of clients", vmap(grad(loss)), batched=True, keep=32 if record else 0)
         super().__init__(task, "vectorised", ByVmap(self.gradients), streams=streams)
 
 

@@ -83,5 +83,5 @@ def _differentiated(loss: Loss, synthetic: Synthetic | None = None) -> Objective
 
     per_client: Callable[..., Tensor] = vmap(grad(total))
     if synthetic is not None:
-        per_client = Recorded(per_client, synthetic.like)
+        per_client = Recorded(per_client, synthetic.like, batched=True)
     return lambda o, t, w: per_client(o.movedim(-1, 1), t, w).movedim(1, -1)

@@ -25,6 +25,7 @@ from dpfedexp.inputs import Inputs, call, leaves
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
 from dpfedexp.trainers.forward.recurrence import CELLS, batched, one_by_one, recurrent, whole
+from dpfedexp.trainers.recording import in_range
 
 CONSTANTS = _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """splitmix64's constants, as signed numbers of 64 bits; products wrap around."""
@@ -135,6 +136,9 @@ class Drawing(TorchFunctionMode):
         if func is F.embedding:
             self.fused = True
             return _own_words(*args, **kwargs)
+        if func is torch.embedding:
+            self.fused = True
+            return _own_table(*args, **kwargs)
         if whole(func, args):
             self.fused = True
             if one_by_one(func, args) or (self.key is not None and _drops_between(*args)):
@@ -356,7 +360,16 @@ def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Ten
         return F.embedding(input, weight, *options, **more)
     known = input.clamp(0, len(weight) - 1)
     strange = torch.where((known != input).any(), torch.nan, 0.0).to(weight.dtype)
-    return F.embedding(known, weight, *options, **more) + strange
+    with in_range():
+        return F.embedding(known, weight, *options, **more) + strange
+
+
+def _own_table(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """torch.embedding, the same as `F.embedding` with its arguments in another order."""
+    padding = None if padding_idx < 0 else padding_idx
+    return _own_words(indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
 
 
 def drawing(key: Tensor | None, *, fused: bool = False) -> AbstractContextManager[Any]:
