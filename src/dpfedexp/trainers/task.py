@@ -144,11 +144,11 @@ class Task:
             return Recorded(program, keep=keep)
 
         def make() -> Recorded:
-            return Recorded(program, self._stand_ins, _own_parameters, held=self.held, batched=batched)
+            return Recorded(program, self._stand_ins, _own_parameters, held=self.module_tensors, batched=batched)
 
         return self.synthetic.program(f"{name}, {self.precision}", make)
 
-    def held(self) -> list[Tensor]:
+    def module_tensors(self) -> list[Tensor]:
         """The module's frozen parameters and buffers, which no other code holds in a run that protects data."""
         return [*self.model.parameters(), *self.model.buffers()]
 

@@ -147,7 +147,7 @@ def check_recordings(trial: Task, streams: Streams, largest: int) -> None:
     params = trial.layout.unflatten(trial.layout.read(trial.model).float().to(trial.device))
     rest = torch.full((count,), 1 / count, device=trial.device), *(() if keys is None else (keys[0],))
     variants = _variants(own, y, *_known_numbers(trial, own, y))
-    program = Recorded(ByAutograd(trial).gradients, own=lambda inputs: inputs[0].values(), held=trial.held)
+    program = Recorded(ByAutograd(trial).gradients, own=lambda inputs: inputs[0].values(), held=trial.module_tensors)
     _check_program("the model or its loss", program, [(params, *rows, *rest) for rows in variants])
     if not trial.local.shape_is_public:
         _record_own_shapes(trial, streams, largest)
