@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from dpfedexp.trainers.recording import Recorded
 from tests.fuzz.programs import Summary, check, results
 from tests.sizes import sized
