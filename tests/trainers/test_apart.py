@@ -319,3 +319,23 @@ def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is
     with pytest.raises(RoundFailed, match="changed while clients trained"):
         replace(simulation, trainer=Writes()).step(simulation.begin(), ledger)
     assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("kind", ["generator", "counter"])
+def test_clients_whose_rows_come_from_code_with_state_are_refused(kind):
+    """A client whose labels the loss does not take had its chunk asked again, which moved all later clients' rows."""
+
+    def clients_of(hostile):
+        held = rows(False)
+        inputs, targets = torch.stack([x for x, _ in held]), torch.stack([y for _, y in held])
+        targets[HOSTILE] += 7 * hostile
+        numbers, calls = np.random.default_rng(0), []
+
+        def make(ids):
+            calls.append(None)
+            more = float(numbers.normal()) if kind == "generator" else 0.01 * len(calls)
+            return inputs[torch.from_numpy(ids)] + more, targets[torch.from_numpy(ids)]
+
+        return Generated(COUNT, ROWS, make)
+
+    assert "asked twice" in unmoved(net, clients_of)

@@ -26,12 +26,21 @@ from dpfedexp.noise.streams import Streams
 from dpfedexp.participation import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.simulation.self_rate import answering
-from dpfedexp.trainers.checks.isolation import check_on, check_recordings, synthetic_clients, watched, widths
+from dpfedexp.trainers.checks.isolation import (
+    check_on,
+    check_recordings,
+    check_rows,
+    record_own_shapes,
+    synthetic_clients,
+    watched,
+    widths,
+)
 from dpfedexp.trainers.checks.optimiser import check_optimiser
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.forward.masks import with_blind_masks
 from dpfedexp.trainers.forward.recurrence import with_loose_weights
+from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
@@ -92,9 +101,12 @@ def prepare(
     # A rate that sets itself comes with every call; until there is one, any will do.
     trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
     trial = replace(trained, clients=synthetic, copies=[]) if isolated else None
-    trainer, chunk, unit, note = _trainer(
-        trained, trial, streams, execution, trained_per_round, rounds, fixed=sampling.kind != "poisson"
-    )
+    try:
+        trainer, chunk, unit, note = _trainer(
+            trained, trial, streams, execution, trained_per_round, rounds, fixed=sampling.kind != "poisson"
+        )
+    except Unrecordable as reason:
+        raise refusal("what a client computes", reason) from None
     dimension = task.layout.dimension
     asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
     mechanism = algorithm.bind(dimension, cohort, sampling, int(rounds), secure, votes=asks, beside=beside)
@@ -138,6 +150,7 @@ def _task(
         task = replace(task, synthetic=Synthetic(synthetic.tokens))
         # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
         check_on(synthetic, task)
+        check_rows(task)
     else:
         check_task(task, labels=True)
     return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
@@ -156,7 +169,7 @@ def _trainer(
     """The trainer, clients per chunk, clients per shape in an isolated run, and a note for the user."""
     limit, isolated = execution.memory_bytes, trial is not None
     if trial is not None:
-        check_recordings(trial, streams, int(task.clients.sizes.max()))
+        check_recordings(trial, streams)
     chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
     if isolated:
         chunk, _ = widths(cohort, chunk, None, fixed=fixed)
@@ -169,8 +182,10 @@ def _trainer(
     if not isolated and execution.chunk_size is None and task.device.type != "cpu":
         # Chunks of one size: every other size is a program of its own to record.
         chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
-    if isolated:
+    if trial is not None:
         chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
+        # Last of all: how large the largest client is must not have any part in what is tried.
+        record_own_shapes(trial, streams, int(task.clients.sizes.max()))
     return trainer, int(chunk), unit, note
 
 

@@ -51,15 +51,12 @@ class ClientTransform:
         """From inputs [n, s, …] and the clients' keys of a step [n] to transformed inputs [n, s, …]."""
         if self.can_vectorise is None:
             self.can_vectorise = self._tried(x, keys)
-        if self.can_vectorise:
-            return self.together(x, keys)
-        parts = []
-        for at, key in enumerate(keys):
-            own = each(lambda value, at=at: value[at], x)  # type: ignore[misc]
-            try:
-                parts.append(self._seeded(own, key))
-            except Unrecordable as reason:
-                raise refusal("the federation's transform", reason) from None
+        try:
+            if self.can_vectorise:
+                return self.together(x, keys)
+            parts = [self._seeded(each(lambda value, at=at: value[at], x), key) for at, key in enumerate(keys)]  # type: ignore[misc]
+        except Unrecordable as reason:
+            raise refusal("the federation's transform", reason) from None
         return tree_map(lambda *values: torch.stack(values), *parts)
 
     def _tried(self, x: Inputs, keys: Tensor) -> bool:

@@ -475,7 +475,7 @@ class Recorded:
         if self.synthetic is not None:
             with self.lock:
                 if key not in self.tapes:
-                    self.tapes[key] = self.record(self.synthetic(inputs))
+                    self.tapes[key] = self._taped(self.synthetic(inputs))
             return self.tapes[key](*inputs)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.tapes) < self.keep:
@@ -485,6 +485,17 @@ class Recorded:
                 except Unrecordable:
                     self.keep = 0
         return self.program(*inputs)
+
+    def _taped(self, synthetic: tuple[Any, ...]) -> Tape:
+        """The tape, or `Unrecordable` for whatever the program raises on synthetic values."""
+        try:
+            return self.record(synthetic)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise Unrecordable(
+                f"fails on synthetic rows ({str(error).strip()[:200] or type(error).__name__})"
+            ) from error
 
     def record(self, inputs: tuple[Any, ...]) -> Tape:
         """The tape of these inputs' shapes; they are not changed."""

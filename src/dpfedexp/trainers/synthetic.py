@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from dpfedexp.inputs import Inputs, each, leaves
-from dpfedexp.trainers.recording import Recorded, laid_out
+from dpfedexp.trainers.recording import laid_out
 
 _MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
 """Of the rows that synthetic clients share: enough for all of them to differ, and not many where one is large."""
 _EXTREME = 1e4
+T = TypeVar("T")
 
 
 class SyntheticClients:
@@ -91,12 +92,13 @@ class Synthetic:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.programs: dict[str, Recorded] = {}
+        self.programs: dict[str, Any] = {}
 
-    def program(self, name: str, make: Callable[[], Recorded]) -> Recorded:
+    def program(self, name: str, make: Callable[[], T]) -> T:
         if name not in self.programs:
             self.programs[name] = make()
-        return self.programs[name]
+        found: T = self.programs[name]
+        return found
 
     def like(self, values: Any) -> Any:
         """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers that are known."""

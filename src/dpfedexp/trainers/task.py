@@ -163,15 +163,17 @@ class Task:
 
     @cached_property
     def transforming(self) -> ClientTransform | None:
-        """The federation's transform, where it has one."""
-        transform = getattr(self.clients, "transform", None)
-        return None if transform is None else ClientTransform(transform, self.synthetic)
+        """The federation's transform, where it has one; in a run that protects data the same for all of its trainers and trials."""
+        transform, synthetic = getattr(self.clients, "transform", None), self.synthetic
+        if transform is None or synthetic is None:
+            return None if transform is None else ClientTransform(transform, None)
+        return synthetic.program("transform", lambda: ClientTransform(transform, synthetic))
 
     def reading(
         self, clients: Tensor, positions: Tensor, streams: Streams, round: int
     ) -> Callable[[int], tuple[Inputs, Tensor]]:
         """From a step k to rows `positions[i, k]` of client `clients[i]` as the model takes them, for positions [n, steps, s]."""
-        read, transforming = self._held(clients, positions, streams, round), self.transforming
+        read, transforming = self.held(clients, positions, streams, round), self.transforming
         if transforming is None:
             return read
         keys = client_keys(streams, round, clients, self.device, "transform")
@@ -188,9 +190,10 @@ class Task:
         """Rows `positions[i]` of client `clients[i]` as the model takes them, inputs and targets [n, s, …]."""
         return self.reading(clients, positions[:, None], streams or Streams(0), round)(0)
 
-    def _held(
+    def held(
         self, clients: Tensor, positions: Tensor, streams: Streams, round: int
     ) -> Callable[[int], tuple[Inputs, Tensor]]:
+        """As `reading`, without the transform."""
         held, device = self.clients, self.device
         known = isinstance(held, SyntheticClients) or (isinstance(held, ClientRows) and held.gathers_itself)
         if self.synthetic is not None and not known:

@@ -26,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dpfedexp.batches import Batching, Schedule, schedule
 from dpfedexp.clipping import clip, row_norms
@@ -38,7 +39,7 @@ from dpfedexp.mechanisms.free import lift
 from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.application import generator_states
 from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
-from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
 from dpfedexp.trainers.loop import ByAutograd, Loop
 from dpfedexp.trainers.recording import Recorded, Tape, Unrecordable, refusal
 from dpfedexp.trainers.synthetic import SyntheticClients, adversarial
@@ -51,7 +52,7 @@ WHY = (
     "and tokens and labels 0 and 1.)"
 )
 _BATCH = 8
-"""Rows of the batches that programs are recorded on to be compared."""
+"""Rows of the batches that programs are recorded on to be compared, and of the largest client that is tried with its own shape."""
 _STEPS = 3
 """Local steps of a trial: the first starts from one vector for all, the later ones from rows of their own."""
 
@@ -93,6 +94,23 @@ def check_on(clients: SyntheticClients, task: Task) -> None:
         raise InputError(f"{error} {WHY}") from None
 
 
+def check_rows(task: Task) -> None:
+    """Raises `InputError` where a client that is asked twice gives other rows, as code with state of its own does.
+
+    How often clients are asked, and in which order, follows from the others: one that fails has all of its chunk asked again.
+    """
+    # Of several clients, because the rows of one alone could hide the difference.
+    some = torch.nonzero(task.clients.sizes > 0).flatten()[:3]
+    read = task.held(some, torch.zeros((len(some), 1, 1), dtype=torch.int64), Streams(0), 0)
+    one, other = (tree_leaves(read(0)) for _ in range(2))
+    require(
+        all(map(_same_bits, one, other)),
+        "a client that is asked twice gives other rows: what makes them keeps state from call to call, such as a counter or a "
+        "generator of its own, which all clients would share. Let a client's rows follow from its number alone: draw with "
+        "np.random.default_rng(number).",
+    )
+
+
 def watched(task: Task, clients: SyntheticClients, *, isolated: bool) -> Watch:
     """What the module's state may be, seen on synthetic batches; raises `InputError` where training leaves anything behind."""
 
@@ -123,7 +141,7 @@ def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
     return tuple((each(lambda value, at=at: value[at], x), y[at]) for at in range(len(y)))  # type: ignore[misc]
 
 
-def check_recordings(trial: Task, streams: Streams, largest: int) -> None:
+def check_recordings(trial: Task, streams: Streams) -> None:
     """Raises `InputError` where a client's programs can't be recorded, or are others after they have seen other rows.
 
     What is recorded is what every client computes, so a program that changes carries nothing from client to client: it would
@@ -132,7 +150,6 @@ def check_recordings(trial: Task, streams: Streams, largest: int) -> None:
     Args:
         trial: the task with synthetic clients.
         streams: the run's.
-        largest: rows of the largest client, where shapes are the clients' own.
     """
     clients = cast(SyntheticClients, trial.clients)
     count = min(int(clients.sizes[0]), _BATCH)
@@ -149,8 +166,20 @@ def check_recordings(trial: Task, streams: Streams, largest: int) -> None:
     variants = _variants(own, y, *_known_numbers(trial, own, y))
     program = Recorded(ByAutograd(trial).gradients, own=lambda inputs: inputs[0].values(), held=trial.module_tensors)
     _check_program("the model or its loss", program, [(params, *rows, *rest) for rows in variants])
-    if not trial.local.shape_is_public:
-        _record_own_shapes(trial, streams, largest)
+    if trial.local.shape_is_public:
+        return
+    for size in (1, 2, 4, _BATCH):
+        try:
+            _record_shape(trial, streams, size)
+        except Unrecordable as reason:
+            raise refusal("the model or its loss", reason) from None
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the model, its loss or the transform can't be computed for a client of {size} rows: {first_line(error)} A secure "
+                "run without local.max_examples tries clients of 1 to 8 rows; give max_examples for batches of one shape."
+            ) from error
 
 
 def _variants(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
@@ -187,19 +216,37 @@ def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) 
     )
 
 
-def _record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
-    """Record the programs of all sizes up to the largest client's, from the smallest on.
+def record_own_shapes(trial: Task, streams: Streams, largest: int) -> None:
+    """Record the programs of all shapes up to the largest client's, from the smallest on, where shapes are the clients' own.
 
-    Which sizes there are then decides nothing about the recording of any of them.
+    Which sizes there are then decides nothing about the recording of any of them, if nothing else is recorded afterwards. A program
+    that fails on a size beyond the public ones is left out: clients of that size learn nothing, as on any other failure.
     """
-    most = min(largest, trial.local.batch_size or largest)
-    one, w = torch.zeros(1, dtype=torch.int64), trial.layout.read(trial.model).float().to(trial.device)
-    size = 1
-    while size < 2 * most:
-        positions = torch.arange(min(size, most))[None, None]
-        plan = Schedule(positions, torch.full(positions.shape, 1 / positions.numel()), torch.ones(1, dtype=torch.int64))
-        Loop(trial, streams)(w, one, plan, 1, *((None, torch.ones(1)) if trial.rated else ()))
+    if trial.local.shape_is_public:
+        return
+    size = 2 * _BATCH
+    while size < 2 * largest:
+        try:
+            _record_shape(trial, streams, size)
+        except Exception as error:
+            log.debug("clients of %d rows learn nothing: %s", size, first_line(error))
         size *= 2
+
+
+def _record_shape(trial: Task, streams: Streams, size: int) -> None:
+    """Record what a client of so many rows computes: its transform, its gradients and, where its rate sets itself, its loss."""
+    one, w = torch.zeros(1, dtype=torch.int64), trial.layout.read(trial.model).float().to(trial.device)
+    loop = Loop(trial, streams)
+
+    def plan(rows: int) -> Schedule:
+        positions = torch.arange(rows)[None, None]
+        return Schedule(positions, torch.full(positions.shape, 1 / rows), torch.ones(1, dtype=torch.int64))
+
+    found = loop(
+        w, one, plan(min(size, trial.local.batch_size or size)), 1, *((None, torch.ones(1)) if trial.rated else ())
+    )
+    if trial.rated:
+        ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
 
 
 def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:

@@ -1,0 +1,237 @@
+"""Random programs of secure runs: each is refused, or keeps every client's row from all others, bit for bit.
+
+A seed decides a module, a loss, a transform, an optimizer, clients and a trainer, composed from parts that remember, write, draw,
+branch and hook in. The program runs twice, the second time with one client replaced by a hostile one. Both runs must be refused
+with the same sentence; or the rows of all other clients must be equal over two rounds, and the clipped sum may move by 2C.
+`python -m tests.fuzz.programs --count 5000 --seed 0 --jobs 2` tries five thousand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfedexp import Execution, InputError, dp_fedavg
+from dpfedexp.clipping import clip
+from dpfedexp.simulation.prepare import prepare
+from dpfedexp.simulation.rounds import RATE
+from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of, loss_of, model_of, transform_of
+
+CLIP, SECONDS = 1.0, 120
+PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
+TOGETHER = ("auto", "auto", "loop", "tiled-loop", "vectorised", "vectorised", "tiled-vectorised", "tiled-vectorised")
+ALONE = ("auto", "auto", "loop", "tiled-loop")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a program: "refused", "isolated" or "failed", and why."""
+
+    seed: int
+    verdict: str
+    why: str = ""
+    features: tuple[str, ...] = ()
+    learnt: bool = True
+
+    def __str__(self) -> str:
+        return f"seed {self.seed} {self.verdict}: {self.why}\n    {'; '.join(self.features)}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program: what it decided before the first round, and the rows of all clients in two rounds."""
+
+    decided: tuple[Any, ...]
+    rows: Tensor
+    hostile: int
+
+
+def check(seed: int) -> Result:
+    """Runs the program of a seed with both federations and compares them."""
+    features: tuple[str, ...] = ()
+    found: list[Run | str] = []
+    try:
+        with _time_limit():
+            for hostile in (False, True):
+                chance = Chance(seed)
+                try:
+                    found.append(_run(chance, hostile))
+                except InputError as reason:
+                    found.append(str(reason))
+                finally:
+                    features = tuple(chance.features)
+    except Exception as error:
+        return Result(seed, "failed", f"{type(error).__name__}: {str(error)[:300]}", features)
+    verdict, why = _compared(*found)
+    learnt = isinstance(found[0], Run) and bool((_others(found[0]) != 0).any())
+    return Result(seed, verdict, why, features, learnt)
+
+
+def _compared(one: Run | str, other: Run | str) -> tuple[str, str]:
+    if isinstance(one, str) or isinstance(other, str):
+        if one == other:
+            return "refused", str(one)
+        said = [run if isinstance(run, str) else "accepted" for run in (one, other)]
+        return "failed", f"refused for one federation: {said[0]!r} and {said[1]!r}"
+    if one.decided != other.decided:
+        return "failed", f"decided otherwise: {one.decided} and {other.decided}"
+    mine, theirs = _others(one), _others(other)
+    if not torch.equal(mine.view(torch.int32), theirs.view(torch.int32)):
+        return "failed", f"other clients' rows move by {float((mine - theirs).abs().max()):g}"
+    moved = max(float((a - b).norm()) for a, b in zip(_sums(one), _sums(other), strict=True))
+    if moved > 2 * CLIP * (1 + 1e-6):
+        return "failed", f"the clipped sum moves by {moved / CLIP:g} C"
+    return "isolated", ""
+
+
+def _others(run: Run) -> Tensor:
+    return run.rows[torch.arange(len(run.rows)) % COUNT != run.hostile]
+
+
+def _sums(run: Run) -> list[Tensor]:
+    return [clip(part.clone(), CLIP).vectors.double().sum(0) for part in run.rows.split(COUNT)]
+
+
+def _run(chance: Chance, hostile: bool) -> Run:
+    """One run, from a state of this process that is the same every time."""
+    forget()
+    torch.manual_seed(chance.seed)
+    np.random.seed(chance.seed % 2**32)
+    random.seed(chance.seed)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(chance.pick("threads", 1, 1, 1, 2))
+        kind = chance.pick("inputs", "numbers", "numbers", "words", "both", "sequence", "image")
+        model, loss, local = model_of(chance, kind), loss_of(chance), local_of(chance)
+        clients, place = clients_of(chance, kind, transform_of(chance, kind), hostile)
+        trainers = (TOGETHER if local.shape_is_public else ALONE) + ("fast",) * ("module: plain" in chance.features)
+        trainer, chunk = chance.pick("trainer", *trainers), chance.pick("chunk", 1, 2, 3, 5)
+        execution = Execution(trainer=trainer, chunk_size=chunk, device="cpu")
+        # A secure run draws its streams anew; here two runs are compared bit for bit.
+        with (
+            mock.patch("dpfedexp.simulation.prepare.secrets.randbits", return_value=12345),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            simulation, _ = prepare(
+                model, clients, PRIVATE, local=local, loss=loss, rounds=2, secure=True, execution=execution
+            )
+            state = simulation.begin()
+            if RATE in state.memory:
+                state = replace(state, memory={**state.memory, RATE: torch.full_like(state.memory[RATE], 0.3)})
+            rows = []
+            for number in (1, 2):
+                judge = simulation.task.look()
+                for chunk in torch.arange(COUNT).split(simulation.chunk_size):
+                    rows.append(simulation.updates(state, state.w.float(), chunk, number)[: len(chunk)].clone())
+                judge()
+    finally:
+        torch.set_num_threads(threads)
+    return Run((simulation.trainer.name, simulation.chunk_size, simulation.unit), torch.cat(rows), place)
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Turns a program that hangs into a failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hung(*_: object) -> None:
+        raise TimeoutError(f"no answer within {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass
+class Summary:
+    """Counts of verdicts, and of verdicts by feature."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    idle: int = 0
+    failures: list[Result] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    by_feature: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, result: Result) -> None:
+        self.verdicts[result.verdict] += 1
+        self.idle += result.verdict == "isolated" and not result.learnt
+        if result.verdict == "failed":
+            self.failures.append(result)
+        if result.verdict == "refused":
+            self.refusals[result.why[:100]] += 1
+        for feature in set(result.features):
+            self.by_feature.setdefault(feature, Counter())[result.verdict] += 1
+
+    def line(self) -> str:
+        counts = ", ".join(f"{self.verdicts[name]} {name}" for name in ("refused", "isolated", "failed"))
+        return f"{sum(self.verdicts.values())} programs: {counts} ({self.idle} of the isolated learnt nothing)"
+
+    def table(self) -> str:
+        lines = [f"{'feature':40} programs refused isolated failed"]
+        for feature, counts in sorted(self.by_feature.items()):
+            total = sum(counts.values())
+            shares = " ".join(f"{counts[name] / total:8.1%}" for name in ("refused", "isolated", "failed"))
+            lines.append(f"{feature:40} {total:8} {shares}")
+        return "\n".join(lines)
+
+
+def results(seeds: Iterable[int], jobs: int = 1) -> Iterator[Result]:
+    """The programs of these seeds, in this process or in others."""
+    if jobs == 1:
+        yield from map(check, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, _one_thread) as pool:
+        yield from pool.imap_unordered(check, seeds, chunksize=8)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def main(print: Callable[..., None] = print) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="print every program")
+    given = parser.parse_args()
+    summary, began = Summary(), time.monotonic()
+    for number, result in enumerate(results(range(given.seed, given.seed + given.count), given.jobs), 1):
+        summary.add(result)
+        if result.verdict == "failed" or given.show:
+            print(result, flush=True)
+        if number % 100 == 0:
+            print(f"{time.monotonic() - began:.0f} s, {summary.line()}", flush=True)
+    print(summary.table())
+    for sentence, count in summary.refusals.most_common():
+        print(f"{count:6} refused: {sentence}")
+    for result in summary.failures:
+        print(result)
+    print(summary.line())
+    return 1 if summary.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

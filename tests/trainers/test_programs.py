@@ -1,0 +1,33 @@
+"""Random programs of secure runs let no client reach another, and find a wall that is missing."""
+
+from __future__ import annotations
+
+from dpfedexp.trainers.recording import Recorded
+from tests.fuzz.programs import Summary, check, results
+from tests.sizes import sized
+
+PROGRAMS = sized(60, 5000)
+
+
+def test_programs_are_refused_or_keep_clients_apart():
+    summary = Summary()
+    for result in results(range(PROGRAMS)):
+        summary.add(result)
+    print(summary.line())
+    assert not summary.failures, "\n".join(map(str, summary.failures))
+    assert summary.verdicts["isolated"] > 0.25 * PROGRAMS
+    assert summary.idle < 0.1 * PROGRAMS
+
+
+def without_recordings(monkeypatch):
+    """The caller's code runs on the clients' rows, and none of the trials comes before."""
+    monkeypatch.setattr(Recorded, "__call__", lambda self, *inputs: self.program(*inputs))
+    monkeypatch.setattr("dpfedexp.simulation.prepare.check_recordings", lambda *rest: None)
+    monkeypatch.setattr("dpfedexp.simulation.prepare.watched", lambda *rest, **options: None)
+    monkeypatch.setattr("dpfedexp.trainers.select.keeps_apart", lambda *rest: True)
+
+
+def test_a_run_without_walls_is_found_out(monkeypatch):
+    """Of the first 50 programs two or three show it; seed 33 does whatever the threads do."""
+    without_recordings(monkeypatch)
+    assert any(check(seed).verdict == "failed" for seed in range(30, 36))
