@@ -49,8 +49,9 @@ class Chance(random.Random):
         self.features.append(f"{name} {found}")
         return found
 
-    def part(self, name: str, options: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-        return options[self.pick(name, *options)]
+    def part(self, name: str, options: dict[str, Callable[..., Any]], *, usual: int = 0) -> Callable[..., Any]:
+        """One of the options; the first has `usual` further chances."""
+        return options[self.pick(name, *[next(iter(options))] * usual, *options)]
 
 
 # Where a value is kept. Each makes put(owner, value) and get(owner), of which the owner is the module that acts.
@@ -212,9 +213,12 @@ class Remembers(nn.Module):
         super().__init__()
         inside = place == "module"
         self.put, self.get = chance.part(f"{place}: memory", {**_MEMORIES, **(_OWNED if inside else {})})()
-        self.read = chance.part(f"{place}: reading", _READINGS)
-        self.trigger = chance.part(f"{place}: trigger", _TRIGGERS)()
-        self.moment = chance.pick(f"{place}: moment", *(_MOMENTS if inside else ("forward", "tensor hook")))
+        self.read = chance.part(f"{place}: reading", _READINGS, usual=9)
+        self.trigger = chance.part(f"{place}: trigger", _TRIGGERS, usual=7)()
+        self.moment = chance.pick(
+            f"{place}: moment",
+            *(_MOMENTS if inside else ("forward",) if place == "transform" else ("forward", "tensor hook")),
+        )
         self.register_buffer("held", torch.zeros(1))
         self.own, self.frozen = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
         self.inner = nn.Identity()
@@ -542,7 +546,7 @@ class Network(nn.Module):
             self.stem = nn.GRU(3, WIDTH, batch_first=True)
         if kind == "image":
             self.stem = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, WIDTH))
-        count = chance.pick("module: odd parts", 0, 0, 1, 1, 1, 2)
+        count = chance.pick("module: odd parts", 0, 1, 1, 1, 2)
         parts: list[nn.Module] = [_LAYERS["linear"]() for _ in range(chance.randrange(2))]
         parts += [_odd(chance, "module") for _ in range(count)]
         chance.shuffle(parts)
@@ -603,7 +607,7 @@ def loss_of(chance: Chance) -> Callable[[Tensor, Tensor], Tensor] | str | None:
 
 
 def transform_of(chance: Chance, kind: str) -> Callable[[Any], Any] | None:
-    if (how := chance.pick("transform", "none", "none", "none", "plain", "odd")) == "none":
+    if (how := chance.pick("transform", "none", "none", "plain", "odd")) == "none":
         return None
     if kind == "words":
         return lambda x: (x + 1) % WORDS
@@ -702,7 +706,16 @@ def _rows(kind: str, count: int, drawn: torch.Generator) -> tuple[Any, Tensor]:
 def _hostile(chance: Chance, rows: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
     """Other rows of the same number: extreme, not finite, of other labels and words."""
     how = chance.pick(
-        "hostile", "extreme", "huge", "zero", "not a number", "other labels", "unknown labels", "unknown words"
+        "hostile",
+        "extreme",
+        "extreme",
+        "extreme",
+        "huge",
+        "zero",
+        "not a number",
+        "other labels",
+        "unknown labels",
+        "unknown words",
     )
 
     def changed(x: Tensor) -> Tensor:

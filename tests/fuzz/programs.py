@@ -34,8 +34,8 @@ from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of
 
 CLIP, SECONDS = 1.0, 120
 PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
-TOGETHER = ("auto", "auto", "loop", "tiled-loop", "vectorised", "vectorised", "tiled-vectorised", "tiled-vectorised")
-ALONE = ("auto", "auto", "loop", "tiled-loop")
+TOGETHER = ("auto", "auto", "loop", "loop", "tiled-loop", "vectorised", "tiled-vectorised")
+ALONE = ("auto", "auto", "loop", "loop", "tiled-loop")
 
 
 @dataclass(frozen=True)

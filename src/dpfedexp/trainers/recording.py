@@ -481,7 +481,7 @@ class Recorded:
         if self.uses[key] > self.after and len(self.tapes) < self.keep:
             with self.lock:
                 try:
-                    self.tapes[key] = self._recorded(inputs)
+                    self.tapes[key] = self.record(inputs)
                 except Unrecordable:
                     self.keep = 0
         return self.program(*inputs)
