@@ -6,7 +6,7 @@ from dpfedexp.trainers.recording import Recorded
 from tests.fuzz.programs import Summary, check, results
 from tests.sizes import sized
 
-PROGRAMS = sized(60, 5000)
+PROGRAMS = sized(40, 5000)
 
 
 def test_programs_are_refused_or_keep_clients_apart():
@@ -28,6 +28,7 @@ def without_recordings(monkeypatch):
 
 
 def test_a_run_without_walls_is_found_out(monkeypatch):
-    """Of the first 50 programs two or three show it; seed 33 does whatever the threads do."""
+    """Of the first 60 programs 12 show it, from seed 1 on; threads decide about some of them."""
     without_recordings(monkeypatch)
-    assert any(check(seed).verdict == "failed" for seed in range(30, 36))
+    moved = [seed for seed in range(14) if "rows move" in check(seed).why]
+    assert len(moved) >= 2
