@@ -344,7 +344,14 @@ _CHECKED = frozenset(
         *("index", "index_put", "index_select", "index_add", "index_copy", "index_reduce", "gather", "take", "put"),
         *("scatter", "scatter_add", "scatter_reduce", "nll_loss", "nll_loss2d", "multi_margin_loss", "embedding_dense"),
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
-        *("fractional_max_pool2d", "fractional_max_pool3d", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        *(
+            "max_unpool2d",
+            "max_unpool3d",
+            "fractional_max_pool2d",
+            "fractional_max_pool3d",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+        ),
         *(
             "mse_loss",
             "huber_loss",

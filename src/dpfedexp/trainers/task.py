@@ -97,7 +97,7 @@ class Task:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = self._rounded_constants() | {name: value.bfloat16() for name, value in params.items()}
-        with drawing(key, fused=self.habits.fused):
+        with drawing(key, fused=self.habits.fused or self.synthetic is not None):
             given = arguments(each(lambda value: low(value, self.precision), x))
             outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
             return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)

@@ -326,6 +326,32 @@ def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tens
     return _whole(mode, low, high, input.shape, input.dtype)
 
 
+def _rrelu(
+    mode: Drawing,
+    input: Tensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    if not training:
+        return NotImplemented
+    slope = lower + (upper - lower) * mode.uniform(input.shape, input.dtype)
+    return _placed(input, torch.where(input < 0, slope * input, input), inplace)
+
+
+def _fractional_pool(function: Callable[..., Any], spatial: int) -> Callable[..., Any]:
+    """A pool whose windows begin at random places: torch draws them inside, where no mode is asked."""
+
+    def rule(mode: Drawing, input: Tensor, *args: Any, _random_samples: Tensor | None = None, **options: Any) -> Any:
+        if _random_samples is None:
+            lead = input.shape[:2] if input.dim() == spatial + 2 else (1, input.shape[0])
+            _random_samples = mode.uniform((*lead, spatial), input.dtype)
+        return function(input, *args, _random_samples=_random_samples, **options)
+
+    return rule
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     torch.dropout: lambda mode, input, p, train: _dropout(mode, input, p, train),
@@ -348,6 +374,9 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.normal_: _filled(_normal_in),
     Tensor.bernoulli_: _filled(_bernoulli_in),
     Tensor.random_: _filled(_random_in),
+    F.rrelu: _rrelu,
+    F.fractional_max_pool2d: _fractional_pool(F.fractional_max_pool2d, 2),
+    F.fractional_max_pool3d: _fractional_pool(F.fractional_max_pool3d, 3),
 }
 
 
