@@ -115,14 +115,14 @@ def try_lock(descriptor: int) -> bool:
 
 
 def undate(folder: Path, names: Iterable[str], when: float) -> None:
-    """Gives files of a folder one date, so that copies of them do not tell how long what lay between them took.
+    """Gives a folder and its files one date, so that copies of them do not tell how long what lay between them took.
 
     Args:
         folder: of the files.
         names: of the files, or patterns.
         when: the date, in seconds.
     """
-    for path in (path for name in names for path in folder.glob(name)):
+    for path in [*(path for name in names for path in folder.glob(name)), folder]:
         # A file that is not there, or that belongs to somebody else, is none that this run has written.
         with suppress(FileNotFoundError, PermissionError):
             os.utime(path, (when, when))

@@ -103,8 +103,9 @@ class ClientRows:
     @property
     def gathers_itself(self) -> bool:
         """Whether rows come from the tensors held here, and from no method that a subclass or an instance has replaced."""
-        own = (type(self)._cast, type(self)._picked) == (ClientRows._cast, ClientRows._picked)
-        return own and getattr(self.gather, "__func__", None) is ClientRows.gather
+        used = ("gather", "reading", "_read", "_picked", "_cast", "_on", "gathers_itself")
+        own = all(getattr(type(self), name) is getattr(ClientRows, name) for name in used)
+        return own and not any(name in vars(self) for name in used)
 
     def _read(
         self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None

@@ -43,7 +43,7 @@ from dpfedexp.trainers.forward.recurrence import with_loose_weights
 from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
-from dpfedexp.trainers.task import Clients, Task, Trainer, check_task
+from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
 from dpfedexp.trainers.tiled import Parallel
 
 
@@ -141,9 +141,7 @@ def _task(
     """What every client does, tried once; and synthetic clients, on which a run may decide without looking at real ones."""
     place = execution.place
     module = with_loose_weights(with_blind_masks(_in_training(model))).to(place)
-    holders = torch.nonzero(clients.sizes > 0).flatten()
-    require(len(holders) > 0, "every client is empty; at least one must hold data.")
-    _, targets = clients.gather(holders[:1], torch.zeros((1, 1), dtype=torch.int64))
+    _, targets = one_row(clients)
     task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
     synthetic = synthetic_clients(task, declared)
     if isolated:

@@ -6,7 +6,6 @@ from its own key. In a run that protects data the code itself is recorded on syn
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,6 @@ from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.forward.draws import Drawing
 from dpfedexp.trainers.recording import Recorded, Unrecordable, refusal
 from dpfedexp.trainers.synthetic import Synthetic
-
-_ONE_STATE = threading.Lock()
 
 
 class ClientTransform:
@@ -74,9 +71,8 @@ class ClientTransform:
     def _seeded(self, x: Inputs, key: Tensor) -> Inputs:
         if self.synthetic is not None:
             return self.alone(x, key)
-        # What draws without a key, in torch, NumPy or Python, draws from a state that is the client's own. There is one such state
-        # in a process, so threads take turns.
-        with _ONE_STATE, drawing_alike(key.device, int(key)):
+        # What draws without a key, in torch, NumPy or Python, draws from a state that is the client's own.
+        with drawing_alike(key.device, int(key)):
             return self._one(x, key)
 
     def _one(self, x: Inputs, key: Tensor) -> Inputs:

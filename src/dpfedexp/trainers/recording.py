@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -176,6 +177,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         used = [self._name(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         depends = any(name in self.depends for name in used)
+        _check_kernel(func)
         _check_draws(func, args, kwargs)
         self._check_reads(func, args, depends)
         self._check_writes(func, args, kwargs)
@@ -293,8 +295,9 @@ class _Recorder(TorchDispatchMode):
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Only memory that the pass has made, or that each client has of its own, may be written."""
-        if func.overloadpacket.__name__ in ("set_", "resize_", "resize"):
-            raise Unrecordable("gives a tensor other memory (set_ or resize_)")
+        name = func.overloadpacket.__name__
+        if name == "set_" or "resize" in name or ("empty" in name and name not in _REPLACED):
+            raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
         given = _given(func, args, kwargs)
         written = [given.get(argument.name) for argument in func._schema.arguments if _is_write(argument)]
         if given.get("training") or given.get("train"):
@@ -407,7 +410,9 @@ class _Zeroed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         made: Tensor = self.function(*args, **kwargs)
-        return made.zero_()
+        # All of the memory, also what lies between the numbers of a strided tensor.
+        torch.tensor([], dtype=torch.uint8, device=made.device).set_(made.untyped_storage()).zero_()
+        return made
 
 
 def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -423,6 +428,25 @@ def _is_write(argument: Any) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _check_kernel(func: Any) -> None:
+    """Only torch's own operations are replayed: an operator of the caller's is code of the caller's, which may keep state."""
+    space, name = func._schema.name.split("::")
+    overridden = (f"{space}/{name}", f"{space}/{name}.{func._overloadname}")
+    replaced = _replaced(len(torch.library._impls))
+    if space not in ("aten", "mkldnn", "onednn") or not replaced.isdisjoint(overridden):
+        raise Unrecordable(f"calls {space}::{name}, which is not an operation of torch's own")
+
+
+@lru_cache(maxsize=2)
+def _replaced(count: int) -> frozenset[str]:
+    """Operations that Python code has given other kernels; `count` is how many such kernels there are."""
+    return frozenset(entry.rpartition("/")[0] for entry in torch.library._impls if entry.endswith(_REPLAYED))
+
+
+_REPLAYED = ("/CPU", "/CompositeExplicitAutograd", "/CompositeImplicitAutograd", "/BackendSelect", "/AutogradCPU")
+"""Kernels that a replay could reach. Torch itself registers others from Python, for shapes and for `vmap`."""
 
 
 def _check_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -470,6 +494,7 @@ class Recorded:
         self.held, self.batched = held, batched
         self.uses: Counter[Any] = Counter()
         self.tapes: dict[Any, Tape] = {}
+        self.refused: dict[Any, InputError] = {}
         self.lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
@@ -481,8 +506,15 @@ class Recorded:
             return tape(*inputs)
         if self.synthetic is not None:
             with self.lock:
+                if key in self.refused:
+                    raise self.refused[key]
                 if key not in self.tapes:
-                    self.tapes[key] = self._taped(self.synthetic(inputs))
+                    try:
+                        self.tapes[key] = self._taped(self.synthetic(inputs))
+                    except InputError as reason:
+                        # Asked once: how often code runs must not follow from the clients' shapes.
+                        self.refused[key] = reason
+                        raise
             return self.tapes[key](*inputs)
         self.uses[key] += 1
         if self.uses[key] > self.after and len(self.tapes) < self.keep:

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -113,7 +113,13 @@ class Task:
 
     @cached_property
     def habits(self) -> Habits:
-        """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide."""
+        """Whether the module draws, and whether it calls fused operations, as seen on rows of zeros: no client's values decide.
+
+        A run that protects data asks on synthetic clients, before it reads a real one (`check_on`).
+        """
+        return self._habits() if self.synthetic is None else self.synthetic.program("habits", self._habits)
+
+    def _habits(self) -> Habits:
         with torch.random.fork_rng(devices=[]):
             x, _ = pair_of_clients(self)
         return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
@@ -133,7 +139,9 @@ class Task:
     @cached_property
     def optimiser(self) -> LocalOptimiser:
         """The clients' optimizer as a trainer may call it."""
-        return optimiser_apart(self.local, self.synthetic)
+        if self.synthetic is None:
+            return self.local
+        return self.synthetic.program(f"optimizer {self.local}", lambda: optimiser_apart(self.local, self.synthetic))
 
     def program(self, name: str, program: Callable[..., Any], *, batched: bool = False, keep: int = 32) -> Recorded:
         """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
@@ -278,6 +286,19 @@ def batches(
         return gather
     constant = gather(0)
     return lambda step: constant
+
+
+def one_row(clients: Clients) -> tuple[Inputs, Tensor]:
+    """A row of one client, inputs and targets [1, 1, …], for shapes and types. Raises `InputError` where no client has any.
+
+    A client whose rows can't be read is passed over: neither its error nor that there is one may show.
+    """
+    for holder in torch.nonzero(clients.sizes > 0).flatten():
+        with suppress(Exception):
+            return clients.gather(holder[None], torch.zeros((1, 1), dtype=torch.int64))
+    if not bool((clients.sizes > 0).any()):
+        raise InputError("every client is empty; at least one must hold data.")
+    raise InputError("no client's rows can be read; try clients.gather(torch.tensor([0]), torch.tensor([[0]])).")
 
 
 def pair_of_clients(task: Task) -> tuple[Inputs, Tensor]:

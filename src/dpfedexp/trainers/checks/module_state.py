@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -191,8 +192,17 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
 
 @contextmanager
 def drawing_alike(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """The generators that a program may draw from, seeded, and back where they were afterwards."""
+    """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
     seed %= 2**63
+    with _ONE_STATE:
+        yield from _seeded(device, seed)
+
+
+_ONE_STATE = threading.RLock()
+"""There is one state of each generator in a process."""
+
+
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # torch.manual_seed would also ask for other kinds of devices, which takes longer than all the rest.
