@@ -43,17 +43,18 @@ class TensorBoard(Sink):
     def _end(self, run: Run, facts: dict[str, Any]) -> None:
         rounds = len(run.history)
         self._writer.add_text("privacy", f"```\n{run.privacy.text}```", rounds, walltime=float(rounds))
+        made = Path(self._writer.file_writer.event_writer._file_name)
         self._writer.close()
         if facts.get("secure"):
-            self._undate()
+            _undate(made)
 
-    def _undate(self) -> None:
-        """TensorBoard names a file by the second that it was made in, which tells when a secure run ended."""
-        made = Path(self._writer.file_writer.event_writer._file_name)
-        for number in itertools.count():
-            plain = made.with_name(f"events.out.tfevents.{number}.dpfedexp")
-            if not plain.exists():
-                made.rename(plain)
-                os.utime(plain, (0, 0))
-                os.utime(plain.parent, (0, 0))
-                return
+
+def _undate(made: Path) -> None:
+    """TensorBoard names a file by the second that it was made in, which tells when a secure run ended."""
+    for number in itertools.count():
+        plain = made.with_name(f"events.out.tfevents.{number}.dpfedexp")
+        if not plain.exists():
+            made.rename(plain)
+            os.utime(plain, (0, 0))
+            os.utime(plain.parent, (0, 0))
+            return

@@ -12,23 +12,22 @@ memory that was there before the pass, and an address that could lie outside a c
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpfedexp.errors import InputError
-
-_LITERALS = (int, float, bool, str, type(None))
 
 
 class Unrecordable(InputError):
@@ -57,43 +56,43 @@ class Tape:
     """A recorded program: `tape(*inputs)` computes on tensors of the shapes that it was recorded with.
 
     Attributes:
-        source: the operations as Python code.
-        names: what the code refers to: operations, constant tensors and other values.
-        spec: how the inputs are nested.
+        program: the operations, as torch.fx runs them; constants are its attributes.
         outputs: how the outputs are nested.
     """
 
-    source: str
-    names: dict[str, Any]
-    spec: TreeSpec
+    program: fx.GraphModule
     outputs: TreeSpec
-    run: Callable[..., list[Any]] = field(repr=False)
 
     def __call__(self, *inputs: Any) -> Any:
         # Some kernels ask whether gradients are wanted, as they were when the tape was recorded. No input requires one.
         with torch.enable_grad():
-            return tree_unflatten(self.run(*tree_leaves(inputs)), self.outputs)
+            return tree_unflatten(self.program.forward(*tree_leaves(inputs)), self.outputs)
+
+    @property
+    def source(self) -> str:
+        """The operations as Python code."""
+        return self.program.code
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.names.items() if isinstance(value, Tensor)}
+        return dict(self.program.named_buffers())
 
     def same(self, other: Tape) -> bool:
         """Whether both compute the same, bit for bit: the same operations on the same constants."""
+        mine, theirs = self.constants, other.constants
         return (
             self.source == other.source
             and self.outputs == other.outputs
-            and all(_equal(value, other.names[name]) for name, value in self.names.items())
+            and mine.keys() == theirs.keys()
+            and all(_equal(value, theirs[name]) for name, value in mine.items())
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one is other:
-            return True
-        alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-        return alike and torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) and _same_nans(one, other)
-    return type(one) is type(other) and bool(one == other or one is other)
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) and _same_nans(one, other)
 
 
 def _same_nans(one: Tensor, other: Tensor) -> bool:
@@ -118,8 +117,7 @@ def record(
             into them later.
         batched: whether the function is one of many clients under `vmap`.
     """
-    tensors, spec = tree_flatten(inputs)
-    recorder = _Recorder(tensors, own, held, batched)
+    recorder = _Recorder(tree_leaves(inputs), own, held, batched)
     try:
         with recorder:
             result = function(*inputs)
@@ -129,7 +127,7 @@ def record(
         if "data-dependent control flow" in str(error):
             raise Unrecordable(_DECIDES) from None
         raise
-    return recorder.tape(result, spec)
+    return recorder.tape(result)
 
 
 _DECIDES = (
@@ -138,15 +136,35 @@ _DECIDES = (
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One operation: the variables that it makes, its call, the variables that it reads, whether it writes into one of them, and
-    whether it returns several values."""
+class _Slot:
+    """A tensor of the program, by its number."""
 
-    made: list[str]
-    call: str
-    used: list[str]
+    number: int
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One operation, with slots in place of tensors.
+
+    Attributes:
+        function: what is called.
+        args: its arguments.
+        kwargs: its arguments by name.
+        made: the slots of its results, None for a result that is no tensor.
+        writes: whether it writes into one of its arguments.
+        several: whether it returns several results.
+    """
+
+    function: Any
+    args: Any
+    kwargs: dict[str, Any]
+    made: list[_Slot | None]
     writes: bool
     several: bool
+
+    @property
+    def used(self) -> set[_Slot]:
+        return {value for value in tree_leaves((self.args, self.kwargs)) if isinstance(value, _Slot)}
 
 
 class _Recorder(TorchDispatchMode):
@@ -155,131 +173,110 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, inputs: list[Any], own: Iterable[Tensor], held: Iterable[Tensor], batched: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[_Line] = []
-        self.names: dict[str, Any] = {}
+        self.constants: dict[_Slot, Tensor] = {}
         self.slots = WeakTensorKeyDictionary()
-        self.depends: set[str] = set()
+        self.count = 0
         self.made: set[int] = set()
-        self.own = {_memory(tensor) for tensor in own}
-        self.held = {_memory(tensor) for tensor in held}
+        self.own, self.held = ({_memory(tensor) for tensor in tensors} - {0} for tensors in (own, held))
         self.batched = batched
         self.before: list[tuple[Tensor, Tensor | None, int]] = []
-        self.given: list[str] = []
-        self.count = 0
         for value in inputs:
             if not isinstance(value, Tensor):
                 raise TypeError(f"a recording takes tensors, and was given a {type(value).__name__}.")
-            self.given.append(self._slot(value))
-            self.depends.add(self.given[-1])
+        self.given = [self._new(value) for value in inputs]
+        # Memory that holds anything of the inputs. Tensors without memory of their own count as such.
+        self.depends = {0, *map(_memory, inputs)}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        used = [self._name(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        depends = any(name in self.depends for name in used)
-        _check_kernel(func)
-        _check_draws(func, args, kwargs)
-        self._check_reads(func, args, depends)
-        self._check_writes(func, args, kwargs)
-        self._check_places(func, args, kwargs)
         memory = {_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        depends = not memory.isdisjoint(self.depends)
+        given = _given(func, args, kwargs)
+        _check_kernel(func)
+        _check_draws(func, given)
+        self._check_reads(func, args, depends)
+        written = self._check_writes(func, given)
+        self._check_places(func, args, given)
+        read, named = (
+            tree_map(lambda value: self._slot(value) if isinstance(value, Tensor) else value, part)
+            for part in (args, kwargs)
+        )
         result = func(*args, **kwargs)
-        outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-        writes = any(_is_write(argument) for argument in func._schema.arguments)
-        if not outputs and not writes:
+        outputs = {_memory(value) for value in tree_leaves(result) if isinstance(value, Tensor)}
+        if not outputs and not written:
             # A plain value of public constants, such as the number in a buffer.
             return result
-        self.made.update(_memory(value) for value in outputs if _memory(value) not in memory)
-        call = f"{self._function(func)}({self._arguments(args, kwargs)})"
-        made = self._assigned(result)
+        self.made |= outputs - memory - {0}
         if depends:
-            self.depends.update(made)
-        self.lines.append(_Line(made, call, used, writes, isinstance(result, list | tuple)))
+            self.depends |= outputs | written
+        function = _REPLACED.get(func.overloadpacket.__name__, lambda func: func)(func)
+        several = isinstance(result, list | tuple)
+        made = [self._made(value) for value in (result if several else [result])]
+        self.lines.append(_Line(function, read, named, made, bool(written), several))
         return result
 
-    def tape(self, result: Any, spec: TreeSpec) -> Tape:
+    def tape(self, result: Any) -> Tape:
         """What was written down, as a function of the inputs."""
         outputs, nested = tree_flatten(result)
-        kept = [self._name(value) if isinstance(value, Tensor) else self._value(value) for value in outputs]
+        kept = [self._slot(value) if isinstance(value, Tensor) else value for value in outputs]
         for tensor, bits, version in self.before:
             if tensor._version != version or (bits is not None and not _equal(tensor, bits)):
                 raise Unrecordable(_WRITES)
-        lines = self._needed(set(kept))
-        last = {name: number for number, line in enumerate(lines) for name in (*line.used, *line.made)}
-        free: dict[int, list[str]] = {}
-        for name, number in last.items():
-            if name not in kept and name not in self.names and name != "_":
-                free.setdefault(number, []).append(name)
-        body = []
-        for number, line in enumerate(lines):
-            names = ", ".join(line.made)
-            left = "" if not line.made else f"{names}, = " if line.several else f"{names} = "
-            body.append(f"    {left}{line.call}")
-            if number in free:
-                body.append(f"    del {', '.join(free[number])}")
-        source = "\n".join([f"def run({', '.join(self.given)}):", *body, f"    return [{', '.join(kept)}]"])
-        known: dict[str, Any] = dict(self.names)
-        exec(compile(source, "<recorded program>", "exec"), known)
-        return Tape(source, self.names, spec, nested, known["run"])
+        graph, root, nodes = fx.Graph(), nn.Module(), {}
+        for slot in self.given:
+            nodes[slot] = graph.placeholder(f"t{slot.number}")
+        lines = self._needed({slot for slot in kept if isinstance(slot, _Slot)})
+        read = {slot for line in lines for slot in line.used} | {slot for slot in kept if isinstance(slot, _Slot)}
+        for slot in sorted(read & self.constants.keys(), key=lambda slot: slot.number):
+            root.register_buffer(f"t{slot.number}", self.constants[slot])
+            nodes[slot] = graph.get_attr(f"t{slot.number}")
 
-    def _needed(self, read: set[str]) -> list[_Line]:
+        def known(values: Any) -> Any:
+            return tree_map(lambda value: nodes[value] if isinstance(value, _Slot) else value, values)
+
+        for line in lines:
+            node = graph.call_function(line.function, known(line.args), known(line.kwargs))
+            for number, made in enumerate(line.made):
+                if made is not None:
+                    nodes[made] = graph.call_function(operator.getitem, (node, number)) if line.several else node
+        graph.output([nodes[slot] if isinstance(slot, _Slot) else slot for slot in kept])
+        return Tape(fx.GraphModule(root, graph), nested)
+
+    def _needed(self, read: set[_Slot]) -> list[_Line]:
         """The operations that an output depends on, or that write."""
         found = []
         for line in reversed(self.lines):
             if line.writes or not read.isdisjoint(line.made):
-                read.update(line.used)
+                read |= line.used
                 found.append(line)
         return found[::-1]
 
-    def _slot(self, tensor: Tensor) -> str:
-        name = f"t{self.count}"
+    def _new(self, tensor: Tensor) -> _Slot:
         self.count += 1
-        self.slots[tensor] = name
-        return name
+        self.slots[tensor] = slot = _Slot(self.count)
+        return slot
 
-    def _name(self, tensor: Tensor) -> str:
-        """The variable of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
+    def _slot(self, tensor: Tensor) -> _Slot:
+        """The slot of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
         known = self.slots.get(tensor)
         if known is not None:
-            return cast(str, known)
-        name = self._slot(tensor)
+            return cast(_Slot, known)
+        slot = self._new(tensor)
         constant = tensor.detach() if tensor.requires_grad else tensor
         copied = None if _memory(constant) in self.held else laid_out(constant, constant)
-        self.names[name] = constant if copied is None else copied
+        self.constants[slot] = constant if copied is None else copied
         self.before.append((constant, copied, constant._version))
-        return name
+        return slot
 
-    def _value(self, value: Any) -> str:
-        """A value other than a tensor, as it stands in the code."""
-        if isinstance(value, Tensor):
-            return self._name(value)
-        if isinstance(value, list | tuple):
-            inner = ", ".join(map(self._value, value))
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
-        if type(value) in _LITERALS and not (isinstance(value, float) and (value != value or value in _INFINITE)):
-            return repr(value)
-        name = f"c{self.count}"
-        self.count += 1
-        self.names[name] = value
-        return name
-
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        return ", ".join([*map(self._value, args), *(f"{name}={self._value(value)}" for name, value in kwargs.items())])
-
-    def _function(self, func: Any) -> str:
-        name = str(func).replace(".", "_").replace("::", "_")
-        self.names[name] = _REPLACED.get(func.overloadpacket.__name__, lambda func: func)(func)
-        return name
-
-    def _assigned(self, result: Any) -> list[str]:
-        """The variables that an operation's results go to, one after the other as they are nested."""
-        if isinstance(result, Tensor):
-            known = self.slots.get(result)
-            # An operation may return its argument. Of a constant that is a copy when the tape is replayed.
-            return [self._slot(result) if known is None or known in self.names else cast(str, known)]
-        if isinstance(result, list | tuple):
-            return [self._assigned(value)[0] if isinstance(value, Tensor) else "_" for value in result]
-        return []
+    def _made(self, value: Any) -> _Slot | None:
+        """The slot that a result goes to."""
+        if not isinstance(value, Tensor):
+            return None
+        known = self.slots.get(value)
+        # An operation may return its argument. Of a constant that is a copy when the tape is replayed.
+        return self._new(value) if known is None or known in self.constants else cast(_Slot, known)
 
     def _check_reads(self, func: Any, args: tuple[Any, ...], depends: bool) -> None:
         """No value of an input may leave torch, or decide a shape."""
@@ -293,42 +290,40 @@ class _Recorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags or chooses or shapes:
             raise Unrecordable(_DECIDES)
 
-    def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Only memory that the pass has made, or that each client has of its own, may be written."""
+    def _check_writes(self, func: Any, given: dict[str, Any]) -> set[int]:
+        """Only memory that the pass has made, or that each client has of its own, may be written; returns what is."""
         name = func.overloadpacket.__name__
         if name == "set_" or "resize" in name or ("empty" in name and name not in _REPLACED):
             raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
-        given = _given(func, args, kwargs)
         written = [given.get(argument.name) for argument in func._schema.arguments if _is_write(argument)]
         if given.get("training") or given.get("train"):
             # These operations update their running statistics without saying so in their schema.
             written += [given.get("running_mean"), given.get("running_var")]
-        for value in tree_leaves(written):
-            if isinstance(value, Tensor) and _memory(value) not in self.made and _memory(value) not in self.own:
-                raise Unrecordable(_WRITES)
+        places = {_memory(value) for value in tree_leaves(written) if isinstance(value, Tensor)}
+        if not places <= self.made | self.own:
+            raise Unrecordable(_WRITES)
+        return places
 
-    def _check_places(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_places(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """A program reads and writes within a client's own tensors, whatever whole numbers the client holds."""
         name = func.overloadpacket.__name__
         if name.startswith("as_strided") and _memory(args[0]) not in self.made:
             raise Unrecordable("reaches into memory by as_strided, which is not bound to one client's tensor")
-        whole = [
-            value
-            for key, values in _given(func, args, kwargs).items()
-            if key in _PLACES
-            for value in tree_leaves(values)
+        values = tree_leaves([value for key, value in given.items() if key in _PLACES])
+        whole = {
+            _memory(value)
+            for value in values
             if isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
-        ]
-        if not any(self._name(value) in self.depends for value in whole) or bool(getattr(_in_range, "depth", 0)):
+        }
+        if whole.isdisjoint(self.depends) or bool(getattr(_in_range, "depth", 0)):
             return
-        if name.removesuffix("_") not in _CHECKED | (_CHECKED_ALONE if not self.batched else set()):
+        if name.removesuffix("_") not in _CHECKED | (frozenset() if self.batched else _CHECKED_ALONE):
             raise Unrecordable(
                 f"takes places from the rows in torch.{name}, which does not check that they lie within one client's tensor; use "
                 "an index (x[i]), gather, scatter or nn.Embedding"
             )
 
 
-_INFINITE = (float("inf"), float("-inf"))
 _PLACES = (
     "index",
     "indices",
@@ -427,7 +422,11 @@ def _is_write(argument: Any) -> bool:
 
 
 def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Where a tensor's numbers lie; 0 for one without memory of its own, such as a sparse one."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _check_kernel(func: Any) -> None:
@@ -449,10 +448,9 @@ _REPLAYED = ("/CPU", "/CompositeExplicitAutograd", "/CompositeImplicitAutograd",
 """Kernels that a replay could reach. Torch itself registers others from Python, for shapes and for `vmap`."""
 
 
-def _check_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_draws(func: Any, given: dict[str, Any]) -> None:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return
-    given = _given(func, args, kwargs)
     shares = [given[name] for name in ("dropout_p", "p", "dropout") if name in given]
     if shares and (not shares[0] or given.get("train") is False):
         return
