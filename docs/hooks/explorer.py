@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mkdocs.structure.files import File
-from names import ROOT
+from names import ROOT, of_repository
 
 from dpfedexp.report.document import Section
 
@@ -11,8 +11,7 @@ RESULTS = ROOT / "reproduction" / "experiments" / "suite" / "suite.json"
 
 
 def on_files(files, config):
-    from reproduction.explorer.page import render
-
-    html = render(Section.read(RESULTS), "python -m reproduction explore", home="index.html")
+    page = of_repository("reproduction.explorer.page")
+    html = page.render(Section.read(RESULTS), "python -m reproduction explore", home="index.html")
     files.append(File.generated(config, "explorer.html", content=html))
     return files

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import click
 
@@ -20,7 +21,6 @@ PACKAGE = ROOT / "src" / "dpfedexp"
 REPRODUCTION = ROOT / "reproduction"
 FOLDERS = (ROOT, PACKAGE, REPRODUCTION, ROOT / "tests", ROOT / "docs", PACKAGE / "flower" / "template")
 """Where files that a page names may lie."""
-sys.path.append(str(ROOT))  # for `reproduction`, which is not installed
 OTHERS = {"dpfedexp.helper", "dpfedexp two-party aggregation, version 1"}
 """Strings of protocols, which look like names."""
 VARIABLES = {"report", "run"}
@@ -101,13 +101,20 @@ def file_exists(text: str) -> bool:
     return any(next(folder.glob(pattern), None) for folder in FOLDERS for pattern in patterns)
 
 
+def of_repository(name: str) -> ModuleType:
+    """A module of `reproduction`, which is not installed; mkdocs undoes what a hook adds to the path while it is loaded."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return importlib.import_module(name)
+
+
 @cache
 def root_command(program: str = "dpfedexp") -> click.Command:
     """The command line of the package, or that of `reproduction`."""
     from typer.main import get_command
 
     module = {"dpfedexp": "dpfedexp.cli", "reproduction": "reproduction.__main__"}[program]
-    return get_command(importlib.import_module(module).app)
+    return get_command(of_repository(module).app)
 
 
 def wrong_command(line: str) -> str | None:
