@@ -18,7 +18,7 @@ help:
 	@echo "make docs     the site, in site-build/: links, names and code blocks are checked, notebooks run, no network is needed"
 	@echo "make lint     ruff and mypy"
 	@echo "make wheel    the wheel and the source distribution, in dist/"
-	@echo "make wheel-check  the wheel in a clean environment: install it, run the demo, Table 1, a Flower app and a report"
+	@echo "make wheel-check  the wheel in a clean environment: install it, run the demo, a Flower app and a report"
 	@echo "make release  wheel and source distribution of the commit, checked in clean environments, with notes, bill of materials and checksums (DRY=1 rehearses)"
 	@echo "make container-check  follow the Containerfile's lines without a container"
 	@echo "make mutants  how many planted mistakes the tests notice (about 25 minutes; FILES=accounting/ledger.py COUNT=40 for less)"

@@ -4,13 +4,13 @@ import tomllib
 import numpy as np
 import pytest
 import torch
+from reproduction.paper.experiments import experiment, names
 
 from dpfedexp import AdamW, CosineRate, InputError, Sgd
 from dpfedexp.cli.train import TEMPLATE
 from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config import Settings, load, parse, problem, schema
 from dpfedexp.local import OPTIMISERS
-from dpfedexp.paper.experiments import experiment, names
 from dpfedexp.participation import FixedSize, Poisson
 from tests.optimisers import HeavyBall
 

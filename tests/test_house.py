@@ -24,7 +24,7 @@ LAYERS = [
     {"simulation", "sinks"},
     {"report"},
     {"flower"},
-    {"audit", "bench", "paper", "sweep"},
+    {"audit", "sweep"},
     {"cli"},
 ]
 """Rooms and single files, the lowest first. What stands in one layer knows the layers below, and its own."""

@@ -54,13 +54,10 @@ def built(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("built")
     copy = folder / "copy"
     everywhere = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
-    outside = {
-        str(ROOT): {"build", "dist", "site-build", "tests", "benchmarks", "runs"},
-        str(ROOT / "experiments"): {"results"},
-    }
+    outside = {"build", "dist", "site-build", "tests", "reproduction", "runs"}
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        return everywhere(folder, names) | outside.get(folder, set())
+        return everywhere(folder, names) | (outside if folder == str(ROOT) else set())
 
     shutil.copytree(ROOT, copy, ignore=ignored)
     sdist = build(copy, "sdist", folder / "sdist")
@@ -81,15 +78,8 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel_of_the_tree(built):
 def test_the_wheel_holds_every_file_of_the_package(built):
     shipped = {name.removeprefix("dpfedexp/") for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/")}
     assert tree_files(PACKAGE) - shipped == set()
-    assert {name for name in shipped if not name.startswith("experiments/")} - tree_files(PACKAGE) == set()
+    assert shipped - tree_files(PACKAGE) == set()
     assert "py.typed" in shipped
-
-
-def test_the_wheel_holds_every_setting_of_the_paper_and_of_the_results_the_explorers(built):
-    shipped = {Path(name).name for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/experiments/")}
-    settings = {path.name for path in (ROOT / "experiments").glob("*.toml")}
-    assert settings
-    assert shipped == settings | {"__init__.py", "suite.json"}
 
 
 def test_every_folder_with_modules_is_a_package():

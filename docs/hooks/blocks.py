@@ -22,11 +22,8 @@ from names import FENCE, INDENTED, joined, root_command, split
 NOT_RUN = {
     "strategy.start(grid": "needs nodes; tests/flower/test_agreement.py runs it",
     "torch.onnx.export": "needs onnx",
-    "dpfedexp paper": "hours; tests/paper runs its parts, and quick ones",
     "dpfedexp report paper-results": "of the line before",
-    "dpfedexp suite": "hours; tests/paper/suite runs it on small problems",
     "dpfedexp demo": "minutes; tests/cli/test_demo_cli.py",
-    "dpfedexp bench": "minutes; tests/bench",
     "dpfedexp audit": "minutes; tests/audit",
     "dpfedexp sweep": "minutes; tests/sweep",
     "dpfedexp flower": "a deployment; tests/flower runs all of its commands",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mkdocs.structure.files import File
+from names import ROOT, of_repository
 
 from dpfedexp.report.document import Section
-from dpfedexp.report.explorer.page import render
 
-RESULTS = Path(__file__).parents[2] / "experiments" / "suite" / "suite.json"
+RESULTS = ROOT / "reproduction" / "experiments" / "suite" / "suite.json"
 
 
 def on_files(files, config):
-    html = render(Section.read(RESULTS), "dpfedexp explore", home="index.html")
+    page = of_repository("reproduction.explorer.page")
+    html = page.render(Section.read(RESULTS), "python -m reproduction explore", home="index.html")
     files.append(File.generated(config, "explorer.html", content=html))
     return files

@@ -6,17 +6,20 @@ import importlib
 import inspect
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import click
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "dpfedexp"
-FOLDERS = (ROOT, PACKAGE, ROOT / "tests", ROOT / "docs", PACKAGE / "flower" / "template")
+REPRODUCTION = ROOT / "reproduction"
+FOLDERS = (ROOT, PACKAGE, REPRODUCTION, ROOT / "tests", ROOT / "docs", PACKAGE / "flower" / "template")
 """Where files that a page names may lie."""
 OTHERS = {"dpfedexp.helper", "dpfedexp two-party aggregation, version 1"}
 """Strings of protocols, which look like names."""
@@ -68,9 +71,9 @@ def wrong_span(text: str) -> str | None:
         return None
     if text.startswith("make ") and re.fullmatch(r"make [a-z-]+", text):
         return None if text[5:] in make_targets() else f"`{text}`: the Makefile has no such target"
-    if re.match(r"dpfedexp[ \[]", text):
+    if re.match(r"dpfedexp[ \[]|python -m reproduction", text):
         return wrong_extra(text) or wrong_command(text)
-    if re.fullmatch(r"(?:src|tests|docs|examples|experiments|benchmarks)/[\w./*-]+|[\w/]+\.py", text):
+    if re.fullmatch(r"(?:src|tests|docs|examples|reproduction)/[\w./*-]+|[\w/]+\.py", text):
         return None if file_exists(text) else f"`{text}`: there is no such file"
     if call := CALL.match(text):
         return wrong_call(call[1], call[2])
@@ -98,22 +101,33 @@ def file_exists(text: str) -> bool:
     return any(next(folder.glob(pattern), None) for folder in FOLDERS for pattern in patterns)
 
 
+def of_repository(name: str) -> ModuleType:
+    """A module of `reproduction`, which is not installed; mkdocs undoes what a hook adds to the path while it is loaded."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return importlib.import_module(name)
+
+
 @cache
-def root_command() -> click.Command:
+def root_command(program: str = "dpfedexp") -> click.Command:
+    """The command line of the package, or that of `reproduction`."""
     from typer.main import get_command
 
-    from dpfedexp.cli import app
-
-    return get_command(app)
+    module = {"dpfedexp": "dpfedexp.cli", "reproduction": "reproduction.__main__"}[program]
+    return get_command(of_repository(module).app)
 
 
 def wrong_command(line: str) -> str | None:
-    """What is wrong with a line that calls `dpfedexp`, directly or as `python -m dpfedexp`; None for any other line."""
+    """What is wrong with a line that calls `dpfedexp`, or `python -m` of it, of `reproduction` or of a benchmark; else None."""
     words = split(line)
-    if "dpfedexp" not in words or (words[0] != "dpfedexp" and "-m" not in words):
+    if words[:2] == ["python", "-m"] and words[2].startswith("reproduction."):
+        file = ROOT / f"{words[2].replace('.', '/')}.py"
+        return None if file.is_file() else f"`{line.strip()}`: there is no module {words[2]}"
+    program = next((word for word in words if word in ("dpfedexp", "reproduction")), None)
+    if program is None or (words[0] != "dpfedexp" and "-m" not in words):
         return None
-    words = words[words.index("dpfedexp") + 1 :]
-    command, path = root_command(), ["dpfedexp"]
+    words = words[words.index(program) + 1 :]
+    command, path = root_command(program), [program]
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         if words[0] in ("…", "..."):
             return None

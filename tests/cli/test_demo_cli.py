@@ -6,18 +6,23 @@ import json
 
 from typer.testing import CliRunner
 
-from dpfedexp.cli import app
-from dpfedexp.paper import demo
-from dpfedexp.paper.experiments import vary
-from dpfedexp.processes import run_all
+from dpfedexp import processes
+from dpfedexp.cli import app, demo
 
-TINY = {"data.clients": 60, "data.dimension": 5, "run.rounds": 4}
+TINY = {"data": {"clients": 60, "dimension": 5}, "run": {"rounds": 4}}
 
 
 def test_demo_ends_with_its_report_and_its_summary(tmp_path, monkeypatch):
-    full = demo._settings
-    monkeypatch.setattr(demo, "_settings", lambda *names: vary(full(*names), TINY))
-    monkeypatch.setattr(demo, "run_all", lambda work, jobs, text: run_all(work, jobs, text, workers=1))
+    full, run_all = demo.settings, processes.run_all
+
+    def tiny(*names):
+        settings = full(*names)
+        return settings.model_copy(
+            update={name: getattr(settings, name).model_copy(update=given) for name, given in TINY.items()}
+        )
+
+    monkeypatch.setattr(demo, "settings", tiny)
+    monkeypatch.setattr(processes, "run_all", lambda work, jobs, text: run_all(work, jobs, text, workers=1))
     done = CliRunner().invoke(app, ["demo", "--seeds", "2", "--out", str(tmp_path / "demo")], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.rstrip().endswith("report.html")

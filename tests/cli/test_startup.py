@@ -14,7 +14,6 @@ from dpfedexp.accounting.events import ADJACENCIES, Sampling
 from dpfedexp.cli.options import AdjacencyName, GammaName, Mechanism, SamplingKind
 from dpfedexp.mechanisms import MECHANISMS
 from dpfedexp.mechanisms.privunit import GammaRule
-from dpfedexp.paper import SECTIONS, sections
 
 SLOW = {"torch", "scipy", "numpy", "matplotlib", "pydantic", "flwr", "dp_accounting", "jinja2", "safetensors", "mpmath"}
 OF_THE_CLOSED_FORM = {"numpy", "scipy"}
@@ -33,11 +32,8 @@ for command in json.loads(sys.argv[1]):
 
 HELP = [
     "--help",
-    *(
-        f"{name} --help"
-        for name in ("demo", "train", "init", "plan", "paper", "suite", "report", "bench", "privacy", "flower", "audit")
-    ),
-    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify", "table1")),
+    *(f"{name} --help" for name in ("demo", "train", "init", "plan", "report", "privacy", "flower", "audit")),
+    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify")),
     *("flower new --help", "flower up --help", "audit noise-cost --help"),
 ]
 CLOSED_FORM = {
@@ -93,7 +89,6 @@ def test_help_and_accounting_take_less_than_importing_torch():
 
 
 def test_the_choices_that_flags_offer_are_those_of_the_rooms():
-    assert tuple(SECTIONS) == tuple(sections.MAKERS)
     assert {str(name) for name in Mechanism} == set(MECHANISMS) - {"none"}
     assert {str(name) for name in AdjacencyName} == set(ADJACENCIES)
     assert {str(kind) for kind in SamplingKind} == {"poisson", "fixed"}

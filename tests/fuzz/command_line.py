@@ -28,7 +28,6 @@ WORDS = [
         "rounds",
         "explain",
         "verify",
-        "table1",
         "train",
         "init",
         "plan",
@@ -80,7 +79,7 @@ WORDS = [
         "é",
     ),
 ]
-SLOW = {"demo", "paper", "audit", "up", "plot"}
+SLOW = {"demo", "audit", "up", "plot"}
 """Commands that would work for minutes: they are parsed, with one word that stops them. Sampled rounds are left out for the same
 reason: their accountant takes seconds."""
 

@@ -178,17 +178,6 @@ def check_demo(run: Run, work: Path) -> None:
     require_files(work / "demo", "report.html")
 
 
-def check_table1(run: Run, work: Path) -> None:
-    printed = run("paper", "table1")
-    require("15.258" in printed, f"Table 1's printed ε of central DP is missing:\n{printed}")
-    require_files(work / "paper-results", "table1.json", "report.html")
-
-
-def check_explorer(run: Run, work: Path) -> None:
-    run("explore")
-    require_files(work, "explorer.html")
-
-
 def check_flower(run: Run, work: Path) -> None:
     run("flower", "new", "x")
     require_files(work / "x", "pyproject.toml", "README.md")
@@ -237,8 +226,6 @@ def check(artefact: Path, where: Environment, after: Callable[[Path], None] = la
             step([str(programs / "python"), "-m", "pip", "check"], work, "pip check")
             for use in (
                 check_fit,
-                check_table1,
-                check_explorer,
                 *(() if where.short else (check_demo, check_run_and_report)),
             ):
                 use(run, work)

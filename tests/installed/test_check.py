@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed.__main__ import main
-from tests.installed.check import Failure, check_table1, environment, require_files, step, version_of
+from tests.installed.check import Failure, check_start, environment, require_files, step, version_of
 
 
 def test_a_command_that_fails_ends_the_check_with_its_output(tmp_path):
@@ -24,9 +24,9 @@ def test_a_file_that_is_missing_or_empty_ends_the_check(tmp_path, text, sentence
         require_files(tmp_path, "report.html")
 
 
-def test_a_table_without_its_figures_ends_the_check(tmp_path):
-    with pytest.raises(Failure, match="Table 1"):
-        check_table1(lambda *words: "no numbers", tmp_path)
+def test_an_account_without_its_figure_ends_the_check(tmp_path):
+    with pytest.raises(Failure, match="exact ε"):
+        check_start(lambda *words: "fit, but no numbers", tmp_path)
 
 
 def test_commands_do_not_see_the_source_tree(tmp_path, monkeypatch):

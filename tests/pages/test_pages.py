@@ -34,6 +34,8 @@ NOT_PUBLIC = {"dpfedexp.accounting.events"}
         ("`dpfedexp plan --clients 3`", "`dpfedexp plan --client 3`"),
         ("```bash\ndpfedexp train my.toml --resume\n```", "```bash\ndpfedexp train my.toml --resum\n```"),
         ("    dpfedexp flower up --nodes 3", "    dpfedexp flower down --nodes 3"),
+        ("`python -m reproduction paper table1`", "`python -m reproduction papers table1`"),
+        ("`python -m reproduction.benchmarks.scale`", "`python -m reproduction.benchmarks.scales`"),
         ("`make docs`", "`make dosc`"),
         ("`dpfedexp[flower]`", "`dpfedexp[flowers]`"),
         ("`tests/test_house.py`", "`tests/test_horse.py`"),

@@ -46,10 +46,9 @@ def test_what_is_copied_is_enough_to_build_and_no_more(tmp_path):
     for rest in only(BUILD, "COPY"):
         copy(rest, SOURCE, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints.txt", "src", "experiments",
+        "pyproject.toml", "README.md", "LICENSE", "constraints.txt", "src",
     }  # fmt: skip
     assert (tmp_path / "src" / "dpfedexp" / "cli" / "__init__.py").is_file()
-    assert not (tmp_path / "experiments" / "results").exists()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpfedexp.paper import sections
-from dpfedexp.paper.results.size import Size
+from reproduction.paper.results.size import Size
+
 from dpfedexp.report.write import save
-from tests.paper.fabricated import Fabricated
+from reproduction.paper import sections
+from tests.reproduction.paper.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"
 

@@ -106,7 +106,7 @@ def test_the_paper_in_its_own_order(tmp_path):
     text, _ = check(report(write_paper(tmp_path / "paper", "step-size", "synthetic", "table1", figures="synthetic")))
     places = [text.index(f'<section id="{name}"') for name in ("table1", "synthetic", "step-size")]
     assert places == sorted(places)
-    assert "dpfedexp paper synthetic --seeds 2" in text
+    assert "python -m reproduction paper synthetic --seeds 2" in text
     assert "Promised &amp; kept." in text
     assert 'href="synthetic.pdf"' in text
     assert "[algorithm]" in text

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from reproduction.benchmarks.networks import Transformer
 from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg
-from dpfedexp.bench.networks import Transformer
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import ContractAndPool

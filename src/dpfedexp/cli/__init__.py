@@ -38,7 +38,7 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, bench, demo, fit, flower, options, paper, plan, privacy, suite, sweep, train
+    from dpfedexp.cli import audit, demo, fit, flower, options, plan, privacy, sweep, train
     from dpfedexp.cli.site import guard, node
 
     app.command("demo")(demo.demo)
@@ -46,12 +46,8 @@ def _register() -> None:
     app.command("train", cls=options.FileCommand)(train.train)
     app.command("init")(train.init)
     app.command("plan")(plan.plan)
-    app.command("paper")(paper.paper)
-    app.command("suite")(suite.suite)
-    app.command("explore")(suite.explore)
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
-    app.command("bench")(bench.bench)
     app.command("node", context_settings=node.PASSES_OPTIONS)(node.node)
     app.command("superexec", context_settings=node.PASSES_OPTIONS)(node.superexec)
     app.command("superlink", context_settings=node.PASSES_OPTIONS)(node.superlink)
@@ -65,14 +61,14 @@ def _register() -> None:
 _register()
 
 
-def main() -> None:
-    """The entry point: input errors are one sentence and exit code 2, never a traceback."""
+def main(command: typer.Typer = app) -> None:
+    """Runs a command line: input errors are one sentence and exit code 2, never a traceback."""
     console = Console(stderr=True)
     warnings.showwarning = lambda message, *rest, **more: console.print(
         f"[yellow]Note:[/] {escape(str(message))}", soft_wrap=True
     )
     try:
-        app()
+        command()
     except (InputError, LedgerError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)

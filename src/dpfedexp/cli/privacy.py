@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Privacy: epsilon, noise, rounds, and what a run promised.")
 app.command()(privacy_runs.explain)
 app.command()(privacy_runs.verify)
-app.command()(privacy_runs.table1)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`dpfedexp privacy explain | verify | table1`: what was promised, and whether it is true."""
+"""`dpfedexp privacy explain | verify`: what was promised, and whether it is true."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -71,44 +70,6 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
         console.print(_VERDICTS[result])
     if result != "holds":
         raise typer.Exit(1 if result == "false" else INCOMPLETE)
-
-
-def table1(as_json: JsonOption = False) -> None:
-    """The paper's Table 1, recomputed for 49 and 50 rounds, with totals, joint and free figures."""
-    from dpfedexp.paper import table1 as paper
-
-    rows = paper.table1()
-    if as_json:
-        headline = rows[-1]
-        keys = ("epsilon_total", "epsilon_round", "delta", "adjacency", "accountant")
-        print_json(
-            {
-                "headline": headline.algorithm,
-                **{key: getattr(headline, key) for key in keys},
-                "rounds": paper.ROUNDS,
-                "rows": [dataclasses.asdict(row) for row in rows],
-            }
-        )
-        return
-    title = f"Table 1 of the paper, recomputed (ε at δ = {paper.DELTA:g}, replace-one)"
-    table = Table(title=title, caption=_CAPTION, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    for column in ("setting", "algorithm"):
-        table.add_column(column, no_wrap=True)
-    for column in ("printed", "T = 1", "T = 49", "T = 50", "pure"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        figures = (row.printed, row.epsilon_round, row.epsilon_49, row.epsilon_total, row.pure_total)
-        cells = ["–" if value is None else f"{value:.3f}" for value in figures]
-        table.add_row(row.setting, row.algorithm, *cells)
-    Console().print(table)
-
-
-_CAPTION = (
-    "The paper's central figures are those of T = 49 rounds (it runs 50), its local ones those of one round; a client gets the "
-    "total over all rounds. Separate: the paper's scalar query composed with the vector. Joint: the same release, with its exact "
-    "joint sensitivity. Free: the squared norm as one more coordinate inside the clip. PrivUnit's printed 6 is nominal: the exact "
-    "γ spends it in full, the paper's γ 5.586 of it. Pure: T = 50 at δ = 0."
-)
 
 
 def _planned_events(run: Path) -> tuple[list[Event], str]:

@@ -254,7 +254,7 @@ def init(
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(help="What `train`, `fit`, `demo` or `paper` wrote, or a folder of runs.", show_default=False),
+        typer.Argument(help="What `train`, `fit` or `demo` wrote, or a folder of runs.", show_default=False),
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""

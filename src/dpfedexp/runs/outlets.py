@@ -172,8 +172,6 @@ OUTLETS: Mapping[str, Fields] = {
 }
 CLOCKS: Mapping[str, str] = {
     "audit.*": "audits measure mechanisms on synthetic clients",
-    "bench.*": "benchmarks run on synthetic clients",
-    "paper.*": "the paper's runs are simulations",
     "cli.train": "the default name of a folder has the time at which the run was started",
     "cli.fit": "the default name of a folder has the time at which the run was started",
     "flower.link.*": "waits for processes and connections",

@@ -1,1 +1,0 @@
-"""The paper's runs as TOML files; `dpfedexp.paper.experiments` reads them."""

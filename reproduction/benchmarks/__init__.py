@@ -1,0 +1,1 @@
+"""Seconds and bytes of a round, beside other systems; `results/` holds what was measured."""

@@ -1,0 +1,125 @@
+"""One measurement in a process of its own, for a peak memory of its own: `python -m reproduction.benchmarks.measure '{…}'`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfedexp.errors import InputError
+from reproduction.benchmarks import networks
+from reproduction.benchmarks.workloads import Workload, workload
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds are the best of the rounds after a warm-up; peak memory is that of the whole process (of the GPU on a GPU)."""
+
+    system: str
+    workload: str
+    cohort: int
+    parameters: int
+    device: str
+    seconds_per_round: float
+    cpu_seconds_per_round: float
+    peak_memory_bytes: int
+    trainer: str = ""
+
+
+def measure(system: str, name: str, clients: int, *, rounds: int = 3, device: str = "cpu", **options: Any) -> Row:
+    """In a child process; `system` is "plain loop" (takes `threads`) or "dpfedexp" (`trainer`, `precision`, `memory`, `secure`)."""
+    given = {"system": system, "name": name, "clients": clients, "rounds": rounds, "device": device, **options}
+    command = [sys.executable, "-m", "reproduction.benchmarks.measure", json.dumps(given)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = said.removeprefix("dpfedexp.errors.InputError: ")
+        raise InputError(f"the measurement of {system} on {name} failed: {said}")
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def peak_memory(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _ours(
+    work: Workload, clients: int, rounds: int, device: str, *, secure: bool = False, **options: Any
+) -> tuple[list[float], list[float], str]:
+    from dpfedexp import Federation, Sgd, cdp_fedexp
+    from dpfedexp.accounting import Ledger
+    from dpfedexp.simulation.prepare import prepare
+    from dpfedexp.trainers.execution import Execution
+
+    x, y = work.data(clients)
+    whole = Federation.from_clients(zip(x, y, strict=True))
+    # A secure run trains many clients at once only if their sizes have a public bound.
+    most = work.rows if secure else None
+    algorithm, local = (
+        cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+        Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch, max_examples=most),
+    )
+    # Many rounds are announced so that the choice of a trainer is made as in a real run; fewer are played.
+    execution = Execution(device=device, **options)
+    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, execution=execution, secure=secure)
+    state, ledger = simulation.begin(), Ledger.in_memory()
+    wall, cpu = [], []
+    for _ in range(rounds + (3 if device.startswith("cuda") else 1)):
+        began, used = time.perf_counter(), time.process_time()
+        state, _ = simulation.step(state, ledger)
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - used)
+    return wall[-rounds:], cpu[-rounds:], simulation.trainer.name
+
+
+def _loop(
+    work: Workload, clients: int, rounds: int, device: str, threads: int = 0
+) -> tuple[list[float], list[float], str]:
+    from reproduction.benchmarks.plain import plain_round
+
+    if threads:
+        torch.set_num_threads(threads)
+    model = work.build().to(device)
+    x, y = (t.to(device) for t in work.data(clients))
+
+    def once(count: int) -> float:
+        done = plain_round(
+            model, x[:count], y[:count], lr=work.lr, steps=work.steps, clip=0.3, noise=5.0, batch=work.batch
+        )
+        return float(done.sum())
+
+    once(2)
+    wall, cpu = [], []
+    for _ in range(rounds):
+        began, used = time.perf_counter(), time.process_time()
+        once(clients)
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - used)
+    return wall, cpu, "plain loop"
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    system, name, clients, rounds, device = (given.pop(k) for k in ("system", "name", "clients", "rounds", "device"))
+    work = workload(name)
+    run = _loop if system == "plain loop" else _ours
+    wall, cpu, trainer = run(work, clients, rounds, device, **given)
+    label = " ".join([system, *(f"{key} {value}" for key, value in given.items())])
+    parameters = networks.parameters(work.build())
+    row = Row(label, name, clients, parameters, device, min(wall), min(cpu), peak_memory(device), trainer)
+    print(json.dumps(asdict(row)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""How memory and time grow with clients and parameters, on a CPU.
+
+    python -m reproduction.benchmarks.scale [--out reproduction/benchmarks/results/scale.json]
+
+memory    peak bytes of a process that runs one round of the synthetic problem (d = 100, data made on the fly) for 10³ to 10⁶
+          clients, all with the same budget
+million   one round of a million clients (d = 100), seconds
+resnet    one round of 100 clients of ResNet-18 with GroupNorm (d = 11 million): peak bytes and seconds
+privunit  milliseconds per vector at d = 10⁶ beside its Gaussian alone and beside rejection
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def synthetic(clients: int, mechanism: str, memory: str) -> dict[str, Any]:
+    from dpfedexp import Execution, Sgd, cdp_fedexp, ldp_fedexp, train
+    from dpfedexp.data import synthetic_regression_stream
+    from dpfedexp.models import linear_regression
+
+    algorithm = {
+        "central": cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+        "local": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+        "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
+    }[mechanism]
+    problem = synthetic_regression_stream(clients, 100)
+    local = Sgd(lr=0.003, steps=20)
+    given = {"local": local, "rounds": 1, "progress": False, "execution": Execution(device="cpu", memory=memory)}
+    run = train(linear_regression(100), problem.federation, algorithm, **given)
+    return {
+        "clients": clients,
+        "mechanism": mechanism,
+        "trainer": run.trainer,
+        "round_seconds": run.history[0]["seconds"],
+    }
+
+
+def resnet(clients: int) -> dict[str, Any]:
+    from dpfedexp import Federation, Sgd, cdp_fedexp, train
+    from reproduction.benchmarks.workloads import workload
+
+    work = workload("resnet")
+    x, y = work.data(clients)
+    whole = Federation.from_clients(zip(x[:, :2], y[:, :2], strict=True))
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
+    run = train(work.build(), whole, algorithm, local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu", progress=False)
+    return {"clients": clients, "trainer": run.trainer, "round_seconds": run.history[0]["seconds"]}
+
+
+def apart(kind: str, *given: Any) -> dict[str, Any]:
+    """In a process of its own, with its seconds, processor seconds and peak memory."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "reproduction.benchmarks.scale", "--one", json.dumps([kind, *given])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE.parents[1])
+    found = json.loads(done.stdout.splitlines()[-1]) | {"seconds": time.perf_counter() - began}
+    print(found, flush=True)
+    return found
+
+
+def one(kind: str, *given: Any) -> None:
+    found = {"synthetic": synthetic, "resnet": resnet}[kind](*given)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found |= {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_memory_bytes": 1024 * used.ru_maxrss}
+    print(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--machine", default=f"{os.cpu_count()} {platform.machine()} cores", help="how to call this machine"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "scale.json")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        one(*json.loads(asked.one))
+        return
+    from reproduction.benchmarks.pieces import accounting, privunit
+
+    found: dict[str, Any] = {"machine": asked.machine}
+    found["memory"] = [apart("synthetic", 10**n, "local", "16MB") for n in (3, 4, 5, 6)]
+    found["million"] = [apart("synthetic", 10**6, "central", "64MB")]
+    found["resnet"] = [apart("resnet", 100)]
+    found["privunit"] = privunit(clients=1000)
+    found["accounting"] = accounting()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

