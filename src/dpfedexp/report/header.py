@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.config import load
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.runs.facts import RunFacts
-from dpfedexp.runs.file_names import CONFIG, LEDGER, STATEMENT
+from dpfedexp.runs.file_names import LEDGER, STATEMENT
 from dpfedexp.runs.results import read_text
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What is known of a run; None or empty where an earlier version wrote the folder and did not say.
+    """What is known of a run; None or empty where its folder does not say.
 
     Attributes:
         algorithm: its name.
@@ -53,7 +52,7 @@ class RunHeader:
 
 
 def read_header(folder: Path, statement: dict[str, Any] | None, last: dict[str, Any] | None) -> RunHeader:
-    """The header of the run in a folder, from `run.json`, or of a run of before from its configuration and its ledger.
+    """The header of the run in a folder, from `run.json`, or from its statement or its ledger where it has none.
 
     Args:
         folder: the run's.
@@ -69,23 +68,7 @@ def read_header(folder: Path, statement: dict[str, Any] | None, last: dict[str, 
     named = statement or ledger
     algorithm = named.get("algorithm") if isinstance(named.get("algorithm"), str) else ""
     clients = named.get("clients") if isinstance(named.get("clients"), int) else None
-    header = RunHeader(str(algorithm or ""), "", clients, None, None, epsilon)
-    try:
-        settings = load(folder / CONFIG) if (folder / CONFIG).is_file() else None
-    except InputError:
-        settings = None
-    if settings is None:
-        return header
-    resolved = settings.resolved
-    return RunHeader(
-        header.algorithm or settings.algorithm.name,
-        "" if resolved is None else settings.data.kind,
-        clients if resolved is None else resolved.clients,
-        None if resolved is None else resolved.parameters,
-        None if resolved is None else settings.run.rounds,
-        epsilon,
-        f"dpfedexp train {CONFIG}",
-    )
+    return RunHeader(str(algorithm or ""), clients=clients, epsilon=epsilon)
 
 
 def read_statement(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +60,11 @@ class LedgerSource:
             return Ledger.open(self.path, repair=True)
         return Ledger.create(self.path, **header)
 
-    def existing(self, hashes: Sequence[str] | None) -> Ledger:
+    def existing(self, settings: str | None) -> Ledger:
         """For a run that goes on: the ledger must exist.
 
         Args:
-            hashes: by which of them a ledger of these settings may know them (`settings_hashes`); None where a checkpoint says it.
+            settings: the hash by which the ledger knows them (`settings_hash`); None where a checkpoint names them.
         """
         if self.given is not None:
             return self.given
@@ -77,7 +77,7 @@ class LedgerSource:
             ledger = Ledger.open(self.path, repair=True)
         except LedgerError as error:
             raise LedgerError(f"the run can't be resumed: {error}") from None
-        if hashes is not None and ledger.header.get("config") not in hashes:
+        if settings is not None and ledger.header.get("config") != settings:
             ledger.close()
             raise LedgerError(
                 f"the run can't be resumed: {self.path} was written by a run with other settings, and no checkpoint says which; "

@@ -18,7 +18,7 @@ from dpfedexp.round import State
 from dpfedexp.runs import outlets
 from dpfedexp.runs.checkpoints import checkpoint
 from dpfedexp.runs.checkpoints.checkpoint import Checkpoint, Progress
-from dpfedexp.runs.checkpoints.settings import settings_hashes
+from dpfedexp.runs.checkpoints.settings import settings_hash
 from dpfedexp.runs.description import RunDescription, ledger_header
 from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
 from dpfedexp.runs.ledger_source import LedgerSource
@@ -206,7 +206,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
-    with source.opened(source.existing(settings_hashes(run.settings) if last is None else None)) as ledger:
+    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
         name = _name_in(ledger, folder) if last is None else last.progress.run
         private = PrivateFolder.of(name, folder)
         state, history = run.start, []
@@ -271,7 +271,7 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
     name = ledger.header.get("run")
     if not is_run_id(name):
         raise LedgerError(
-            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run, as those of earlier versions do not. "
-            "Finish it with the version of dpfedexp that wrote it, or begin a new run in a new folder."
+            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
+            "run's own ledger back, or begin a new run in a new folder."
         )
     return str(name)

@@ -23,7 +23,7 @@ class PrivUnitEvent:
 
     The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
     randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
-    `sampling` is None in ledgers that do not say who took part. `attained` is False where the report is rounded, which can only
+    `sampling` is None in events that do not say who took part. `attained` is False where the report is rounded, which can only
     hide more.
     """
 
