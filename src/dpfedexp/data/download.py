@@ -32,6 +32,12 @@ class _Refused(Exception):
     """A mirror did not give the right file; the next one may."""
 
 
+def cache_folder(name: str) -> Path:
+    """Where the files of a data set are kept: `dpfedexp/<name>` in XDG_CACHE_HOME or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / name
+
+
 def fetch(
     name: str,
     md5: str,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform
-from dpfedexp.data.download import NotDownloaded, fetch
+from dpfedexp.data.download import NotDownloaded, cache_folder, fetch
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.idx import read_idx
 from dpfedexp.data.registry import DataSet
@@ -68,7 +68,7 @@ def load_mnist(
     """
     folder = find_mnist(data)
     if folder is None:
-        folder = cache_folder()
+        folder = cache_folder("mnist")
         if not download:
             raise InputError(f"MNIST was not found; {_where_to_put(folder)}.")
         _download(folder, mirrors)
@@ -124,14 +124,8 @@ def find_mnist(data: Path | str | None = None) -> Path | None:
             f"{source} is {str(named)!r}, and {best} lacks {', '.join(_missing(best))} (each plain or with .gz); "
             f"put {'it' if len(_missing(best)) == 1 else 'them'} there or name another folder."
         )
-    folder = cache_folder()
+    folder = cache_folder("mnist")
     return None if _missing(folder) else folder
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `dpfedexp/mnist` in XDG_CACHE_HOME or ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / "mnist"
 
 
 def _file(folder: Path, name: str) -> Path | None:
