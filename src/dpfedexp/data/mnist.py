@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,24 +145,13 @@ def _where_to_put(folder: Path) -> str:
 
 
 def _download(folder: Path, mirrors: Sequence[str] | None) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     chosen = list(mirrors if mirrors is not None else os.environ.get("DPFEDEXP_MIRRORS", "").split() or MIRRORS)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        for name in _missing(folder):
-            task = bars.add_task(f"{name}.gz", total=None)
-            try:
-                fetch(
-                    f"{name}.gz",
-                    FILES[name],
-                    chosen,
-                    folder,
-                    lambda received, total, task=task: bars.update(task, completed=received, total=total),  # type: ignore[misc]
-                )
-            except NotDownloaded as error:
-                raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None
+    print(f"downloading MNIST into {folder}", file=sys.stderr)
+    for name in _missing(folder):
+        try:
+            fetch(f"{name}.gz", FILES[name], chosen, folder)
+        except NotDownloaded as error:
+            raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None
 
 
 def mnist(folder: str | None) -> DataSet:
