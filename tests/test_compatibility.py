@@ -1,11 +1,8 @@
-"""What the project says about versions: a table, a date, a changelog, and names that go away when they were said to."""
+"""What the project says about versions: a table, a date and a changelog."""
 
 from __future__ import annotations
 
-import ast
-import re
 import tomllib
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dpfedexp
-from dpfedexp import errors
-from dpfedexp.errors import RemovalWarning, announce_removal
 from tests.release.changelog import UNRELEASED, sections
 
 yaml = pytest.importorskip("yaml")
@@ -77,31 +72,3 @@ def test_a_tree_with_unreleased_changes_is_a_version_that_was_not_released():
         assert Version(dpfedexp.__version__).is_devrelease
     else:
         assert Version(dpfedexp.__version__) >= Version(released[0].name)
-
-
-def test_nothing_outlives_the_version_that_was_to_remove_it():
-    late = []
-    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
-    for path, text in files.items():
-        for node in ast.walk(ast.parse(text)) if "announce_removal(" in text else ():
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "announce_removal":
-                (until,) = (word.value.value for word in node.keywords if word.arg == "removed_in")
-                if Version(dpfedexp.__version__) >= Version(until):
-                    late.append(f"{path}:{node.lineno} was to be gone in {until}")
-    assert late == []
-
-
-def test_a_name_that_goes_away_is_announced_once_with_its_version_and_what_to_write(monkeypatch):
-    monkeypatch.setattr(errors, "_announced", set())
-
-    def old_name():
-        announce_removal("old_name()", instead="new_name()", removed_in="9.0.0")
-
-    with pytest.warns(
-        RemovalWarning, match=re.escape("until version 9.0.0, which refuses it; write new_name().")
-    ) as seen:
-        old_name()
-    assert seen[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        old_name()

@@ -95,7 +95,7 @@ def test_a_file_names_momentum_adamw_bounds_and_schedules():
     assert settings.build_local() == Sgd(**given, schedule=CosineRate(rounds=9, warm_up=1))
     assert parse(tomllib.loads(settings.to_toml())) == settings
     assert parse({"local": {"optimiser": "adamw", "beta2": 0.99}}).build_local() == AdamW(lr=0.1, steps=10, beta2=0.99)
-    assert "momentum" not in parse({"local": {"lr": 0.1}}).to_toml(), "old configurations stay as they are"
+    assert "momentum" not in parse({"local": {"lr": 0.1}}).to_toml(), "what a file does not say is not written"
     for wrong, words in (
         ("cosine", "local.schedule is 'cosine'; it must name its kind"),
         ({"kind": "cosin"}, "local.schedule.kind is 'cosin', which does not exist. Did you mean 'cosine'?"),

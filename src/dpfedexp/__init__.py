@@ -1,7 +1,7 @@
 """Client-level differentially private federated learning whose server step size sets itself (DP-FedEXP, ICML 2025).
 
 Importing the package imports neither torch nor anything else that is slow: a public name is loaded when it is first used.
-A new one is a line in the table and the same name among the imports for type checkers.
+A new one is a line among the imports.
 """
 
 from typing import TYPE_CHECKING
@@ -9,39 +9,6 @@ from typing import TYPE_CHECKING
 from dpfedexp.lazy import lazy_names
 
 __version__ = "0.2.0.dev0"
-
-_HOMES = {
-    "AdamW": "local",
-    "AdaptiveClip": "clipping",
-    "Algorithm": "algorithms.algorithm",
-    "BudgetExceeded": "errors",
-    "CosineRate": "local",
-    "EarlyStopping": "runs.stopping",
-    "Execution": "trainers.execution",
-    "FedProx": "local",
-    "Federation": "data.federation",
-    "FixedSize": "participation",
-    "Full": "participation",
-    "InputError": "errors",
-    "LocalOptimiser": "local",
-    "Poisson": "participation",
-    "RateSchedule": "local",
-    "Run": "runs.run",
-    "ServerOptimiser": "server",
-    "Sgd": "local",
-    "StepRate": "local",
-    "Stop": "runs.stopping",
-    "cdp_fedexp": "algorithms.cdp_fedexp",
-    "dp_fedadam": "algorithms.dp_fedadam",
-    "dp_fedavg": "algorithms.dp_fedavg",
-    "dp_scaffold": "algorithms.dp_scaffold",
-    "fedavg": "algorithms.fedavg",
-    "fedexp": "algorithms.fedexp",
-    "fit": "simulation.fit",
-    "ldp_fedexp": "algorithms.ldp_fedexp",
-    "naive_ldp_fedexp": "algorithms.ldp_fedexp",
-    "train": "simulation.train",
-}
 
 if TYPE_CHECKING:
     from dpfedexp.algorithms.algorithm import Algorithm as Algorithm
@@ -76,4 +43,4 @@ if TYPE_CHECKING:
     from dpfedexp.trainers.execution import Execution as Execution
 else:
     # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, "__version__")
+    __getattr__, __dir__, __all__ = lazy_names(__name__, "__version__")

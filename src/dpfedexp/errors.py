@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable
 from numbers import Integral
 
@@ -45,28 +44,6 @@ class AdviceWarning(UserWarning):
     >>> import warnings
     >>> warnings.simplefilter("ignore", AdviceWarning)  # silences them
     """
-
-
-class RemovalWarning(FutureWarning):
-    """A name that is still accepted and will not be; `docs/compatibility.md` says for how long."""
-
-
-_announced: set[str] = set()
-
-
-def announce_removal(old: str, *, instead: str, removed_in: str, stacklevel: int = 3) -> None:
-    """Says, once in a process, that a name goes away, in which version, and what to write instead.
-
-    Args:
-        old: what was written, such as "train(chunk_size=…)".
-        instead: what to write, such as "train(execution=Execution(chunk_size=…))".
-        removed_in: the version that refuses it, such as "0.4.0"; a test fails once the package has reached it.
-        stacklevel: as of `warnings.warn`; 3 is the caller of the function that calls this one.
-    """
-    if old not in _announced:
-        _announced.add(old)
-        sentence = f"{old} is accepted until version {removed_in}, which refuses it; write {instead}."
-        warnings.warn(sentence, RemovalWarning, stacklevel=stacklevel)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

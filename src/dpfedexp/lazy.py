@@ -1,39 +1,41 @@
 """Packages whose public names are imported when they are first used.
 
-A package's `__init__.py` holds a table from name to module. Importing the package imports none of those modules, so that a
-command that needs no torch does not wait for it. Type checkers read ordinary imports under `TYPE_CHECKING` instead, and a test
-keeps the two lists equal.
+A package's `__init__.py` lists them once, as imports under `TYPE_CHECKING`, one to a line. Type checkers read these as they are.
+Python runs none of them, so that a command that needs no torch does not wait for it: the list is read from the source, and a name
+is imported when it is asked for.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from dpfedexp.errors import nearest
 
+_IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], *ready: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+
+def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """What a package of lazy names needs: its `__getattr__`, `__dir__` and `__all__` (PEP 562).
 
     Args:
         package: the package's `__name__`.
-        homes: every public name, with the module that defines it, relative to the package.
         ready: public names that the package defines by itself.
 
     Returns:
         The three values. A name that does not exist is an `AttributeError` that says which one was probably meant; a module of
         the package is a name too, so that `import dpfedexp; dpfedexp.accounting` works.
     """
+    spec = sys.modules[package].__spec__
+    homes = {name: module for module, name in _IMPORT.findall(spec.loader.get_source(package))}  # type: ignore[union-attr]
     public = sorted([*homes, *ready])
 
     def load(name: str) -> Any:
         if name in homes:
-            value = getattr(import_module(f"{package}.{homes[name]}"), name)
+            value = getattr(import_module(homes[name]), name)
         elif (room := None if name.startswith("_") else _module(f"{package}.{name}")) is not None:
             value = room
         else:

@@ -159,11 +159,11 @@ def test_fixed_size_cohorts_add_remove_changes_two_contributions_without_amplifi
     assert not other.exact
 
 
-def test_events_of_older_ledgers_keep_their_meaning_and_get_sound_figures():
+def test_events_that_leave_fields_out_get_sound_figures():
     """No diameter: twice the bound. No word on who took part or what the server computes: nothing exact, no second reader."""
     query = {"name": "squared norms", "bound": 1.0, "sensitivity": 1.0, "noise": 2.5}
-    old = {"kind": "GaussianEvent", "setting": "central", "adjacency": "add-remove", "queries": [query]}
-    event = from_json({**old, "sampling": {"kind": "full", "rate": 1.0}, "joint_mu": None})
+    short = {"kind": "GaussianEvent", "setting": "central", "adjacency": "add-remove", "queries": [query]}
+    event = from_json({**short, "sampling": {"kind": "full", "rate": 1.0}, "joint_mu": None})
     assert event.mu == pytest.approx(0.4)
     assert event.under("replace-one").mu == pytest.approx(0.8)
     assert not event.exact

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import os
 import socket
-import tempfile
 import time
 from pathlib import Path
 
@@ -65,13 +64,11 @@ def nobody() -> str:
 
 @pytest.mark.parametrize("name", list(FILES))
 def test_the_right_file_arrives_as_it_was_sent(tmp_path: Path, name: str) -> None:
-    seen: list[tuple[int, int | None]] = []
     with mirror(FILES) as good:
-        path = fetch(name, MD5, [good.url], tmp_path / "new", lambda *step: seen.append(step))
+        path = fetch(name, MD5, [good.url], tmp_path / "new")
     assert path == tmp_path / "new" / name
     assert path.read_bytes() == FILES[name]
     assert list(path.parent.iterdir()) == [path]
-    assert seen[-1] == (len(FILES[name]), len(FILES[name]))
 
 
 @pytest.mark.parametrize("fault", list(FAULTS), ids=lambda fault: fault.__name__)
@@ -123,14 +120,7 @@ def full(*_: object) -> None:
 
 
 def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tempfile.NamedTemporaryFile
-
-    def on_full_disk(**options):
-        file = real(**options)
-        file.write = full
-        return file
-
-    monkeypatch.setattr("dpfedexp.data.download.tempfile.NamedTemporaryFile", on_full_disk)
+    monkeypatch.setattr("dpfedexp.files.Path.write_bytes", full)
     with (
         mirror(FILES) as first,
         mirror(FILES) as second,
@@ -144,10 +134,17 @@ def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, mo
 def test_a_disk_that_is_found_full_only_at_the_end_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfedexp.data.download.os.fsync", full)
+    monkeypatch.setattr("dpfedexp.files.os.fsync", full)
     with mirror(FILES) as good, pytest.raises(InputError, match="No space left on device"):
         fetch("a.gz", MD5, [good.url], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_another_process_brought_meanwhile_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(PACKED)
+    with mirror(FILES) as good:
+        assert fetch("a.gz", MD5, [good.url], tmp_path).read_bytes() == PACKED
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gz"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from serving import mirror, send
 
 from dpfedexp.data import Standardise, load_mnist, mnist_federation
 from dpfedexp.data import mnist as module
-from dpfedexp.data.mnist import FILES, cache_folder
+from dpfedexp.data.download import cache_folder
+from dpfedexp.data.mnist import FILES
 from dpfedexp.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -69,7 +70,7 @@ def test_the_files_are_found_in_the_folder_or_in_mnist_inside_it(tmp_path: Path,
 def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(cache_folder())
+    put(cache_folder("mnist"))
     assert load_mnist().name == "mnist"
     put(tmp_path / "variable")
     monkeypatch.setenv("DPFEDEXP_DATA", str(tmp_path / "variable"))
@@ -81,7 +82,7 @@ def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
 def test_a_named_folder_without_the_files_says_which_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(cache_folder())
+    put(cache_folder("mnist"))
     folder = put(tmp_path / "half")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(InputError, match=r"data is .*half lacks t10k-labels-idx1-ubyte \(each plain or with .gz\)"):
@@ -94,7 +95,7 @@ def test_a_named_folder_without_the_files_says_which_are_missing(
 def test_without_data_and_download_one_sentence_says_which_files_go_where() -> None:
     with pytest.raises(InputError, match="MNIST was not found; put") as caught:
         load_mnist(download=False)
-    for part in (*FILES, str(cache_folder()), "DPFEDEXP_DATA"):
+    for part in (*FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
         assert part in str(caught.value)
 
 
@@ -104,7 +105,7 @@ def test_without_data_and_network_one_sentence_says_why_and_which_files_go_where
         address = f"http://127.0.0.1:{free.getsockname()[1]}/"
     with pytest.raises(InputError, match=r"could not be downloaded.*refused.* Otherwise put") as caught:
         load_mnist(mirrors=[address])
-    for part in (*FILES, str(cache_folder()), "DPFEDEXP_DATA"):
+    for part in (*FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
         assert part in str(caught.value)
 
 
@@ -114,7 +115,7 @@ def test_what_is_missing_is_downloaded_once_into_the_cache(monkeypatch: pytest.M
         monkeypatch.setenv("DPFEDEXP_MIRRORS", f"http://127.0.0.1:9/ {served.url}")
         assert_small(load_mnist())
         assert sorted(served.asked) == sorted(SERVED)
-        assert sorted(path.name for path in cache_folder().iterdir()) == sorted(SERVED)
+        assert sorted(path.name for path in cache_folder("mnist").iterdir()) == sorted(SERVED)
         assert_small(load_mnist())
         assert len(served.asked) == 4
 
@@ -128,7 +129,7 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_missing() -> No
     with mirror(SERVED, cut_labels) as served:
         with pytest.raises(InputError, match=r"train-labels-idx1-ubyte.gz could not be downloaded.*cut the connection"):
             load_mnist(mirrors=[served.url])
-        assert [path.name for path in cache_folder().iterdir()] == ["train-images-idx3-ubyte.gz"]
+        assert [path.name for path in cache_folder("mnist").iterdir()] == ["train-images-idx3-ubyte.gz"]
         served.misbehave = None
         served.asked.clear()
         assert_small(load_mnist(mirrors=[served.url]))
@@ -138,13 +139,13 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_missing() -> No
 def test_a_download_that_is_not_mnist_is_refused_and_leaves_nothing() -> None:
     with mirror(SERVED) as served, pytest.raises(InputError, match=r"sent another file.*expected 6bbc9ace898e44ae"):
         load_mnist(mirrors=[served.url])
-    assert list(cache_folder().iterdir()) == []
+    assert not cache_folder("mnist").exists()
 
 
 def test_the_cache_is_in_the_home_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "dpfedexp" / "mnist"
+    assert cache_folder("mnist") == tmp_path / ".cache" / "dpfedexp" / "mnist"
 
 
 @pytest.mark.parametrize(

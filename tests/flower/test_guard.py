@@ -171,9 +171,9 @@ def test_charges_name_the_run_that_asked(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tau_eta_l": math.nan}, "travel is nan; it must be finite"),
-        ({"tau_eta_l": math.inf}, "travel is inf; it must be finite"),
-        ({"tau_eta_l": -1.0}, "travel is -1.0; it must be finite and zero or more"),
+        ({"tau_eta_l": math.nan}, "tau_eta_l is nan; it must be finite"),
+        ({"tau_eta_l": math.inf}, "tau_eta_l is inf; it must be finite"),
+        ({"tau_eta_l": -1.0}, "tau_eta_l is -1.0; it must be finite and zero or more"),
         ({"tau_eta_l": 0.5, "clients": (0, 1), "hosted": 2}, "asks hosted clients for SCAFFOLD"),
         ({"tau_eta_l": 0.5}, "carries no control variate"),
         ({"round": 0}, "round is 0; it must be a positive whole number"),

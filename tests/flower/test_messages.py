@@ -103,9 +103,9 @@ def test_a_request_arrives_as_it_was_sent():
         ({"mechanism": 1.0}, "mechanism"),
         ({"sampling": 0}, "sampling"),
         ({"rate": 1}, "rate"),
-        ({"travel": "0"}, "travel"),
-        ({"travel": -1e-9}, "travel"),
-        ({"travel": math.inf}, "travel"),
+        ({"tau_eta_l": "0"}, "tau_eta_l"),
+        ({"tau_eta_l": -1e-9}, "tau_eta_l"),
+        ({"tau_eta_l": math.inf}, "tau_eta_l"),
         ({"round": 0}, "round"),
         ({"round": True}, "round"),
         ({"rounds": 0}, "rounds"),
@@ -116,7 +116,7 @@ def test_a_request_arrives_as_it_was_sent():
         ({"clients": [1.0]}, "clients"),
         ({"clients": [0, -1]}, "clients"),
         ({"clients": [1, 1]}, "hosted client twice"),
-        ({"clients": [1], "travel": 0.5}, "SCAFFOLD"),
+        ({"clients": [1], "tau_eta_l": 0.5}, "SCAFFOLD"),
     ],
 )
 def test_a_request_with_a_wrong_value_is_refused_by_its_name(changes, field):

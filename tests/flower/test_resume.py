@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dpfedexp import files, step_size
 from dpfedexp.accounting import Ledger
@@ -24,7 +24,6 @@ from dpfedexp.flower.server.checkpoint import load_checkpoint
 from dpfedexp.flower.server.nodes import exchange
 from dpfedexp.flower.server.status import read_status
 from dpfedexp.local import Sgd
-from dpfedexp.runs.checkpoints.state_tensors import digest, state_tensors
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -214,25 +213,6 @@ def test_parameters_are_written_once_and_lie_there_while_they_are_averaged(tmp_p
     state = load_checkpoint(tmp_path).state
     assert len(state.recent) == 2
     assert all(torch.equal(a, b) for a, b in zip(state.recent, strategy.state.recent, strict=True))
-
-
-def test_a_folder_with_all_iterates_in_one_file_goes_on(tmp_path):
-    """As version 4 wrote it."""
-    with pytest.raises(Crash):
-        run(tmp_path / "killed", grid=CrashingGrid(at=3))
-    folder = tmp_path / "killed"
-    content, state = json.loads((folder / "checkpoint.json").read_text()), load_checkpoint(folder).state
-    tensors = state_tensors(state)
-    assert "recent.0" in tensors
-    (folder / "round-1.safetensors").unlink()
-    save_file(tensors, folder / "round-2.safetensors")
-    del content["earlier"]
-    content |= {"version": 4, "blake2b": digest(tensors, "blake2b")}
-    (folder / "checkpoint.json").write_text(json.dumps(content))
-    resumed, _ = run(folder, resume=True)
-    whole, _ = run(tmp_path / "whole")
-    assert torch.equal(resumed.state.reported, whole.state.reported)
-    assert rounds_in(folder) == [1, 2, 3, 4]
 
 
 def test_two_servers_cannot_use_one_folder_at_once(tmp_path):

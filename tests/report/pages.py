@@ -8,6 +8,7 @@ from pathlib import Path
 from reproduction.paper.results.size import Size
 
 from dpfedexp.report.write import save
+from dpfedexp.runs.facts import RunFacts
 from reproduction.paper import sections
 from tests.reproduction.paper.fabricated import Fabricated
 
@@ -31,6 +32,18 @@ def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
     (folder / "config.toml").write_text(f'[algorithm]\nname = "cdp_fedexp"  # {EVIL}\n', encoding="utf-8")
     (folder / "privacy.txt").write_text(f"ε = 6.00 in total & δ = 1e-05. {EVIL}\n", encoding="utf-8")
     (folder / "privacy.json").write_text(json.dumps({"epsilon_total": 6.0, **extra}), encoding="utf-8")
+    RunFacts(
+        run="0123456789abcdef",
+        algorithm="cdp_fedexp",
+        data="synthetic",
+        model="Linear",
+        clients=1000,
+        parameters=500,
+        rounds=rounds,
+        delta=1e-5,
+        secure=False,
+        command="dpfedexp train config.toml",
+    ).write(folder)
     return folder
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from dpfedexp.accounting import Ledger
 from dpfedexp.errors import InputError
 from dpfedexp.report.folder import report
 from dpfedexp.report.runs import RunRecord
@@ -152,13 +152,13 @@ def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_ar
     assert show(record) == "vote_loss 0.25  η_g 1.00  ε 2.000"
 
 
-def test_a_run_of_before_is_named_by_its_configuration_and_its_ledger(tmp_path, undrawn):
-    folder = tmp_path / "run"
-    shutil.copytree(Path(__file__).parents[1] / "runs" / "old" / "0.1.0-ledger-1" / "central", folder)
-    write_run(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "metrics.jsonl", folder)
+def test_a_run_without_its_facts_is_named_by_its_ledger(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run")
+    (folder / "run.json").unlink(missing_ok=True)
+    (folder / "privacy.json").unlink(missing_ok=True)
+    Ledger.create(folder / "ledger.jsonl", algorithm="cdp_fedexp", clients=1200).close()
     text, _ = check(report(folder))
-    assert re.search(r'class="subtitle">\S+.*: M = [\d,]+ clients.*ε = 8\.000 at δ = 1e-05\.', text)
+    assert re.search(r'class="subtitle">cdp_fedexp: M = 1,200 clients', text)
 
 
 def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):

@@ -10,7 +10,7 @@ import pytest
 from dpfedexp.report import svg
 from dpfedexp.report.document import Panel, Series
 from dpfedexp.report.palette import slots
-from dpfedexp.report.ticks import label, linear, logarithmic
+from dpfedexp.report.svg import label, linear, logarithmic
 
 
 def panel(**changes) -> Panel:

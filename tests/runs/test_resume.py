@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -285,12 +286,27 @@ def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path
         run(tmp_path, resume=True, ledger=other)
 
 
-def test_a_checkpoint_of_version_1_is_refused_with_the_reason(tmp_path):
+@pytest.mark.parametrize("version", [2, 4, None])
+def test_a_checkpoint_of_another_version_is_one_sentence(version, tmp_path):
     interrupted(tmp_path)
     tensors = load_file(tmp_path / CHECKPOINT)
-    save_file(tensors, tmp_path / CHECKPOINT, forged(path_content(tmp_path) | {"version": 1}, tensors))
-    with pytest.raises(InputError, match=r"version 1.*hash of the clients' data.*stays charged"):
+    save_file(tensors, tmp_path / CHECKPOINT, forged(path_content(tmp_path) | {"version": version}, tensors))
+    with pytest.raises(
+        InputError, match=f"has version {version}, and this library reads version 3; finish the run with"
+    ):
         run(tmp_path, resume=True)
+
+
+def free(release):
+    """A user's own step-size rule, with the name of one of the library's."""
+    return 99.0
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
+    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
+    interrupted(tmp_path, algorithm=paper)
+    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
+        run(tmp_path, replace(paper, rule=free), resume=True)
 
 
 def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.errors import InputError
 from dpfedexp.runs.verify import read_claim, recompute, verify_run
 from tests.accounting.events_by_hand import central, local
-
-OLD = Path(__file__).parent / "old" / "0.1.0-ledger-1"
 
 
 @pytest.fixture
@@ -110,36 +107,20 @@ def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
     assert failed(tmp_path) == ["models_only"]
 
 
-def test_a_claim_without_a_version_is_not_taken_for_an_old_one(run):
+@pytest.mark.parametrize("field", ["other_adjacency", "exact"])
+def test_a_claim_that_leaves_out_what_the_ledger_gives_fails(run, field):
     claim = json.loads((run / "privacy.json").read_text())
-    del claim["version"], claim["other_adjacency"]
+    del claim[field]
     (run / "privacy.json").write_text(json.dumps(claim))
-    assert "other_adjacency" in failed(run)
+    assert field in failed(run)
 
 
-@pytest.mark.parametrize("name", ["central", "local"])
-def test_runs_from_before_statements_had_versions_still_verify(name):
-    """Written by the code before ledgers named their runs; the ledger, the claim and the text are as they were."""
-    old = OLD / name
-    assert failed(old) == []
-    statement = recompute(old, read_claim(old))
-    assert statement.epsilon_total == pytest.approx(8.0, rel=1e-6)
-    assert not statement.exact
-    if name == "central":
-        assert statement.other_adjacency.epsilon_total == pytest.approx(3.5472, abs=1e-3)
-    else:
-        assert statement.models_only is None
-        assert "before it said" in statement.no_models_only
-
-
-@pytest.mark.parametrize("edited", ["privacy.txt", "privacy.json", "ledger.jsonl"])
-def test_an_edited_old_run_fails(tmp_path, edited):
-    shutil.copytree(OLD / "central", tmp_path / "run")
-    path = tmp_path / "run" / edited
-    path.write_text(
-        path.read_text(encoding="utf-8").replace("8.0", "2.0").replace("2.08972", "9.08972"), encoding="utf-8"
-    )
-    assert failed(tmp_path / "run") != []
+def test_a_claim_of_another_version_is_one_sentence(run):
+    claim = json.loads((run / "privacy.json").read_text())
+    del claim["version"]
+    (run / "privacy.json").write_text(json.dumps(claim))
+    with pytest.raises(InputError, match="its version is None, and this library reads version 2"):
+        verify_run(run)
 
 
 def test_an_edited_ledger_fails(run):

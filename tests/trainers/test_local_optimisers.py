@@ -24,7 +24,6 @@ from dpfedexp import (
 )
 from dpfedexp.batches import schedule
 from dpfedexp.noise.streams import Streams
-from dpfedexp.runs.checkpoints.settings import flatten
 from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.stepped import ByVmap, Steps
@@ -271,16 +270,6 @@ def test_a_bound_on_gradients_keeps_clients_apart_bit_for_bit(trainer, clients):
     rows = simulation.updates(state, w, torch.arange(len(SIZES)), 1)
     for client in range(len(SIZES)):
         assert torch.equal(simulation.updates(state, w, torch.tensor([client]), 1)[0], rows[client])
-
-
-def test_new_fields_at_their_defaults_leave_what_a_run_is_known_by():
-    """Checkpoints and ledgers of before know a run by these names; a field that came later shows where it is used."""
-    before = {"local": "Sgd", "local.lr": 0.1, "local.steps": 3, "local.epochs": None, "local.batch_size": None}
-    before |= {"local.proximal": 0.0, "local.max_examples": None}
-    assert flatten({"local": Sgd(lr=0.1, steps=3)}) == before
-    used = flatten({"local": Sgd(lr=0.1, steps=3, momentum=0.9, schedule=StepRate(every=2))})
-    more = {"local.momentum": 0.9, "local.schedule": "StepRate", "local.schedule.every": 2}
-    assert used == before | more | {"local.schedule.factor": 0.1, "local.schedule.warm_up": 0}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event
-from dpfedexp.accounting.root import find_root
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, require
 
@@ -123,11 +122,12 @@ def calibrate_privunit(
 
 def _root(epsilon: Callable[[float], float], target: float, low: float, high: float) -> float:
     """The smallest x in [low, high] with epsilon(x) ≤ target, for a decreasing function, to 1e-9, on the safe side."""
+    from scipy.optimize import brentq
 
     def excess(x: float) -> float:
         return math.log(max(epsilon(x), 1e-300)) - math.log(target)
 
-    x = find_root(excess, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-14)
+    x = float(brentq(excess, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-14))
     step = _TOLERANCE / 4.0
     while epsilon(x) > target:
         x, step = min(high, x + step), 2.0 * step

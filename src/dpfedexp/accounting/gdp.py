@@ -17,8 +17,6 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
-from dpfedexp.accounting.root import find_root
-
 _SQRT2 = math.sqrt(2.0)
 _LOG2 = math.log(2.0)
 
@@ -54,10 +52,12 @@ def epsilon(mu: float, delta: float) -> float:
         return math.inf
     if delta >= advantage(mu):
         return 0.0
+    from scipy.optimize import brentq
+
     target = math.log(delta)
     # Solving for a rather than ε keeps the bracket a few units wide at any ε: δ ≤ Φ(a) bounds a below, ε ≥ 0 above.
-    a = find_root(lambda x: _log_delta(x, mu) - target, float(ndtri(delta)) - 1e-9, mu / 2, xtol=1e-15, rtol=1e-15)
-    return max(0.0, mu * (mu / 2 - a))
+    a = brentq(lambda x: _log_delta(x, mu) - target, float(ndtri(delta)) - 1e-9, mu / 2, xtol=1e-15, rtol=1e-15)
+    return max(0.0, mu * (mu / 2 - float(a)))
 
 
 def mu(epsilon: float, delta: float) -> float:
@@ -68,6 +68,8 @@ def mu(epsilon: float, delta: float) -> float:
         return 0.0
     if epsilon <= 0.0:
         return 2.0 * float(ndtri((1.0 + delta) / 2.0))
+    from scipy.optimize import brentq
+
     target = math.log(delta)
     quantile = -float(ndtri(delta))
     # δ(ε) ≤ Φ(a), and Φ(a) = δ at this μ; written so that a small ε does not cancel.
@@ -76,7 +78,7 @@ def mu(epsilon: float, delta: float) -> float:
     low, high = low * (1.0 - 1e-9), 2.0 * low
     while log_delta(epsilon, high) < target:
         high *= 2.0
-    return find_root(lambda m: log_delta(epsilon, m) - target, low, high, xtol=1e-300, rtol=1e-14)
+    return float(brentq(lambda m: log_delta(epsilon, m) - target, low, high, xtol=1e-300, rtol=1e-14))
 
 
 def compose(mus: Iterable[float]) -> float:

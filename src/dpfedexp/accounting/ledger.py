@@ -22,8 +22,6 @@ from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
 
 FORMAT = "dpfedexp-ledger"
 VERSION = 2
-READABLE = (1, VERSION)
-"""Version 1 named neither the run nor the noise of a charge; its charges count like any other."""
 
 
 @checked
@@ -279,9 +277,8 @@ def _release(entry: Entry) -> tuple[str, int, str]:
 def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -> None:
     if header.get("format") != FORMAT:
         raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
-    if header.get("version") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads versions {known}.")
+    if header.get("version") != VERSION:
+        raise LedgerError(f"{path}, line 1: version {header.get('version')!r}; this library reads version {VERSION}.")
     if config_hash is not None and header.get("config") != config_hash:
         raise LedgerError(
             f"{path} was written by a run with other settings (config hash {header.get('config')!r}, this run has "
@@ -298,8 +295,7 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
             require(type(record["round"]) is int, f"its round is {record['round']!r}")
             event = from_json(record["event"])
             _touch(event)
-            # Version 1 has neither name; each of its lines was a release of its own.
-            run, noise = record.get("run", ""), record.get("noise", f"line {seq}")
+            run, noise = record["run"], record["noise"]
             require(isinstance(run, str) and isinstance(noise, str), "its run or noise is not a name")
             entries.append(Entry(record["round"], interned.setdefault(event, event), run, noise))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

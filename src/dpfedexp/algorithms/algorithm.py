@@ -32,6 +32,16 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
 """Who adds the updates: one server that is trusted with them, or a server and a helper of which neither can read one
 (docs/two-party.md), with the noise of both or of the helper alone."""
+INSTEAD = {
+    "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
+    "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",
+    "sigma": "noise_multiplier, the standard deviation over the clip",
+    "noise": "noise_multiplier, the standard deviation over the clip",
+    "clipping_norm": "clip",
+    "max_grad_norm": "clip",
+    "lr": "server_rate for the server; the clients' rate goes to local=Sgd(lr=…)",
+}
+"""What people try to call the arguments of an algorithm, and what they are called."""
 
 
 @checked

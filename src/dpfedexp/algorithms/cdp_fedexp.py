@@ -6,8 +6,7 @@ from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import rules
-from dpfedexp.algorithms.algorithm import Algorithm, Clip, Per, clip_of
-from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.algorithms.algorithm import INSTEAD, Algorithm, Clip, Per, clip_of
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, nearest
 

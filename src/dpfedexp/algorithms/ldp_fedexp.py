@@ -8,8 +8,7 @@ from typing import Literal
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms import rules
-from dpfedexp.algorithms.algorithm import PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.algorithms.hints import INSTEAD
+from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.mechanisms.base import Numerator

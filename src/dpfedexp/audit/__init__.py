@@ -7,17 +7,6 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "Case": "mechanisms.cases",
-    "LowerBound": "bounds",
-    "Result": "result",
-    "audit_density": "mechanisms.density",
-    "audit_mechanism": "mechanisms.release",
-    "audit_training": "runs.canaries",
-    "lower_bound": "bounds",
-    "standard_cases": "mechanisms.cases",
-}
-
 QUICK_SAMPLES, USUAL_SAMPLES = 50_000, 400_000
 """Releases of each input that the whole audit draws, with `--quick` and without."""
 
@@ -31,4 +20,4 @@ if TYPE_CHECKING:
     from dpfedexp.audit.result import Result as Result
     from dpfedexp.audit.runs.canaries import audit_training as audit_training
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -4,14 +4,6 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "DataSettings": "sections",
-    "Resolved": "sections",
-    "Settings": "settings",
-    "load": "settings",
-    "parse": "settings",
-}
-
 if TYPE_CHECKING:
     from dpfedexp.config.sections import DataSettings as DataSettings
     from dpfedexp.config.sections import Resolved as Resolved
@@ -19,4 +11,4 @@ if TYPE_CHECKING:
     from dpfedexp.config.settings import load as load
     from dpfedexp.config.settings import parse as parse
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

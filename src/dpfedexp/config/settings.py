@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -66,22 +66,13 @@ class Settings(Section):
 
     def as_run(self, facts: Resolved) -> Settings:
         """The settings as the folder of a run keeps them: with the facts, and with the step size and the quantile that it takes."""
-        run = self.model_copy(update={"resolved": facts})
-        return run._with_step(self.build_algorithm().step)._with_quantile("auto")
-
-    def _with_quantile(self, quantile: float | Literal["auto"]) -> Settings:
-        """The same settings, with this quantile where the file says no more than that the clip is adaptive."""
-        if self.algorithm.clip != "adaptive" or self.algorithm.adaptive is not None:
-            return self
-        adaptive = AdaptiveSettings(quantile=quantile)
-        return self.model_copy(update={"algorithm": self.algorithm.model_copy(update={"adaptive": adaptive})})
-
-    def _with_step(self, step: str) -> Settings:
-        """The same settings, with this step where the file leaves it to the algorithm."""
-        takes = inspect.signature(algorithms.ALGORITHMS.get(self.algorithm.name, algorithms.fedavg)).parameters
-        if self.algorithm.step is not None or "step" not in takes:
-            return self
-        return self.model_copy(update={"algorithm": self.algorithm.model_copy(update={"step": step})})
+        takes = inspect.signature(algorithms.ALGORITHMS[self.algorithm.name]).parameters
+        chosen: dict[str, Any] = {"step": self.build_algorithm().step} if "step" in takes else {}
+        if self.algorithm.clip == "adaptive" and self.algorithm.adaptive is None:
+            chosen["adaptive"] = AdaptiveSettings(quantile="auto")
+        return self.model_copy(
+            update={"resolved": facts, "algorithm": self.algorithm.model_copy(update=chosen)},
+        )
 
     def planned_event(self) -> Event | None:
         """What one round of this configuration charges; None where the file does not say how large the model and federation are."""
@@ -167,11 +158,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
 def parse(tree: dict[str, Any]) -> Settings:
     """Settings from a tree as a TOML file gives it; a sentence for the first setting that is wrong."""
     try:
-        settings = Settings.model_validate(tree)
+        return Settings.model_validate(tree)
     except ValidationError as error:
         raise InputError(sentence(error, Settings)) from None
-    # The folder of a run that does not name its step is from before there was another one than the paper's; so for the quantile.
-    return settings if settings.resolved is None else settings._with_step("paper")._with_quantile(0.5)
 
 
 def apply_override(tree: dict[str, Any], text: str) -> None:

@@ -4,22 +4,6 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "Assignment": "partition",
-    "Federation": "federation",
-    "Generated": "generated",
-    "ImageData": "mnist",
-    "Standardise": "mnist",
-    "SyntheticProblem": "synthetic",
-    "cast_inputs": "arrays",
-    "cast_targets": "arrays",
-    "load_mnist": "mnist",
-    "mnist_federation": "mnist",
-    "read_idx": "idx",
-    "synthetic_regression": "synthetic",
-    "synthetic_regression_stream": "synthetic",
-}
-
 if TYPE_CHECKING:
     from dpfedexp.data.arrays import cast_inputs as cast_inputs
     from dpfedexp.data.arrays import cast_targets as cast_targets
@@ -35,4 +19,4 @@ if TYPE_CHECKING:
     from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
     from dpfedexp.data.synthetic import synthetic_regression_stream as synthetic_regression_stream
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform
-from dpfedexp.data.download import NotDownloaded, fetch
+from dpfedexp.data.download import NotDownloaded, cache_folder, fetch
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.idx import read_idx
 from dpfedexp.data.registry import DataSet
@@ -68,7 +69,7 @@ def load_mnist(
     """
     folder = find_mnist(data)
     if folder is None:
-        folder = cache_folder()
+        folder = cache_folder("mnist")
         if not download:
             raise InputError(f"MNIST was not found; {_where_to_put(folder)}.")
         _download(folder, mirrors)
@@ -124,14 +125,8 @@ def find_mnist(data: Path | str | None = None) -> Path | None:
             f"{source} is {str(named)!r}, and {best} lacks {', '.join(_missing(best))} (each plain or with .gz); "
             f"put {'it' if len(_missing(best)) == 1 else 'them'} there or name another folder."
         )
-    folder = cache_folder()
+    folder = cache_folder("mnist")
     return None if _missing(folder) else folder
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `dpfedexp/mnist` in XDG_CACHE_HOME or ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / "mnist"
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -150,24 +145,13 @@ def _where_to_put(folder: Path) -> str:
 
 
 def _download(folder: Path, mirrors: Sequence[str] | None) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     chosen = list(mirrors if mirrors is not None else os.environ.get("DPFEDEXP_MIRRORS", "").split() or MIRRORS)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        for name in _missing(folder):
-            task = bars.add_task(f"{name}.gz", total=None)
-            try:
-                fetch(
-                    f"{name}.gz",
-                    FILES[name],
-                    chosen,
-                    folder,
-                    lambda received, total, task=task: bars.update(task, completed=received, total=total),  # type: ignore[misc]
-                )
-            except NotDownloaded as error:
-                raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None
+    print(f"downloading MNIST into {folder}", file=sys.stderr)
+    for name in _missing(folder):
+        try:
+            fetch(f"{name}.gz", FILES[name], chosen, folder)
+        except NotDownloaded as error:
+            raise InputError(f"{str(error).rstrip('.')}. Otherwise {_where_to_put(folder)}.") from None
 
 
 def mnist(folder: str | None) -> DataSet:

@@ -8,21 +8,6 @@ from typing import TYPE_CHECKING, Any
 from dpfedexp.errors import InputError
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "DpFedExp": "server.strategy",
-    "TwoPartyFedExp": "two_party.strategy",
-    "Guard": "node.guard",
-    "deployment_noise": "noise",
-    "hosted_clients": "node.mod",
-    "local_from": "settings",
-    "private_training": "node.mod",
-    "privatize": "node.mod",
-    "round_timeout": "settings",
-    "strategy_from": "settings",
-    "train_hosted": "cohort",
-    "train_local": "training",
-}
-
 if TYPE_CHECKING:
     from dpfedexp.flower.cohort import train_hosted as train_hosted
     from dpfedexp.flower.node.guard import Guard as Guard
@@ -37,7 +22,7 @@ if TYPE_CHECKING:
     from dpfedexp.flower.training import train_local as train_local
     from dpfedexp.flower.two_party.strategy import TwoPartyFedExp as TwoPartyFedExp
 else:
-    _load, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    _load, __dir__, __all__ = lazy_names(__name__)
 
     def __getattr__(name: str) -> Any:
         try:

@@ -29,9 +29,9 @@ REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
 BALLOTS = "dpfedexp.votes"
-TAU_ETA_L = "travel"
+TAU_ETA_L = "tau_eta_l"
 """Record names: the request, the report, and what an app returns to its node: rows of hosted clients, and a metric for each vote by
-its name (for hosted clients a list of numbers). And the key of τη_l in a request, which earlier versions read too."""
+its name (for hosted clients a list of numbers). And the key of τη_l in a request."""
 REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
 FAILED_PRECONDITION = 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
 
 import torch
@@ -45,10 +45,6 @@ class Clock:
 def as_rows(values: Tensor, like: Tensor) -> Tensor:
     """One value per client [n] in a shape that goes with `like` [n, …]."""
     return values.view(-1, *[1] * (like.dim() - 1))
-
-
-ADDED = {"added": True}
-"""Marks a field that runs of before did not have: it is recorded only where it says something else than its default."""
 
 
 @checked
@@ -93,8 +89,8 @@ class LocalOptimiser(Batching):
     batch_size: int | None = None
     proximal: float = 0.0
     max_examples: int | None = None
-    clip_gradient: float | None = field(default=None, metadata=ADDED)
-    schedule: RateSchedule | None = field(default=None, metadata=ADDED)
+    clip_gradient: float | None = None
+    schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from dpfedexp.arguments import checked
 from dpfedexp.errors import is_number, require
-from dpfedexp.local.optimiser import ADDED, TORCH, Clock, Count, LocalOptimiser, Moments, check_decay
+from dpfedexp.local.optimiser import TORCH, Clock, Count, LocalOptimiser, Moments, check_decay
 
 
 @checked(instead=TORCH)
@@ -28,9 +28,9 @@ class Sgd(LocalOptimiser):
         weight_decay: of every step, λ·w beside the gradient.
     """
 
-    momentum: float = field(default=0.0, metadata=ADDED)
-    nesterov: bool = field(default=False, metadata=ADDED)
-    weight_decay: float = field(default=0.0, metadata=ADDED)
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

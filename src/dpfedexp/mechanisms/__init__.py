@@ -4,22 +4,6 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "MECHANISMS": "registry",
-    "CentralGaussian": "central_gaussian",
-    "LocalGaussian": "local_gaussian",
-    "Mechanism": "base",
-    "NoPrivacy": "none",
-    "PrivUnit": "privunit",
-    "Release": "reports",
-    "Private": "one_vector",
-    "Report": "reports",
-    "Secure": "base",
-    "Terms": "base",
-    "mechanism_class": "registry",
-    "privatize": "one_vector",
-}
-
 if TYPE_CHECKING:
     from dpfedexp.mechanisms.base import Mechanism as Mechanism
     from dpfedexp.mechanisms.base import Secure as Secure
@@ -35,4 +19,4 @@ if TYPE_CHECKING:
     from dpfedexp.mechanisms.reports import Release as Release
     from dpfedexp.mechanisms.reports import Report as Report
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

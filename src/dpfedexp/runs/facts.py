@@ -57,7 +57,7 @@ class RunFacts:
 
     @staticmethod
     def read(folder: Path) -> RunFacts | None:
-        """The facts that the folder holds; None where an earlier version wrote it."""
+        """The facts that the folder holds; None where it has none, as that of a deployment."""
         path = folder / FACTS
         if not path.is_file():
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,10 +20,9 @@ from dpfedexp.round import State
 from dpfedexp.runs import outlets
 from dpfedexp.runs.checkpoints import checkpoint
 from dpfedexp.runs.checkpoints.checkpoint import Checkpoint, Progress
-from dpfedexp.runs.checkpoints.settings import settings_hashes
+from dpfedexp.runs.checkpoints.settings import settings_hash
 from dpfedexp.runs.description import RunDescription, ledger_header
-from dpfedexp.runs.file_names import CHECKPOINT, LEDGER_HEAD, METRICS
-from dpfedexp.runs.ledger_source import LedgerSource
+from dpfedexp.runs.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.runs.private.anchor import Anchor, OneWriter
 from dpfedexp.runs.private.data_tag import data_tag
 from dpfedexp.runs.private.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
@@ -39,6 +40,79 @@ def find(folder: Path | None, resume: bool) -> Checkpoint | None:
         f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or name another folder.",
     )
     return None
+
+
+@dataclass(frozen=True)
+class LedgerSource:
+    """Where the ledger comes from.
+
+    Attributes:
+        given: an object of the caller's.
+        path: a file; without either the ledger lives in memory.
+        own: whether it is the file in the run's own folder, which one run alone begins.
+    """
+
+    given: Ledger | None
+    path: Path | None
+    own: bool
+
+    @staticmethod
+    def of(ledger: Ledger | Path | str | None, folder: Path | None) -> LedgerSource:
+        if isinstance(ledger, Ledger):
+            return LedgerSource(ledger, None, own=False)
+        default = None if folder is None else folder / LEDGER
+        path = default if ledger is None else Path(ledger)
+        own = path is not None and default is not None and path.resolve() == default.resolve()
+        return LedgerSource(None, path, own)
+
+    @property
+    def exists(self) -> bool:
+        return self.path is not None and self.path.exists()
+
+    @contextmanager
+    def opened(self, ledger: Ledger) -> Iterator[Ledger]:
+        """Closes what was opened here if the run can't go on with it; an object of the caller's stays open."""
+        try:
+            yield ledger
+        except BaseException:
+            if self.given is None:
+                ledger.close()
+            raise
+
+    def new(self, header: dict[str, Any]) -> Ledger:
+        """For a run that begins: the ledger in its own folder must not exist yet, any other may."""
+        if self.given is not None:
+            return self.given
+        if self.path is None:
+            return Ledger.in_memory()
+        if self.exists and not self.own:
+            return Ledger.open(self.path, repair=True)
+        return Ledger.create(self.path, **header)
+
+    def existing(self, settings: str | None) -> Ledger:
+        """For a run that goes on: the ledger must exist.
+
+        Args:
+            settings: the hash by which the ledger knows them (`settings_hash`); None where a checkpoint names them.
+        """
+        if self.given is not None:
+            return self.given
+        if self.path is None or not self.exists:
+            raise LedgerError(
+                f"the run can't be resumed: its ledger {str(self.path)!r} is missing, so nobody could say what was charged. Put it "
+                "and its .head file back, or begin a new run in a new folder."
+            )
+        try:
+            ledger = Ledger.open(self.path, repair=True)
+        except LedgerError as error:
+            raise LedgerError(f"the run can't be resumed: {error}") from None
+        if settings is not None and ledger.header.get("config") != settings:
+            ledger.close()
+            raise LedgerError(
+                f"the run can't be resumed: {self.path} was written by a run with other settings, and no checkpoint says which; "
+                "resume it with those, or begin a new run in a new folder."
+            )
+        return ledger
 
 
 @dataclass
@@ -206,7 +280,7 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
-    with source.opened(source.existing(settings_hashes(run.settings) if last is None else None)) as ledger:
+    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
         name = _name_in(ledger, folder) if last is None else last.progress.run
         private = PrivateFolder.of(name, folder)
         state, history = run.start, []
@@ -271,7 +345,7 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
     name = ledger.header.get("run")
     if not is_run_id(name):
         raise LedgerError(
-            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run, as those of earlier versions do not. "
-            "Finish it with the version of dpfedexp that wrote it, or begin a new run in a new folder."
+            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
+            "run's own ledger back, or begin a new run in a new folder."
         )
     return str(name)

@@ -81,7 +81,7 @@ def numbers(record: Record) -> Record:
 
 
 def read_advice(folder: Path) -> tuple[Advice, ...]:
-    """What the run said about itself; nothing where an earlier version wrote the folder."""
+    """What the run said about itself; nothing where there is no such file."""
     path = folder / ADVICE
     try:
         return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())

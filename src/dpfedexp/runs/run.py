@@ -49,7 +49,7 @@ class Run:
         trainer: how local updates were computed.
         stopped: why the run ended before its last round, None if it did not.
         advice: what there was to say about the run, before it and while it went on (docs/advice.md).
-        facts: algorithm, data, M, d and the call that made it, as `run.json` holds them; None for a run of an earlier version.
+        facts: algorithm, data, M, d and the call that made it, as `run.json` holds them; None for a run without that file.
     """
 
     model: nn.Module

@@ -27,7 +27,7 @@ _RELATIVE = 1e-9
 _MAX_METRICS_LINE = 2**20
 _FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
 _FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
-_NEW_FACTS = (
+_OPTIONAL_FACTS = (
     "exact",
     "nominal_epsilon_round",
     "large_delta",
@@ -187,9 +187,8 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         )
     else:
         proven = recompute(run, claim)
-        older = ledger.header.get("version") == 1 and "version" not in _raw_claim(run)
-        checks += _check_claim(claim, proven, older)
-        checks += _check_text(run, claim, proven, older)
+        checks += _check_claim(claim, proven)
+        checks += _check_text(run, claim)
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
     return checks
@@ -255,20 +254,13 @@ def _released_by_server(path: Path) -> list[int]:
         raise InputError(f"{path} is not the checkpoint of a deployment.") from None
 
 
-def _raw_claim(run: Path) -> dict[str, Any]:
-    claim: dict[str, Any] = json.loads((run / STATEMENT).read_text(encoding="utf-8"))
-    return claim
-
-
-def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
-    """`older`: the claim and its ledger are from before statements had both adjacencies, both views and a version."""
-    names = (*_FIGURES, *_FACTS) if older else (*_FIGURES, *_FACTS, *_NEW_FACTS, *_VIEWS)
+def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
     checks = []
-    for name in names:
+    for name in (*_FIGURES, *_FACTS, *_OPTIONAL_FACTS, *_VIEWS):
         claimed, recomputed = getattr(claim, name), getattr(proven, name)
-        if name in (*_NEW_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
+        if name in (*_OPTIONAL_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
             continue  # nothing is claimed, and nothing could be
-        same = _same(name, claimed, recomputed, older)
+        same = _same(name, claimed, recomputed)
         detail = (
             f"{_show(recomputed)}" if same else f"claimed {_show(claimed)}, but the ledger gives {_show(recomputed)}"
         )
@@ -276,7 +268,7 @@ def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement, older: bool)
     return checks
 
 
-def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
+def _same(name: str, claimed: Any, recomputed: Any) -> bool:
     if name in _FIGURES:
         return _close(claimed, recomputed)
     if isinstance(claimed, View) and isinstance(recomputed, View):
@@ -285,36 +277,17 @@ def _same(name: str, claimed: Any, recomputed: Any, older: bool) -> bool:
         return all(_close(getattr(claimed, key), getattr(recomputed, key)) for key in figures) and all(
             getattr(claimed, key) == getattr(recomputed, key) for key in facts
         )
-    if name == "accountant" and older:
-        # Older statements called every Gaussian and PrivUnit composition exact, upper bounds included.
-        return str(claimed).removeprefix("exact ") == str(recomputed).removeprefix("exact ")
-    if name == "votes" and claimed == () and recomputed == ("within clip",):
-        # Statements of before named none, there was only this one, and the figures cover it.
-        return True
     return bool(claimed == recomputed)
 
 
-def _check_text(run: Path, claim: PrivacyStatement, proven: PrivacyStatement, older: bool) -> list[Check]:
+def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
     path = run / STATEMENT_TEXT
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8").strip()
-    if older:
-        # The wording of its time stands in its JSON. The figures are checked by their values, rounded as they were then.
-        same = text == str(_raw_claim(run).get("text", "")).strip() and all(
-            _printed_before(value) in text for value in (proven.epsilon_round, proven.epsilon_total) if proven.private
-        )
-    else:
-        same = text == claim.text.strip()
+    same = path.read_text(encoding="utf-8").strip() == claim.text.strip()
     return [
         Check(STATEMENT_TEXT, same, f"says what {STATEMENT} says" if same else f"does not say what {STATEMENT} says")
     ]
-
-
-def _printed_before(value: float) -> str:
-    """A figure as statements without a version printed it."""
-    digits = 2 if value >= 0.1 else 4
-    return f"epsilon = {math.ceil(value * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
 def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:

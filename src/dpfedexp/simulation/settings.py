@@ -7,14 +7,12 @@ from typing import Any
 
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.text import text_fields
-from dpfedexp.runs.checkpoints.earlier_names import SERVER_STEP
 from dpfedexp.runs.checkpoints.settings import NamedValues, flatten
 from dpfedexp.runs.description import RunDescription
 from dpfedexp.runs.facts import RunFacts, argument_text, call_text
 from dpfedexp.runs.folder import RunFolder
 from dpfedexp.runs.open_run import OpenRun
 from dpfedexp.runs.private.data_tag import parameter_tag
-from dpfedexp.server import Extrapolate
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.trainers.task import Clients
 
@@ -38,14 +36,13 @@ def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
             },
             "clients": simulation.population,
             "diagnostics": simulation.diagnostics,
-            **({} if simulation.algorithm.server == Extrapolate() else {SERVER_STEP: "eta_g"}),
             **more,
         }
     )
 
 
 def _fields(mechanism: Mechanism) -> NamedValues:
-    """A mechanism's fields by the names of every version, so that a run of before is continued."""
+    """A mechanism's fields by the names that its text form has."""
     return {f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()}
 
 

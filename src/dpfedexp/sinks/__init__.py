@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING
 
 from dpfedexp.lazy import lazy_names
 
-_HOMES = {
-    "MLflow": "tracking_server",
-    "TensorBoard": "event_files",
-    "WandB": "wandb_project",
-}
-
 if TYPE_CHECKING:
     from dpfedexp.sinks.event_files import TensorBoard as TensorBoard
     from dpfedexp.sinks.tracking_server import MLflow as MLflow
     from dpfedexp.sinks.wandb_project import WandB as WandB
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

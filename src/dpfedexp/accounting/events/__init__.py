@@ -1,7 +1,7 @@
 """What a round did, in numbers that any accountant can interpret.
 
 An event is a frozen value made by a mechanism from its own fields. Accounting knows mechanisms only by these events; the ledger
-is a list of them. The JSON form of an event may gain fields but never change the meaning of one: old ledgers must stay readable.
+is a list of them.
 
 There are three families. Gaussian events compose by their shift in units of the noise. Report events compose by the law of their
 privacy loss: PrivUnit's is exact, and `PureEvent` is for any other release that is ε-DP by itself. The third promises nothing.
@@ -90,10 +90,7 @@ _KINDS: dict[str, type[GaussianEvent | PrivUnitEvent | PureEvent | NonPrivateEve
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    fields = {"kind": type(event).__name__, **asdict(event)}
-    if not fields.get("noise_by"):  # younger than most ledgers, and said only where there is something to say
-        fields.pop("noise_by", None)
-    return fields
+    return {"kind": type(event).__name__, **asdict(event)}
 
 
 def from_json(data: dict[str, Any]) -> Event:

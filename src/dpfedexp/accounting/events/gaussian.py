@@ -16,7 +16,7 @@ Family = Literal["gaussian", "report", "none"]
 ADJACENCIES = ("replace-one", "add-remove")
 BesideSum = Literal["unknown", "nothing", "squares", "rounding"]
 """What the released models of a local round depend on beside the sum of its reports: nothing, the reports' squared norms, or a
-rounding of every single report. "unknown" is the value of ledgers that do not say."""
+rounding of every single report. "unknown" is the value of events that do not say."""
 NoiseBy = Literal["", "both", "helper"]
 """In a two-party round, who adds noise of the stated size: both aggregators, or only the helper. "" in every other round."""
 

@@ -8,12 +8,32 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from dpfedexp.accounting.events.gaussian import Adjacency, Family, Sampling
-from dpfedexp.accounting.events.loss import ThreePoint, randomised_response
 from dpfedexp.arguments import checked
 from dpfedexp.errors import require
 
 _LARGEST_EPSILON = 1e6
 """Beyond this a promise is none, and exponentials of it are not numbers."""
+
+
+@dataclass(frozen=True)
+class ThreePoint:
+    """A privacy loss that is +step with probability `up`, −step with probability `up`·e^{−step}, and 0 otherwise."""
+
+    step: float
+    up: float
+
+    @property
+    def down(self) -> float:
+        return self.up * math.exp(-self.step)
+
+    @property
+    def stay(self) -> float:
+        return max(0.0, 1.0 - self.up - self.down)
+
+
+def randomised_response(epsilon: float) -> ThreePoint:
+    """The loss that dominates every release that is ε-DP."""
+    return ThreePoint(epsilon, 1.0 / (1.0 + math.exp(-epsilon)))
 
 
 @checked
@@ -23,7 +43,7 @@ class PrivUnitEvent:
 
     The direction V is in the cap of mass `cap` around the client's own direction with probability `p`; the level is (k+1)-ary
     randomised response at `epsilon2`. `nominal` is ε₀+ε₁+ε₂ as asked for; the exact ε of the direction is log(p(1−cap)/(cap(1−p))).
-    `sampling` is None in ledgers that do not say who took part. `attained` is False where the report is rounded, which can only
+    `sampling` is None in events that do not say who took part. `attained` is False where the report is rounded, which can only
     hide more.
     """
 

@@ -197,8 +197,10 @@ class PrivacyStatement(Promise):
 
     @staticmethod
     def from_json(text: str) -> PrivacyStatement:
-        """The statement that `to_json` wrote, of this version or an older one, whose missing fields say nothing."""
+        """The statement that `to_json` wrote; a clear error where another version did."""
         values: dict[str, Any] = json.loads(text)
+        version = values.get("version")
+        require(version == VERSION, f"its version is {version!r}, and this library reads version {VERSION}")
         values = {name: value for name, value in values.items() if name not in ("version", "shown", "text")}
         for name in ("epsilon_round", "epsilon_total"):
             values[name] = math.inf if values[name] is None else values[name]

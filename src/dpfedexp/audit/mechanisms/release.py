@@ -16,7 +16,6 @@ from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling,
 from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
 from dpfedexp.audit.mechanisms.cases import Case
-from dpfedexp.audit.mechanisms.histogram import learnt_ratio
 from dpfedexp.audit.mechanisms.samples import samples_of
 from dpfedexp.audit.power import power_of_shift, power_of_tests
 from dpfedexp.audit.result import Result
@@ -25,6 +24,8 @@ DELTA = 0.01
 """Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""
 
 CURVE = (0.001, 0.003, 0.01, 0.03, 0.1)
+_FEWEST, _MOST, _PER_BIN = 32, 256, 400
+"""Bins, and samples that one more bin needs: the finer they are, the thinner the shells that are found."""
 
 
 @checked
@@ -97,3 +98,26 @@ def _rates(event: Event) -> tuple[Floats, Floats]:
     losses = [] if isinstance(event, GaussianEvent | NonPrivateEvent) else event.losses()
     here = math.prod(part.up for part in losses)
     return np.array([here]), np.array([here * math.exp(-math.fsum(part.step for part in losses))])
+
+
+def learnt_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats, Floats]:
+    """Of the second half of the samples, the log ratio of the bin that each falls into, learnt on the first half.
+
+    It needs no formula of the mechanism, so it also finds what the formula does not know, such as a shell that no report of one
+    client ever falls into. The half that is scored is divided again: one part chooses the test and one proves. The first column
+    has bins of like mass; with `levels` the last one is a level, which is taken as it is.
+    """
+    half = min(len(here), len(there)) // 2
+    pooled = np.concatenate([here[:half, 0], there[:half, 0]])
+    bins = min(_MOST, max(_FEWEST, len(here) // _PER_BIN))
+    edges = np.quantile(pooled, np.linspace(0.0, 1.0, bins + 1)[1:-1])
+    first, second = _bin(here, edges, levels), _bin(there, edges, levels)
+    size = 1 + max(int(first.max()), int(second.max()))
+    counts = [np.bincount(cells[:half], minlength=size) + 0.5 for cells in (first, second)]
+    ratio = np.log(counts[0] / counts[1]) - np.log(counts[0].sum() / counts[1].sum())
+    return ratio[first[half:]], ratio[second[half:]]
+
+
+def _bin(seen: Floats, edges: Floats, levels: bool) -> np.ndarray:
+    cells = np.searchsorted(edges, seen[:, 0])
+    return cells + (len(edges) + 1) * seen[:, -1].astype(np.int64) if levels else cells

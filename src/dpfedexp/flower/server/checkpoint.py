@@ -8,7 +8,6 @@ it is needed: every round writes its parameters once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -30,14 +29,7 @@ from dpfedexp.runs.outlets import recorded
 FORMAT = "dpfedexp-flower-checkpoint"
 HASH = "blake2b"
 """How hashlib calls what the tensors are hashed with, and its field. Few processors have instructions for SHA-256."""
-VERSION = 5
-"""Version 1 knew neither its run nor its ledger, so an older ledger under it went unnoticed. It is not read."""
-NEWEST_TWICE = 2
-"""The version that wrote the newest iterate twice. It is read, as is the one after it."""
-OF_THE_FILE = (2, 3)
-"""The versions that hashed the tensors' file, and not the tensors."""
-IN_ONE_FILE = 4
-"""The version that hashed the tensors, and wrote the earlier iterates again in every round."""
+VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -121,14 +113,14 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         require(content["format"] == FORMAT, "it is of another program")
-        version = content.get("version", 1)
-        if version in (VERSION, IN_ONE_FILE, *OF_THE_FILE):
+        version = content.get("version")
+        if version == VERSION:
             radius = math.inf if content["radius"] is None else float(content["radius"])
-            tensors = _tensors(folder, content, "sha256" if version in OF_THE_FILE else HASH)
-            for name, file in content.get("earlier", {}).items():
-                tensors[name] = _tensors(folder, file, HASH)["w"]
+            tensors = _tensors(folder, content)
+            for name, file in content["earlier"].items():
+                tensors[name] = _tensors(folder, file)["w"]
             return Checkpoint(
-                state_from(tensors, int(content["round"]), radius, newest_twice=version == NEWEST_TWICE),
+                state_from(tensors, int(content["round"]), radius),
                 dict(content["config"]),
                 list(content["history"]),
                 str(content["run"]),
@@ -140,15 +132,13 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             f"the checkpoint {str(path)!r} is damaged or of another program; it can't be resumed."
         ) from None
     raise InputError(
-        f"the checkpoint {str(path)!r} has version {version!r}, and this library resumes versions {NEWEST_TWICE} to {VERSION}; "
-        "finish the run with the version that began it, or begin another one in a new folder."
+        f"the checkpoint {str(path)!r} has version {version!r}, and this library reads version {VERSION}; finish the run with the "
+        "version of dpfedexp that wrote it, or begin a new run in a new folder."
     )
 
 
-def _tensors(folder: Path, file: Mapping[str, str], kind: str) -> dict[str, Tensor]:
+def _tensors(folder: Path, file: Mapping[str, str]) -> dict[str, Tensor]:
     """What a file holds, if it has the hash that the checkpoint names beside it."""
-    data = (folder / Path(file["tensors"]).name).read_bytes()
-    tensors = load(data)
-    found = digest(tensors, HASH) if kind == HASH else hashlib.sha256(data).hexdigest()
-    require(found == file[kind], "its tensors were changed")
+    tensors = load((folder / Path(file["tensors"]).name).read_bytes())
+    require(digest(tensors, HASH) == file[HASH], "its tensors were changed")
     return tensors

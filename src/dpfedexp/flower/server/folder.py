@@ -23,8 +23,6 @@ from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.advice.message import Advice
-from dpfedexp.algorithms import Algorithm
-from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
@@ -33,25 +31,6 @@ from dpfedexp.runs.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, S
 from dpfedexp.runs.outlets import recorded
 from dpfedexp.runs.private.anchor import OneWriter
 from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
-
-_ANCHORED = "anchored"
-"""In the header of ledgers whose every charge moves an anchor. Earlier ones get theirs when they are resumed."""
-
-
-UNWRITTEN = {"step": "paper", "quantile": 0.5, "nodes": None}
-"""What a setting is where the checkpoint does not name it."""
-
-
-def newer_settings(algorithm: Algorithm) -> dict[str, Any]:
-    """The settings that are younger than the oldest folders, where they are not what every run of before had.
-
-    Args:
-        algorithm: with an adaptive clip's quantile settled.
-    """
-    held: dict[str, Any] = {"step": algorithm.step}
-    if isinstance(algorithm.clip, AdaptiveClip):
-        held["quantile"] = algorithm.clip.quantile
-    return {name: value for name, value in held.items() if value != UNWRITTEN[name]}
 
 
 def open_folder(
@@ -70,7 +49,7 @@ def open_folder(
         run = secrets.token_hex(16)
         _check_outside(folder)
         return (
-            _anchored(Ledger.create(path, config_hash=settings, run=run, **{_ANCHORED: True}, **header), path),
+            _anchored(Ledger.create(path, config_hash=settings, run=run, **header), path),
             run,
             None,
         )
@@ -82,7 +61,7 @@ def open_folder(
             run = _run_without_checkpoint(ledger, path, settings)
             return _anchored(ledger, path), run, None
         for name in {**config, **last.config}:
-            before, value = (held.get(name, UNWRITTEN.get(name)) for held in (last.config, config))
+            before, value = last.config.get(name), config.get(name)
             require(
                 before == value,
                 f"the run in {str(folder)!r} has {name} {before!r}, but this one has {value!r}; resume with the same settings.",
@@ -116,7 +95,7 @@ def _anchored(ledger: Ledger, path: Path) -> Ledger:
         anchor = SharedAnchor.of(ledger.first_hash)
         writer = OneWriter(anchor, refusal)
         ledger.witnesses.append(writer)
-        if anchor.mark() is None and len(ledger) and ledger.header.get(_ANCHORED):
+        if anchor.mark() is None and len(ledger):
             raise LedgerError(
                 f"the anchor {str(anchor.path)!r} of {path} is missing, so an older copy of the folder would go unnoticed; copy it "
                 f"from where the run was begun, or set {VARIABLE} to the folder that holds it."

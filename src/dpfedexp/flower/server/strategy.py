@@ -27,6 +27,7 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
+from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
 from dpfedexp.files import undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
@@ -36,7 +37,7 @@ from dpfedexp.flower.node.mod import CONTROL, MODEL
 from dpfedexp.flower.noise import begun, bind, deployment_noise
 from dpfedexp.flower.rate import check_rate, tau_eta_l_of
 from dpfedexp.flower.server.checkpoint import Checkpoint
-from dpfedexp.flower.server.folder import newer_settings, open_folder, write_results
+from dpfedexp.flower.server.folder import open_folder, write_results
 from dpfedexp.flower.server.nodes import choose, exchange
 from dpfedexp.flower.server.places import Places
 from dpfedexp.flower.server.promise import no_other_adjacency, reporting, statement_of
@@ -178,8 +179,9 @@ class DpFedExp(Strategy):
             "rate": self.sampling.rate,
             "delta": self.algorithm.delta,
             "parameters": [[name, *shape] for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)],
-            **newer_settings(self.algorithm),
-            **({} if self.places.allowed is None else {"nodes": list(self.places.allowed)}),
+            "step": self.algorithm.step,
+            "quantile": self.algorithm.clip.quantile if isinstance(self.algorithm.clip, AdaptiveClip) else None,
+            "nodes": None if self.places.allowed is None else list(self.places.allowed),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
         if no_other_adjacency(self.algorithm):

@@ -24,13 +24,12 @@ from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 from dpfedexp.round import State
 from dpfedexp.runs import outlets
-from dpfedexp.runs.checkpoints.earlier_names import present_names
 from dpfedexp.runs.checkpoints.settings import NamedValues, differences
 from dpfedexp.runs.checkpoints.state_tensors import check_fits, digest, state_from, state_tensors
 from dpfedexp.runs.file_names import CHECKPOINT
 from dpfedexp.runs.private.private_folder import is_run_id
 
-FORMAT, VERSION = "dpfedexp-checkpoint", 2
+FORMAT, VERSION = "dpfedexp-checkpoint", 3
 _LARGEST_TEXT = 2**26
 
 
@@ -41,7 +40,7 @@ class Progress:
     Attributes:
         round: the last completed round.
         radius: the clip in force.
-        settings: what the run is, by the names of the version that wrote it.
+        settings: what the run is.
         run: the name that the ledger knows it by.
         ledger: how far the ledger had come.
         history: the records of the completed rounds.
@@ -131,8 +130,8 @@ def load(folder: Path) -> Checkpoint | None:
 
 
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
-    """Refuses the checkpoint of another run and says what differs. One of an earlier version is read by its names."""
-    changed = differences(present_names(settings), present_names(checkpoint.progress.settings))
+    """Refuses the checkpoint of another run and says what differs."""
+    changed = differences(settings, checkpoint.progress.settings)
     require(
         not changed,
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
@@ -212,15 +211,10 @@ def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
 def _progress(folder: Path, content: Any) -> Progress:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _damaged(folder, "it was written by another program")
-    if content.get("version") == 1:
-        raise InputError(
-            f"the checkpoint in {str(folder)!r} has version 1, which carries a hash of the clients' data that no key protects: "
-            "keep it from others, and finish the run with the version of dpfedexp that wrote it, or begin a new run in a new "
-            "folder. What was charged stays charged."
-        )
     if content.get("version") != VERSION:
         raise InputError(
-            f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}; this library reads {VERSION}."
+            f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}, and this library reads version {VERSION}; "
+            "finish the run with the version of dpfedexp that wrote it, or begin a new run in a new folder."
         )
     history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
     ledger, chunk_size, trainer = content.get("ledger"), content.get("chunk_size"), content.get("trainer")

@@ -16,19 +16,12 @@ from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from dpfedexp.runs.checkpoints.earlier_names import RULE_NAMES, earlier_names
-
 NamedValues = dict[str, Any]
 _SHOWN = 6
 
 
 def settings_hash(settings: NamedValues) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def settings_hashes(settings: NamedValues) -> list[str]:
-    """The hashes by which a ledger may know these settings: as they are recorded today, and as they were before."""
-    return [settings_hash(settings), settings_hash(earlier_names(settings))]
 
 
 def differences(here: NamedValues, there: NamedValues) -> str:
@@ -43,17 +36,11 @@ def differences(here: NamedValues, there: NamedValues) -> str:
 def flatten(value: Any, prefix: str = "") -> NamedValues:
     """Any value as dotted names with JSON values.
 
-    A dataclass is named by its class, and its fields follow. A function is named as it was defined, and by its module too where it
-    is not this library's own but has the name of one of its step-size rules: it must not be taken for that. A field that runs of
-    before did not have is left out where it has its default, which is what they did.
+    A dataclass is named by its class, and its fields follow. A function is named as it was defined. One of this library's has
+    `dpfedexp.` before its name, so that no other function is taken for it.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        given = {field: getattr(value, field.name) for field in fields(value)}
-        nested = {
-            field.name: item
-            for field, item in given.items()
-            if not (field.metadata.get("added") and item == field.default)
-        }
+        nested = {field.name: getattr(value, field.name) for field in fields(value)}
         return {prefix: type(value).__name__} | _join(nested, prefix)
     if isinstance(value, Mapping):
         return _join(value, prefix)
@@ -66,9 +53,8 @@ def flatten(value: Any, prefix: str = "") -> NamedValues:
 
 def _name(value: Any) -> str:
     name: str = getattr(value, "__qualname__", type(value).__qualname__)
-    module = str(getattr(value, "__module__", ""))
-    ours = module.partition(".")[0] == "dpfedexp"
-    return name if ours or name not in RULE_NAMES else f"{module}.{name}"
+    library = str(getattr(value, "__module__", "")).partition(".")[0]
+    return f"dpfedexp.{name}" if library == "dpfedexp" else name
 
 
 def _plain(value: Any) -> Any:

@@ -36,14 +36,13 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in named.items()}
 
 
-def state_from(tensors: Mapping[str, Tensor], round: int, radius: float, *, newest_twice: bool = False) -> State:
+def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
     """The state that `state_tensors` wrote.
 
     Args:
         tensors: what the file holds.
         round: the last completed round.
         radius: the clip in force.
-        newest_twice: whether the newest iterate is also the last of `recent`, as deployments wrote it before version 3.
 
     Raises:
         InputError: these are other tensors than a state's. Whether they fit a model is `check_fits`' question.
@@ -54,11 +53,10 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float, *, newe
     foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
     require("w" in tensors and not foreign, "it holds other tensors than a state")
     w = tensors["w"]
-    before = [tensors[name] for name in recent]
     return State(
         round=round,
         w=w,
-        recent=tuple(before) if newest_twice else (*before, w),
+        recent=(*(tensors[name] for name in recent), w),
         radius=radius,
         server=_part(tensors, "server."),
         control=tensors.get("control"),
