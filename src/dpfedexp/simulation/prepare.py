@@ -27,6 +27,7 @@ from dpfedexp.participation import Full, LargerCohort, Participation, larger_coh
 from dpfedexp.simulation.rounds import Simulation
 from dpfedexp.simulation.self_rate import answering
 from dpfedexp.trainers.checks.isolation import (
+    WHY,
     check_on,
     check_recordings,
     check_rows,
@@ -43,7 +44,7 @@ from dpfedexp.trainers.forward.recurrence import with_loose_weights
 from dpfedexp.trainers.recording import Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
-from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
+from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, first_line, one_row
 from dpfedexp.trainers.tiled import Parallel
 
 
@@ -107,6 +108,15 @@ def prepare(
         )
     except Unrecordable as reason:
         raise refusal("what a client computes", reason) from None
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not isolated:
+            raise
+        # Everything so far was tried on synthetic rows, so the sentence tells nothing of the clients.
+        raise InputError(
+            f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
+        ) from error
     dimension = task.layout.dimension
     asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
     mechanism = algorithm.bind(dimension, cohort, sampling, int(rounds), secure, votes=asks, beside=beside)

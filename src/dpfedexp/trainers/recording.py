@@ -211,7 +211,7 @@ class _Recorder(TorchDispatchMode):
         self.made |= outputs - memory - {0}
         if depends:
             self.depends |= outputs | written
-        function = _REPLACED.get(func.overloadpacket.__name__, lambda func: func)(func)
+        function = torch.ops.aten.clone.default if func.overloadpacket.__name__ in _FRESH else func
         several = isinstance(result, list | tuple)
         made = [self._made(value) for value in (result if several else [result])]
         self.lines.append(_Line(function, read, named, made, bool(written), several))
@@ -238,6 +238,8 @@ class _Recorder(TorchDispatchMode):
 
         for line in lines:
             node = graph.call_function(line.function, known(line.args), known(line.kwargs))
+            if line.function.overloadpacket.__name__ in _UNFILLED:
+                node = graph.call_function(zeroed, (node,))
             for number, made in enumerate(line.made):
                 if made is not None:
                     nodes[made] = graph.call_function(operator.getitem, (node, number)) if line.several else node
@@ -293,7 +295,7 @@ class _Recorder(TorchDispatchMode):
     def _check_writes(self, func: Any, given: dict[str, Any]) -> set[int]:
         """Only memory that the pass has made, or that each client has of its own, may be written; returns what is."""
         name = func.overloadpacket.__name__
-        if name == "set_" or "resize" in name or ("empty" in name and name not in _REPLACED):
+        if name == "set_" or "resize" in name or ("empty" in name and name not in _UNFILLED):
             raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
         written = [given.get(argument.name) for argument in func._schema.arguments if _is_write(argument)]
         if given.get("training") or given.get("train"):
@@ -388,26 +390,16 @@ _WRITES = (
     "writes into a tensor that outlives the pass (a buffer, a cache, a shared or frozen parameter), which would carry one client's "
     "data to the others"
 )
-_REPLACED: dict[str, Callable[[Any], Any]] = {
-    # Memory that is not filled may hold another client's numbers.
-    **dict.fromkeys(
-        ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
-        lambda func: _Zeroed(func),
-    ),
-    # A tensor that Python code makes anew in every pass is a copy in every replay.
-    **dict.fromkeys(("lift_fresh", "lift", "lift_fresh_copy"), lambda func: torch.ops.aten.clone.default),
-}
+_UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+"""Operations whose memory may hold another client's numbers; it is filled with zeros when the tape is replayed."""
+_FRESH = frozenset({"lift_fresh", "lift", "lift_fresh_copy"})
+"""A tensor that Python code makes anew in every pass is a copy in every replay."""
 
 
-@dataclass(frozen=True)
-class _Zeroed:
-    function: Any
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        made: Tensor = self.function(*args, **kwargs)
-        # All of the memory, also what lies between the numbers of a strided tensor.
-        torch.tensor([], dtype=torch.uint8, device=made.device).set_(made.untyped_storage()).zero_()
-        return made
+def zeroed(tensor: Tensor) -> Tensor:
+    """The tensor with all of its memory at zero, also what lies between the numbers of a strided one."""
+    torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).zero_()
+    return tensor
 
 
 def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
