@@ -30,6 +30,20 @@ EVERY = 5
 """A record keeps the curves in every fifth round."""
 
 
+SINCE = {"clip_gradient": None, "schedule": None, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+"""Fields of `Sgd` that are younger than the recorded results, with the values that those had."""
+
+
+def _as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
+    """The names under which the results were recorded: functions of the library without its name, and no younger field."""
+    young = {f"local.{name}": value for name, value in SINCE.items()}
+    return {
+        name: value.removeprefix("dpfedexp.") if isinstance(value, str) else value
+        for name, value in settings.items()
+        if settings["local"] != "Sgd" or name not in young or value != young[name]
+    }
+
+
 @dataclass(frozen=True)
 class SuiteRun:
     """One contender on one problem at one ε, with one seed.
@@ -78,7 +92,7 @@ class SuiteRun:
             return {**tree, "fit": True}
         algorithm = self.contender.algorithm(self.epsilon, self.server_rate)
         local = self.contender.local(problem, self.lr)
-        return {**tree, "rounds": problem.rounds, **flatten({"algorithm": algorithm, "local": local})}
+        return {**tree, "rounds": problem.rounds, **_as_recorded(flatten({"algorithm": algorithm, "local": local}))}
 
     def run(self, folders: Folders, execution: Execution) -> Result:
         """`finals` has the test metrics of the model that the run releases at its end."""

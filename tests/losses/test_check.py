@@ -211,5 +211,5 @@ def test_a_run_goes_on_with_the_same_loss_of_torch_and_not_with_other_options(tm
     first = train(model, clients, fedavg(), loss=weighted(3.0), **settings)
     again = train(model, clients, fedavg(), loss=weighted(3.0), resume=True, **settings)
     assert torch.equal(first.model.weight, again.model.weight)
-    with pytest.raises(InputError, match=r"loss is 'CrossEntropyLoss\(weight=\[1.0, 2.0, 4.0\]\)' here"):
+    with pytest.raises(InputError, match=r"loss is 'dpfedexp.CrossEntropyLoss\(weight=\[1.0, 2.0, 4.0\]\)' here"):
         train(model, clients, fedavg(), loss=weighted(4.0), resume=True, **settings)

@@ -32,7 +32,7 @@ BEFORE = {
         "eps": "0x1.fffffffffffe2p+2",
         "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":2.4130116615115993,"adjacency":"replace-one",'
         '"numerator":"free","scalar_multiplier":null,"count_noise":12.004581443979065}',
-        "event": "bbe904eb4c9e1278",
+        "event": "42cfcf7ccbf4197d",
         "plain": ["0x1.01ab555945235p-2", "-0x1.474a616a24c26p-7", "-0x1.0073c2b21568ap-3"],
         "secure": ["0x1.5be8444444444p-4", "-0x1.474eeeeeeeeefp-7", "-0x1.007399999999ap-3"],
     },
@@ -43,7 +43,7 @@ BEFORE = {
         "eps": "0x1.3fe985b8d5731p+3",
         "text": '{"kind":"central-gaussian","clip":0.5,"noise_multiplier":2.121320343559643,"adjacency":"replace-one",'
         '"numerator":"paper","scalar_multiplier":1.6,"count_noise":3.0}',
-        "event": "1e406fdd9f438fd3",
+        "event": "cd3a1fb29b987849",
         "plain": ["0x1.366b86f137618p-5", "0x1.fef8d09c274dbp-3", "-0x1.e957ec2abad3ap-5"],
         "secure": ["-0x1.ed59999999a00p-9", "0x1.fef8111111111p-3", "-0x1.e957aaaaaaaabp-5"],
     },
@@ -54,7 +54,7 @@ BEFORE = {
         "eps": "0x1.de6d32abd9188p+1",
         "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":1.507556722888818,"adjacency":"add-remove",'
         '"numerator":null,"scalar_multiplier":null,"count_noise":7.5}',
-        "event": "da481e59bb26ec46",
+        "event": "91bcc67f4de65d62",
         "plain": ["0x1.8ed001238f69cp-3", None, "-0x1.a2001fcd4b9a2p-4"],
         "secure": ["0x1.730e888888888p-4", None, "-0x1.a200000000000p-4"],
     },

@@ -155,5 +155,7 @@ def test_a_safe_run_does_not_go_on_from_a_plain_one(tmp_path):
         )
 
     run("paper", checkpoint=tmp_path / "run")
-    with pytest.raises(InputError, match=r"is of another run: algorithm\.rule is 'Safe' here and 'free' there"):
+    with pytest.raises(
+        InputError, match=r"is of another run: algorithm\.rule is 'Safe' here and 'dpfedexp.free' there"
+    ):
         run("safe", checkpoint=tmp_path / "run", resume=True)

@@ -454,7 +454,9 @@ def test_memory_that_is_not_filled_is_refused(how):
             left = empty.resize_as_(x) if how == "resize_as_" else empty.resize_(x.shape)
             return self.layer(x + torch.where(left.abs().max() > 10, 1.0, 0.0))
 
-    assert "memory that is not filled" in unmoved(Leftovers, federation(), local=UNBOUNDED, trainer="loop")
+    sentence = unmoved(Leftovers, federation(), local=UNBOUNDED, trainer="loop")
+    # What the memory holds may already differ between two synthetic batches, which is found first.
+    assert "memory that is not filled" in sentence or "has seen before" in sentence
 
 
 class Scaled(Federation):

@@ -208,9 +208,10 @@ class _Recorder(TorchDispatchMode):
         if not outputs and not written:
             # A plain value of public constants, such as the number in a buffer.
             return result
-        self.made |= outputs - memory - {0}
-        if depends:
-            self.depends |= outputs | written
+        fresh = outputs - memory - {0}
+        self.made |= fresh
+        # Memory that was given back may come again: what is fresh depends on the arguments alone.
+        self.depends = self.depends | outputs | written if depends else self.depends - fresh
         function = torch.ops.aten.clone.default if func.overloadpacket.__name__ in _FRESH else func
         several = isinstance(result, list | tuple)
         made = [self._made(value) for value in (result if several else [result])]
@@ -266,6 +267,7 @@ class _Recorder(TorchDispatchMode):
         if known is not None:
             return cast(_Slot, known)
         slot = self._new(tensor)
+        self.made.discard(_memory(tensor))
         constant = tensor.detach() if tensor.requires_grad else tensor
         copied = None if _memory(constant) in self.held else laid_out(constant, constant)
         self.constants[slot] = constant if copied is None else copied
