@@ -29,6 +29,7 @@ NOT_RUN = {
     "dpfedexp flower": "a deployment; tests/flower runs all of its commands",
     "dpfedexp superlink": "a deployment",
     "dpfedexp node": "a deployment",
+    "dpfedexp superexec": "a deployment; tests/flower/test_local_users.py",
     "dpfedexp guard": "of a deployment",
     "dpfedexp privacy verify runs/flower": "of a deployment",
     "train run.toml --set algorithm.aggregation": "tests/aggregation",
