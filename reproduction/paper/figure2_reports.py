@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from dpfedexp import step_size
 from dpfedexp.algorithms.rules import AnyRule, initial_memory, next_step
-from dpfedexp.batches import schedule
-from dpfedexp.clipping import clip, row_norms
+from dpfedexp.core import step_size
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.clipping import clip, row_norms
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.models import linear_regression
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
 from reproduction.paper.experiments import experiment
 from reproduction.paper.results.full_settings import in_full
 from reproduction.paper.results.planned import Place, Result

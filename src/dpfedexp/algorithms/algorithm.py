@@ -15,12 +15,12 @@ from dpfedexp.accounting.events import ADJACENCIES, Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.rules import AnyRule, Safe, Step
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip, check_radius
+from dpfedexp.core.clipping import AdaptiveClip, check_radius
+from dpfedexp.core.server import Extrapolate, ServerOptimiser, check_server
+from dpfedexp.core.votes import Ask
 from dpfedexp.errors import InputError, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Beside, Numerator
-from dpfedexp.server import Extrapolate, ServerOptimiser, check_server
-from dpfedexp.votes import Ask
 
 Clip = float | AdaptiveClip | Literal["adaptive"]
 Control = Literal["update", "report"]
@@ -62,7 +62,7 @@ class Algorithm:
         adjacency: replace-one hides what a client holds, add-remove that it takes part.
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
         gamma: PrivUnit's cap.
-        server: what moves the model (`dpfedexp.server`).
+        server: what moves the model (`dpfedexp.core.server`).
         scaffold: what DP-SCAFFOLD's control variates follow, None without.
         average_last: how many of the newest iterates the reported model averages.
 

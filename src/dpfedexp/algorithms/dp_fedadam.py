@@ -7,7 +7,7 @@ from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
 from dpfedexp.algorithms.rules import one
 from dpfedexp.arguments import checked
-from dpfedexp.server import Adam
+from dpfedexp.core.server import Adam
 
 
 @checked(instead=INSTEAD)

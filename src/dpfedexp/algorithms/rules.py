@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from dpfedexp import step_size
+from dpfedexp.core import step_size
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.mechanisms import Release
 

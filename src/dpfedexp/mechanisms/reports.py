@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import BLOCK
+from dpfedexp.core.clipping import BLOCK
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import WITHIN
 from dpfedexp.errors import InputError
-from dpfedexp.kernels import has_triton
-from dpfedexp.sums import Sums
+from dpfedexp.memory import has_triton
 from dpfedexp.threads import spread
-from dpfedexp.votes import WITHIN
 
 Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""
@@ -90,7 +90,7 @@ class Release:
 def total(rows: Tensor) -> Tensor:
     """Σ of the rows in double precision."""
     if rows.is_cuda and has_triton():
-        from dpfedexp.kernels import double_sums
+        from dpfedexp.core import double_sums
 
         if double_sums.suits(rows):
             return double_sums.column_sums(rows)
