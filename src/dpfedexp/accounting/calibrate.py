@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12
 _MOST_ROUNDS = 2**40

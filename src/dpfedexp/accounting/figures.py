@@ -14,8 +14,7 @@ from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import central_gaussian
 from dpfedexp.accounting.events.gaussian import Adjacency
-from dpfedexp.arguments import checked
-from dpfedexp.errors import is_count, is_number, require
+from dpfedexp.errors import checked, is_count, is_number, require
 
 Drawn = Literal["poisson", "fixed"]
 

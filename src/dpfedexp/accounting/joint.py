@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 FREE_THRESHOLD = (11.0 + 5.0 * math.sqrt(5.0)) / 8.0
 """The scalar costs nothing iff (C·σ_v/σ_s)² is at most this, 2.7725."""

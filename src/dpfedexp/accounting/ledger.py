@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from dpfedexp.accounting import chain
 from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, from_json, to_json
-from dpfedexp.arguments import checked
-from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, checked, require
 
 FORMAT = "dpfedexp-ledger"
 VERSION = 2

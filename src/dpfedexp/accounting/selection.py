@@ -11,8 +11,7 @@ import math
 from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_number, require
 
 RENYI = "Rényi divergences of a random number of runs (Papernot and Steinke 2022)"
 """The accountant of a selection."""

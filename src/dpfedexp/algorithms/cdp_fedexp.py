@@ -7,8 +7,7 @@ from typing import Literal
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import INSTEAD, Algorithm, Clip, Per, clip_of
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, checked, nearest
 
 RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.cdp}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.algorithms.rules import FixedRate
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 
 @checked

@@ -9,8 +9,7 @@ from dpfedexp.accounting.events import Adjacency
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, checked, nearest
 from dpfedexp.mechanisms.base import Numerator
 
 GAUSSIAN_RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.ldp_gaussian, "naive": rules.naive}

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 Transform = Callable[[Tensor], Tensor]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfedexp.arguments import checked
 from dpfedexp.data import structure
 from dpfedexp.data.arrays import Transform
 from dpfedexp.data.assignment import as_assignment
@@ -19,7 +18,7 @@ from dpfedexp.data.sources import folder, readers
 from dpfedexp.data.sources.ids import by_ids, is_text
 from dpfedexp.data.sources.stacking import concatenate_clients, stack_dataset
 from dpfedexp.data.sources.tables import Columns, Names, client_ids_of, listed, partitions
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.errors import InputError, checked, nearest, require
 
 
 @checked

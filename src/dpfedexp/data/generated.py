@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_count
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 Maker = Callable[[NDArray[np.int64]], tuple[Any, Any]]
 

@@ -12,8 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 GZIP_MAGIC = b"\x1f\x8b"
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

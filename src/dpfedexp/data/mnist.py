@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import Transform
 from dpfedexp.data.download import NotDownloaded, cache_folder, fetch
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.idx import read_idx
 from dpfedexp.data.registry import DataSet
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",

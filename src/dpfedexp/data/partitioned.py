@@ -6,11 +6,10 @@ from typing import Any, Self
 
 import torch
 
-from dpfedexp.arguments import checked
 from dpfedexp.data import partition, structure
 from dpfedexp.data.arrays import Transform
 from dpfedexp.data.client_rows import ClientRows
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 
 class Partitioned(ClientRows):

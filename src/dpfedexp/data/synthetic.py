@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.data.arrays import check_count, check_seed
 from dpfedexp.data.federation import Federation
 from dpfedexp.data.generated import Generated
 from dpfedexp.data.partition import generator
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 _OPTIMUM, _CLIENT = 1, 2
 """Purposes: the second word of a Philox key."""

@@ -11,8 +11,7 @@ from typing import Any
 from dpfedexp.engine.file_names import FACTS
 from dpfedexp.engine.outlets import recorded
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_text
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite, replace_text
 
 FORMAT, VERSION = "dpfedexp-run", 1
 

@@ -18,8 +18,7 @@ from dpfedexp.engine.advice.message import Advice
 from dpfedexp.engine.file_names import ADVICE, LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.outlets import recorded
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_tensors, replace_text
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite, replace_tensors, replace_text
 
 Record = dict[str, Any]
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.statements.notebook import card, summary
 from dpfedexp.accounting.statements.wording import caveats
-from dpfedexp.arguments import checked
 from dpfedexp.engine.advice.message import Advice
 from dpfedexp.engine.facts import RunFacts
 from dpfedexp.engine.file_names import LEDGER
@@ -29,7 +28,7 @@ from dpfedexp.engine.results import (
     write_statement,
 )
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.files import undate
 
 if TYPE_CHECKING:

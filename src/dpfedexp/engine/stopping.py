@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpfedexp.accounting.statements.promise import Source
-from dpfedexp.arguments import checked
 from dpfedexp.engine.file_names import METRICS
 from dpfedexp.engine.outlets import right
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.facts import RunFacts

@@ -18,7 +18,6 @@ from dpfedexp.accounting.statements.promise import Source
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss
 from dpfedexp.engine.advice.commentary import Commentary
@@ -39,7 +38,7 @@ from dpfedexp.engine.self_rate import probed
 from dpfedexp.engine.settings import description_of, facts_of
 from dpfedexp.engine.spent import epsilon_so_far
 from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dpfedexp.accounting.events import NonPrivateEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, check_votes, collected, estimate, shares
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 from dpfedexp.mechanisms.base import Mechanism, Terms
 from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
 

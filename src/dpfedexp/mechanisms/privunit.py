@@ -20,11 +20,10 @@ from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import PrivUnitEvent, Sampling
 from dpfedexp.accounting.events.cap import Direction, GammaRule, direction
 from dpfedexp.accounting.events.charges import privunit
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
 from dpfedexp.mechanisms.reports import Part, Release, Report, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP

@@ -9,13 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import BLOCK
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import WITHIN
-from dpfedexp.errors import InputError
-from dpfedexp.memory import has_triton
-from dpfedexp.threads import spread
+from dpfedexp.errors import InputError, checked
+from dpfedexp.machine import has_triton, spread
 
 Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.arguments import checked
 from dpfedexp.engine.run import Run
+from dpfedexp.errors import checked
 from dpfedexp.sinks.sent import Sink, needed
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfedexp.arguments import checked
 from dpfedexp.engine.run import Run
+from dpfedexp.errors import checked
 from dpfedexp.sinks.sent import Sink, needed
 
 

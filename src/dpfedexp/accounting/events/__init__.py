@@ -24,8 +24,7 @@ from dpfedexp.accounting.events.gaussian import (
     Sampling,
 )
 from dpfedexp.accounting.events.reports import PrivUnitEvent, PureEvent
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 __all__ = [
     "ADJACENCIES",

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from dpfedexp.accounting import gdp
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 
 Adjacency = Literal["replace-one", "add-remove"]
 Family = Literal["gaussian", "report", "none"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from dpfedexp.accounting.events.gaussian import Adjacency, Family, Sampling
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 _LARGEST_EPSILON = 1e6
 """Beyond this a promise is none, and exponentials of it are not numbers."""

@@ -29,9 +29,8 @@ from dpfedexp.accounting.statements.promise import (
 )
 from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
 from dpfedexp.accounting.statements.wording import shown, statement_text
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked, require
+from dpfedexp.files import finite
 
 VERSION = 2
 """Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""

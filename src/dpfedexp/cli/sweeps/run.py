@@ -15,7 +15,7 @@ from dpfedexp.engine.file_names import ERROR, STATEMENT
 from dpfedexp.engine.outlets import recorded
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
-from dpfedexp.processes import JobProgress, cores
+from dpfedexp.machine import JobProgress, cores
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.local.optimiser import TORCH, Clock, LocalOptimiser, Moments, check_decay
-from dpfedexp.errors import is_number, require
+from dpfedexp.errors import checked, is_number, require
 
 
 @checked(instead=TORCH)

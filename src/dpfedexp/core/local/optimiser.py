@@ -9,11 +9,10 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import Batching
 from dpfedexp.core.layout import Params
 from dpfedexp.core.local.rates import RateSchedule
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_number, require
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""

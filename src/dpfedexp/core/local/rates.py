@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import is_count, is_number, require
+from dpfedexp.errors import checked, is_count, is_number, require
 
 
 @checked

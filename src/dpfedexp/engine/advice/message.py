@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 Level = Literal["note", "warning"]
 

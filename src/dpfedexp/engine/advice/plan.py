@@ -19,9 +19,8 @@ from typing import Literal
 from dpfedexp.accounting import Event, Sampling, compose
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.algorithms.participation import Full, Participation, Poisson
-from dpfedexp.arguments import checked
 from dpfedexp.engine.advice.evidence import is_heard
-from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Mechanism, Secure
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)

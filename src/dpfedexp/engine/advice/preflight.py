@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from dpfedexp.arguments import checked
 from dpfedexp.engine.advice.evidence import is_heard
 from dpfedexp.engine.advice.message import Advice, about, number
 from dpfedexp.engine.advice.plan import SAMPLED_COHORT, Plan, default_delta
+from dpfedexp.errors import checked
 
 FEW_CLIENTS = 20
 """Below this many clients one of them is more than 5% of every mean, and what hides it hides as much of the others."""
