@@ -141,7 +141,7 @@ def _with_options(function: Callable[..., Any]) -> inspect.Signature:
     if last is None or last.kind is not last.VAR_KEYWORD or "Unpack[" not in str(last.annotation):
         return signature
     options = get_args(get_type_hints(function)[last.name])[0].__annotations__
-    added = [inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=options[name]) for name in options]
+    added = [inspect.Parameter(name, last.KEYWORD_ONLY, default=..., annotation=options[name]) for name in options]
     return signature.replace(parameters=[*first, *added])
 
 
