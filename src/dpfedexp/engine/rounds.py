@@ -22,7 +22,6 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
 from dpfedexp.algorithms.probe import Probe
 from dpfedexp.algorithms.round import State, advance, server_device
-from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.core import step_size
 from dpfedexp.core.batches import Plans, Schedule, schedule
 from dpfedexp.core.clipping import clip, row_norms
@@ -30,6 +29,7 @@ from dpfedexp.core.local_rate import HELPED, watched
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import further
 from dpfedexp.engine.ahead import drawn_ahead

@@ -21,11 +21,11 @@ from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, Clipped
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import Sums
+from dpfedexp.core.sums import Release, Sums
 from dpfedexp.core.votes import WITHIN, Ask, Vote
 from dpfedexp.core.votes import Secure as Secure
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.reports import Part, Release, Report
+from dpfedexp.mechanisms.reports import Part, Report
 from dpfedexp.mechanisms.reports import make_sums as make_sums
 from dpfedexp.mechanisms.reports import total as total
 

@@ -23,10 +23,10 @@ from dpfedexp.accounting.events.charges import privunit
 from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import Sums
+from dpfedexp.core.sums import Release, Sums
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
-from dpfedexp.mechanisms.reports import Part, Release, Report, make_sums, total
+from dpfedexp.mechanisms.reports import Part, Report, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
 
 _FEW = 2**12

@@ -24,12 +24,12 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, Poisson
 from dpfedexp.algorithms.round import State, advance
-from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Ask
 from dpfedexp.engine.advice.commentary import Commentary
