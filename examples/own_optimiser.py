@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dpfedexp import Federation, cdp_fedexp, train
-from dpfedexp.local import LocalOptimiser, Sgd
+from dpfedexp.core.local import LocalOptimiser, Sgd
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dpfedexp import LocalOptimiser
-from dpfedexp.local import as_rows
+from dpfedexp.core.local import as_rows
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,17 @@ import dpfedexp
 ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
-    {"arguments", "files", "json_values", "kernels", "lazy", "memory", "processes", "threads"},
-    {"inputs", "layout", "sums", "step_size"},
-    {"clipping", "noise", "accounting", "votes"},
+    {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
+    {"inputs"},
+    {"accounting", "core", "models"},
     {"mechanisms"},
-    {"aggregation", "batches", "evaluation", "local", "local_rate", "losses", "models", "participation", "server"},
-    {"algorithms", "data"},
-    {"advice", "round"},
+    {"algorithms", "data", "evaluation"},
     {"trainers"},
     {"config"},
-    {"runs"},
-    {"simulation", "sinks"},
-    {"report"},
+    {"engine"},
+    {"report", "sinks"},
     {"flower"},
-    {"audit", "sweep"},
+    {"audit"},
     {"cli"},
 ]
 """Rooms and single files, the lowest first. What stands in one layer knows the layers below, and its own."""

@@ -157,13 +157,19 @@ def wrong_dotted(text: str) -> str | None:
         return None if resolves(rest) else f"`{text}`: there is no such name"
     if first in VARIABLES:
         return None
-    candidates = [resolves([first, *rest])] if room_exists(first) or first in public() else []
+    candidates = [resolves([*room, first, *rest]) for room in homes(first)]
     candidates += [rest[0] in sections()[first]] if first in sections() else []
     return f"`{text}`: there is no such name or setting" if candidates and not any(candidates) else None
 
 
-def room_exists(name: str) -> bool:
-    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+def homes(name: str) -> list[list[str]]:
+    """The rooms from which a page may write the name: the root, and those of the paper's parts."""
+    rooms = [[], ["core"], ["algorithms"]]
+    return [room for room in rooms if (not room and name in public()) or _is_module(PACKAGE.joinpath(*room) / name)]
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def resolves(parts: list[str]) -> bool:

@@ -26,8 +26,8 @@ PACKAGES = (
     "dpfedexp.data",
     "dpfedexp.evaluation",
     "dpfedexp.flower",
-    "dpfedexp.local",
-    "dpfedexp.losses",
+    "dpfedexp.core.local",
+    "dpfedexp.core.losses",
     "dpfedexp.mechanisms",
     "dpfedexp.sinks",
 )

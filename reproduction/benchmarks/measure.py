@@ -59,7 +59,7 @@ def _ours(
 ) -> tuple[list[float], list[float], str]:
     from dpfedexp import Federation, Sgd, cdp_fedexp
     from dpfedexp.accounting import Ledger
-    from dpfedexp.simulation.prepare import prepare
+    from dpfedexp.engine.prepare import prepare
     from dpfedexp.trainers.execution import Execution
 
     x, y = work.data(clients)

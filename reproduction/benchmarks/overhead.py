@@ -24,11 +24,11 @@ import torch
 
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
+from dpfedexp.engine import rounds as rounds_module
+from dpfedexp.engine import train as train_module
+from dpfedexp.engine.evaluate import Measuring
+from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian
-from dpfedexp.runs.open_run import OpenRun
-from dpfedexp.simulation import rounds as rounds_module
-from dpfedexp.simulation import train as train_module
-from dpfedexp.simulation.evaluate import Measuring
 from reproduction.benchmarks.workloads import workload
 
 spent: dict[str, float] = defaultdict(float)

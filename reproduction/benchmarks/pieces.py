@@ -14,9 +14,9 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from dpfedexp.accounting import GaussianEvent, Ledger, Query
-from dpfedexp.clipping import Clipped
+from dpfedexp.core.clipping import Clipped
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms.privunit import PrivUnit
-from dpfedexp.noise.streams import Streams
 
 
 def privunit(dimension: int = 10**6, clients: int = 4, epsilon: float = 8.0) -> dict[str, Any]:

@@ -65,18 +65,18 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from dpfedexp.aggregation.binding import Round, set_digest
-    from dpfedexp.aggregation.client import masked
-    from dpfedexp.aggregation.helper import Helper, unmasked
-    from dpfedexp.aggregation.sealing import PrivateKey, new_key
-    from dpfedexp.clipping import clip
+    from dpfedexp.core.clipping import clip
+    from dpfedexp.core.noise.chacha import ChaChaNoise
+    from dpfedexp.core.noise.masks import from_words, to_words
+    from dpfedexp.core.sums import Sums
     from dpfedexp.mechanisms import Report
+    from dpfedexp.mechanisms.aggregation.binding import Round, set_digest
+    from dpfedexp.mechanisms.aggregation.client import masked
+    from dpfedexp.mechanisms.aggregation.helper import Helper, unmasked
+    from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, new_key
     from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
     from dpfedexp.mechanisms.text import encode
     from dpfedexp.mechanisms.two_party import TwoPartyGaussian
-    from dpfedexp.noise.chacha import ChaChaNoise
-    from dpfedexp.noise.masks import from_words, to_words
-    from dpfedexp.sums import Sums
 
     plain = SecureCentralGaussian(0.3, 5.0, numerator="free")
     mechanism = TwoPartyGaussian(0.3, 5.0, numerator="free")

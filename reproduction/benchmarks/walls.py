@@ -17,8 +17,8 @@ import torch
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp
 from dpfedexp.accounting import Ledger
-from dpfedexp.simulation.prepare import prepare
-from dpfedexp.simulation.rounds import Simulation
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.rounds import Simulation
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs
 from dpfedexp.trainers.registry import Parts, makers

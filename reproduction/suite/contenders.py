@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 import dpfedexp
-from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
-from dpfedexp.algorithms.rules import Step
+from dpfedexp.core.local import LocalOptimiser, Sgd
+from dpfedexp.core.step_size import Step
+from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
-from dpfedexp.local import LocalOptimiser, Sgd
-from dpfedexp.simulation.train import train
 from dpfedexp.trainers.execution import Execution
 from reproduction.suite.problem import Loaded, Problem
 

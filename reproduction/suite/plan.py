@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from dpfedexp.core.losses import resolve
+from dpfedexp.engine.checkpoint_settings import flatten
 from dpfedexp.evaluation import on_test_set
 from dpfedexp.json_values import finite
-from dpfedexp.losses import resolve
-from dpfedexp.runs.checkpoints.settings import flatten
 from dpfedexp.trainers.execution import Execution
 from reproduction.paper.results.planned import Result, columns
 from reproduction.suite.contenders import CONTENDERS, DELTA, Contender, trained

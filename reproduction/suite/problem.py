@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from torch import nn
 
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.losses import Loss
 from dpfedexp.data import Federation
-from dpfedexp.local import Sgd
-from dpfedexp.losses import Loss
 
 Kind = Literal["classification", "regression", "text", "recommendation"]
 Metric = Literal["accuracy", "loss"]

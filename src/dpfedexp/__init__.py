@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.fedexp import fedexp as fedexp
     from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
     from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp
-    from dpfedexp.clipping import AdaptiveClip as AdaptiveClip
+    from dpfedexp.algorithms.participation import FixedSize as FixedSize
+    from dpfedexp.algorithms.participation import Full as Full
+    from dpfedexp.algorithms.participation import Poisson as Poisson
+    from dpfedexp.core.clipping import AdaptiveClip as AdaptiveClip
+    from dpfedexp.core.local import AdamW as AdamW
+    from dpfedexp.core.local import CosineRate as CosineRate
+    from dpfedexp.core.local import FedProx as FedProx
+    from dpfedexp.core.local import LocalOptimiser as LocalOptimiser
+    from dpfedexp.core.local import RateSchedule as RateSchedule
+    from dpfedexp.core.local import Sgd as Sgd
+    from dpfedexp.core.local import StepRate as StepRate
+    from dpfedexp.core.server import ServerOptimiser as ServerOptimiser
     from dpfedexp.data.federation import Federation as Federation
+    from dpfedexp.engine.fit import fit as fit
+    from dpfedexp.engine.run import Run as Run
+    from dpfedexp.engine.stopping import EarlyStopping as EarlyStopping
+    from dpfedexp.engine.stopping import Stop as Stop
+    from dpfedexp.engine.train import train as train
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError
-    from dpfedexp.local import AdamW as AdamW
-    from dpfedexp.local import CosineRate as CosineRate
-    from dpfedexp.local import FedProx as FedProx
-    from dpfedexp.local import LocalOptimiser as LocalOptimiser
-    from dpfedexp.local import RateSchedule as RateSchedule
-    from dpfedexp.local import Sgd as Sgd
-    from dpfedexp.local import StepRate as StepRate
-    from dpfedexp.participation import FixedSize as FixedSize
-    from dpfedexp.participation import Full as Full
-    from dpfedexp.participation import Poisson as Poisson
-    from dpfedexp.runs.run import Run as Run
-    from dpfedexp.runs.stopping import EarlyStopping as EarlyStopping
-    from dpfedexp.runs.stopping import Stop as Stop
-    from dpfedexp.server import ServerOptimiser as ServerOptimiser
-    from dpfedexp.simulation.fit import fit as fit
-    from dpfedexp.simulation.train import train as train
     from dpfedexp.trainers.execution import Execution as Execution
 else:
     # Out of a type checker's sight, which would otherwise take any misspelt name for an Any.

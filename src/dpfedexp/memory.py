@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -50,3 +52,9 @@ def zero_rows(count: int, width: int, most: int | None = None) -> Tensor:
             f"the clients' own state takes {size / 1e9:.1f} GB, which does not fit in memory, and {folder!r} can't hold it: "
             f"{error}. Set TMPDIR to a folder with that much room."
         ) from None
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether files that are written for triton can be imported; torch brings it along on CUDA."""
+    return importlib.util.find_spec("triton") is not None

@@ -9,9 +9,9 @@ from dpfedexp.accounting.events import Sampling
 from dpfedexp.accounting.events.charges import central_gaussian as central_gaussian_event
 from dpfedexp.accounting.events.charges import local_gaussian as local_gaussian_event
 from dpfedexp.accounting.events.charges import votes_only
+from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.votes import within_clip
 
 SAMPLINGS = [Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.3)]
 

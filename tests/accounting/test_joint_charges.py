@@ -7,8 +7,8 @@ from events_by_hand import central
 
 from dpfedexp.accounting import Sampling, compose, gdp
 from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.core.votes import within_clip
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.votes import within_clip
 
 Z, SCALAR, COUNT = 5.0, 2.0, 3.0
 PAPER = CentralGaussian(0.3, Z, numerator="paper", scalar_multiplier=SCALAR)

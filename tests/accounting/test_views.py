@@ -16,11 +16,11 @@ from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling,
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.statements import views
+from dpfedexp.core.votes import within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
-from dpfedexp.votes import within_clip
 
 DELTA = 1e-5
 REPLACE, ADD = dp_accounting.NeighboringRelation.REPLACE_ONE, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

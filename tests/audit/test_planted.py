@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dpfedexp.audit import Case, audit_density, audit_mechanism, standard_cases
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.votes import WITHIN, collected
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import make_sums
 from dpfedexp.mechanisms.privunit import sample_direction
-from dpfedexp.votes import WITHIN, collected
 
 SAMPLES, CONFIDENCE = 4000, 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
@@ -298,7 +298,7 @@ def test_planted_with_probability_gamma_is_caught():
 
 def test_planted_with_probability_gamma_does_not_point_along_the_update():
     """Directly: E⟨V, u⟩·(1/m) must be 1; the standard error of the mean is below 0.03."""
-    from dpfedexp.noise.streams import Streams
+    from dpfedexp.core.noise.streams import Streams
 
     rows = torch.zeros(20_000, 50)
     rows[:, 3] = 0.3

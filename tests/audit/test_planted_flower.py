@@ -6,14 +6,14 @@ import torch
 pytest.importorskip("flwr")
 
 from dpfedexp import dp_fedavg
+from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit.runs.blackbox import balanced_signs
 from dpfedexp.audit.runs.flower_run import audit_flower, observe
 from dpfedexp.audit.runs.observed import bounds, participation, repetition
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.server import strategy as server
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
-from dpfedexp.noise.streams import Streams
-from dpfedexp.participation import Poisson
 
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(32, 0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dpfedexp.audit.mechanisms.noise import audit_noise
-from dpfedexp.noise import chacha
-from dpfedexp.noise.streams import KeyedNoise, Streams
+from dpfedexp.core.noise import chacha
+from dpfedexp.core.noise.streams import KeyedNoise, Streams
 
 
 def broken(instances=1024):

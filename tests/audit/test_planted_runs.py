@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from dpfedexp import dp_fedavg
+from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit.runs import blackbox, isolation, state
 from dpfedexp.audit.runs.blackbox import audit_history, balanced_signs, observe
 from dpfedexp.audit.runs.observed import bounds, participation, repetition
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import KeyedNoise, Streams
+from dpfedexp.core.votes import WITHIN
+from dpfedexp.engine.rounds import Simulation
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
-from dpfedexp.noise.chacha import SystemStreams
-from dpfedexp.noise.streams import KeyedNoise, Streams
-from dpfedexp.participation import Poisson
-from dpfedexp.simulation.rounds import Simulation
-from dpfedexp.votes import WITHIN
 
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(128, 0)

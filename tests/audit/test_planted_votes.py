@@ -7,9 +7,9 @@ import torch
 
 from dpfedexp.audit import audit_mechanism, standard_cases
 from dpfedexp.audit.mechanisms.bins import audit_bins, bin_cases
+from dpfedexp.core.votes import centred
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.binned_vote import BinnedVote
-from dpfedexp.votes import centred
 
 SAMPLES, CONFIDENCE = 4000, 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.config import load
+from dpfedexp.engine.folder import RunFolder
+from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import InputError
-from dpfedexp.runs.folder import RunFolder
-from dpfedexp.simulation.rounds import Simulation
 
 M, D = 60, 4
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import dp_fedavg
+from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli import app
+from dpfedexp.engine.advice.plan import Plan
 from dpfedexp.errors import InputError
-from dpfedexp.participation import Full
 from dpfedexp.report.folder import report
 
 RUN = """

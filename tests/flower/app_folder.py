@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dpfedexp.algorithms import cdp_fedexp
+from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.train import train
 from dpfedexp.flower.local.new import new_app
-from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
-from dpfedexp.simulation.train import train
 
 PATIENCE = 900.0
 """Seconds that a deployment may take for anything. Nothing here is about speed, and a busy machine is not a failure."""

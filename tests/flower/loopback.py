@@ -15,9 +15,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.flower import private_training
-from dpfedexp.local import Sgd
 from dpfedexp.models import linear_regression
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from dpfedexp.algorithms import dp_fedavg
+from dpfedexp.core.local import Sgd
 from dpfedexp.flower import DpFedExp
-from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem
 

@@ -13,14 +13,14 @@ from scipy.stats import ks_2samp
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
+from dpfedexp.algorithms.participation import Poisson
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.noise.streams import KeyedNoise, Streams
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
 from dpfedexp.flower.node import mod
-from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.noise.streams import KeyedNoise, Streams
-from dpfedexp.participation import Poisson
-from dpfedexp.simulation.prepare import prepare
-from dpfedexp.simulation.train import train
 from tests.sizes import sized
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -55,7 +55,7 @@ def flower_run(folder, algorithm, federation, model, rounds=1, noise=None, grid=
 
 
 def simulated_run(monkeypatch, algorithm, federation, model, rounds=1):
-    monkeypatch.setattr("dpfedexp.noise.streams.Streams.at", _silent_at)
+    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", _silent_at)
     return train(model, federation, algorithm, local=LOCAL, rounds=rounds, progress=False)
 
 

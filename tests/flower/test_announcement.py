@@ -8,13 +8,13 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 
 from dpfedexp.algorithms import fedavg, ldp_fedexp
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, strategy_from
 from dpfedexp.flower.node.announcement import Announcement
 from dpfedexp.flower.node.price import total
-from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
-from dpfedexp.votes import within_clip
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_mod import ask, guard_file

@@ -9,10 +9,10 @@ from torch import nn
 
 from dpfedexp import Federation
 from dpfedexp.accounting import Sampling
+from dpfedexp.core.local import Sgd
 from dpfedexp.errors import InputError
 from dpfedexp.flower import train_hosted
 from dpfedexp.flower.messages import REQUEST, Request
-from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
 from tests.flower.loopback import LoopbackGrid  # noqa: F401  # gives this process the identity that messages ask for
 

@@ -18,14 +18,14 @@ from dpfedexp import files, flower
 from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
+from dpfedexp.core.local import Sgd
+from dpfedexp.engine.outlets import right
+from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
 from dpfedexp.flower.server import folder
 from dpfedexp.flower.server.folder import open_folder
-from dpfedexp.local import Sgd
-from dpfedexp.runs.outlets import right
-from dpfedexp.runs.verify import outcome, verify_run
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -252,7 +252,7 @@ def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tm
 def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monkeypatch):
     """Both went on to their ends before: 4 rounds stated by each, 6 spent. Without locks the one that waited is refused."""
     if not locks:
-        monkeypatch.setattr("dpfedexp.runs.private.anchor.try_lock", lambda descriptor: False)
+        monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
     run(tmp_path / "one", algorithm, rounds=2)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     federation, model = problem(3)

@@ -22,7 +22,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from dpfedexp.accounting import GaussianEvent, Ledger, Sampling, gdp
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.ledger import Mark
-from dpfedexp.clipping import Clipped, clip
+from dpfedexp.core.clipping import Clipped, clip
+from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard, private_training
 from dpfedexp.flower.messages import REPORT, REQUEST, Request
@@ -32,7 +33,6 @@ from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
-from dpfedexp.votes import within_clip
 
 from .other_user import as_nobody, can_be_nobody
 from .test_mod import ask, guard_file

@@ -14,7 +14,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from scipy.stats import chi
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.clipping import Clipped
+from dpfedexp.core.clipping import Clipped
+from dpfedexp.core.noise.lattice import step_for
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import (
@@ -28,10 +32,6 @@ from dpfedexp.flower.messages import (
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
 from dpfedexp.mechanisms.text import decode, encode
-from dpfedexp.noise.lattice import step_for
-from dpfedexp.noise.streams import Streams
-from dpfedexp.sums import Sums
-from dpfedexp.votes import Vote, within_clip
 
 WIDTH = 3
 COUNTED = CentralGaussian(0.5, 1.0, votes=(within_clip(2.0),))

@@ -10,12 +10,12 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
+from dpfedexp.core.local import Sgd
+from dpfedexp.engine.verify import recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod as client
 from dpfedexp.flower.server.nodes import seated
-from dpfedexp.local import Sgd
-from dpfedexp.runs.verify import recompute, verify_run
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

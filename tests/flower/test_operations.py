@@ -34,7 +34,7 @@ from dpfedexp.flower.node.show import guard_summary
 from dpfedexp.flower.server.status import read_status
 from dpfedexp.mechanisms import LocalGaussian
 
-from ..aggregation.parties import MECHANISM, helper_file, round_of
+from ..mechanisms.parties import MECHANISM, helper_file, round_of
 from .test_nodes import ADD, REPLACE, Nodes, start
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -5,10 +5,10 @@ import torch
 from flwr.app import ArrayRecord
 
 from dpfedexp import InputError, Sgd, cdp_fedexp
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import LedgerError
 from dpfedexp.flower import DpFedExp, local_from, train_local
-from dpfedexp.simulation.prepare import prepare
 from tests.flower.test_agreement import LOCAL, problem
 
 AUTO = Sgd(lr="auto", steps=2)

@@ -11,10 +11,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from safetensors.torch import load_file
 
-from dpfedexp import files, step_size
+from dpfedexp import files
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedadam, dp_fedavg, ldp_fedexp
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core import step_size
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.local import Sgd
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.node import mod
@@ -23,7 +25,6 @@ from dpfedexp.flower.server import strategy as server
 from dpfedexp.flower.server.checkpoint import load_checkpoint
 from dpfedexp.flower.server.nodes import exchange
 from dpfedexp.flower.server.status import read_status
-from dpfedexp.local import Sgd
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

@@ -12,16 +12,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
+from dpfedexp.algorithms.participation import FixedSize, Poisson
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
 from dpfedexp.flower.node import mod as client
 from dpfedexp.flower.noise import deployed
 from dpfedexp.flower.server.nodes import choose
-from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.participation import FixedSize, Poisson
-from dpfedexp.votes import within_clip
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

@@ -6,16 +6,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from dpfedexp.aggregation.binding import Round
-from dpfedexp.aggregation.helper import unmasked
+from dpfedexp.core.noise.masks import expand, from_words
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.node.mod import privatize
 from dpfedexp.flower.two_party.node import HELPER
+from dpfedexp.mechanisms.aggregation.binding import Round
+from dpfedexp.mechanisms.aggregation.helper import unmasked
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
-from dpfedexp.noise.masks import expand, from_words
 
-from ..aggregation.parties import charges, helper_file, public_key, round_of, rows, sent
+from ..mechanisms.parties import charges, helper_file, public_key, round_of, rows, sent
 from .test_site import Node, bundle, honest  # noqa: F401  `bundle` is a fixture
 
 MECHANISM = TwoPartyGaussian(0.5, 3.0)

@@ -15,14 +15,14 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, StepRate, dp_fedavg, dp_scaffold, fedavg, train
-from dpfedexp.batches import schedule
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.local import OPTIMISERS
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.flower import DpFedExp, private_training, strategy_from, train_hosted, train_local
 from dpfedexp.flower import training as flower_training
 from dpfedexp.flower.messages import REQUEST, Request
-from dpfedexp.local import OPTIMISERS
 from dpfedexp.models import linear_regression
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app

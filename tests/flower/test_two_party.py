@@ -11,16 +11,16 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold
 from dpfedexp.algorithms.algorithm import aggregated
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.algorithms.participation import Poisson
+from dpfedexp.algorithms.round import advance
+from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, TwoPartyFedExp, strategy_from
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.two_party import helper_file as files
 from dpfedexp.flower.two_party.node import HELPER
-from dpfedexp.participation import Poisson
-from dpfedexp.round import advance
 
-from ..aggregation.parties import charges, helper_file, public_key
+from ..mechanisms.parties import charges, helper_file, public_key
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import LOCAL, Silence
 

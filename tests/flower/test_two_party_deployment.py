@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.flower.local.deployment import Deployment, marked
 
-from ..aggregation.parties import helper_file, public_key
+from ..mechanisms.parties import helper_file, public_key
 from .app_folder import PATIENCE, make_app
 from .test_deployment import checkpoint, counts, start
 

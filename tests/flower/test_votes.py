@@ -12,6 +12,11 @@ from flwr.clientapp import ClientApp
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
+from dpfedexp.algorithms.participation import Full
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.noise.streams import KeyedNoise
+from dpfedexp.core.votes import Ask, Vote, within_clip
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
 from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
@@ -19,12 +24,7 @@ from dpfedexp.flower.node import mod
 from dpfedexp.flower.node.announcement import Announcement
 from dpfedexp.flower.node.price import Refused, node_charge
 from dpfedexp.flower.noise import bind
-from dpfedexp.local import Sgd
 from dpfedexp.mechanisms import CentralGaussian
-from dpfedexp.noise.streams import KeyedNoise
-from dpfedexp.participation import Full
-from dpfedexp.simulation.prepare import prepare
-from dpfedexp.votes import Ask, Vote, within_clip
 
 from .loopback import LoopbackGrid, plain_app, problem
 
@@ -70,7 +70,7 @@ def lengths(state, clients, updates, number):
 
 def simulated(monkeypatch, federation, model):
     silent = lambda self, purpose, n: Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, n)  # noqa: E731
-    monkeypatch.setattr("dpfedexp.noise.streams.Streams.at", silent)
+    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", silent)
     made, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2, device="cpu")
     made = replace(made, mechanism=ALGORITHM.bind(20, 6, made.sampling, 2, votes=VOTES), ballots=lengths)
     state, ledger, found = made.begin(), Ledger.in_memory(), []

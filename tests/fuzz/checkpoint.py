@@ -16,13 +16,13 @@ with instrumented():
     from dpfedexp import Execution, Sgd, dp_scaffold
     from dpfedexp.accounting import Ledger
     from dpfedexp.data import synthetic_regression
+    from dpfedexp.engine import checkpoint
+    from dpfedexp.engine.file_names import CHECKPOINT
+    from dpfedexp.engine.prepare import prepare
+    from dpfedexp.engine.settings import settings_of
+    from dpfedexp.engine.state_tensors import digest
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
-    from dpfedexp.runs.checkpoints import checkpoint
-    from dpfedexp.runs.checkpoints.state_tensors import digest
-    from dpfedexp.runs.file_names import CHECKPOINT
-    from dpfedexp.simulation.prepare import prepare
-    from dpfedexp.simulation.settings import settings_of
 
 FOLDER = Path(tempfile.mkdtemp())
 PATH = FOLDER / CHECKPOINT

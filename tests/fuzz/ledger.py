@@ -14,10 +14,10 @@ from tests.fuzz.harness import fuzz, instrumented
 with instrumented():
     from dpfedexp.accounting import Ledger, PrivacyStatement, chain
     from dpfedexp.accounting.events import Sampling, to_json
+    from dpfedexp.core.votes import within_clip
+    from dpfedexp.engine import verify as verification
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
-    from dpfedexp.runs import verify as verification
-    from dpfedexp.votes import within_clip
 
 # What survives a power failure is not the question here, and a thousand times as many inputs fit into the time.
 os.fsync = lambda descriptor: None

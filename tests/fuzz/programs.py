@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from dpfedexp import Execution, InputError, dp_fedavg
-from dpfedexp.clipping import clip
-from dpfedexp.simulation.prepare import prepare
-from dpfedexp.simulation.rounds import RATE
+from dpfedexp.core.clipping import clip
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.rounds import RATE
 from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of, loss_of, model_of, transform_of
 
 CLIP, SECONDS = 1.0, 120
@@ -124,7 +124,7 @@ def _run(chance: Chance, hostile: bool) -> Run:
         execution = Execution(trainer=trainer, chunk_size=chunk, device="cpu")
         # A secure run draws its streams anew; here two runs are compared bit for bit.
         with (
-            mock.patch("dpfedexp.simulation.prepare.secrets.randbits", return_value=12345),
+            mock.patch("dpfedexp.engine.prepare.secrets.randbits", return_value=12345),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")

@@ -15,14 +15,14 @@ from tests.fuzz.harness import fuzz, instrumented
 
 with instrumented():
     from dpfedexp.accounting import Sampling
-    from dpfedexp.clipping import clip
+    from dpfedexp.core.clipping import clip
+    from dpfedexp.core.noise.streams import Streams
+    from dpfedexp.core.votes import within_clip
     from dpfedexp.errors import InputError
     from dpfedexp.flower import messages as wire
     from dpfedexp.flower.node.guard import Guard
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
     from dpfedexp.mechanisms import text as spec
-    from dpfedexp.noise.streams import Streams
-    from dpfedexp.votes import within_clip
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from dpfedexp import config
 from dpfedexp.accounting import Ledger
 from dpfedexp.data.idx import read_idx
+from dpfedexp.engine import checkpoint
+from dpfedexp.engine.file_names import CHECKPOINT
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs.checkpoints import checkpoint
-from dpfedexp.runs.file_names import CHECKPOINT
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
 values = st.recursive(
@@ -74,7 +74,7 @@ def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
 def limited(code: str, megabytes: int = 400) -> str:
     """Runs code in a process that may take so much more memory than its imports did; what it prints."""
     program = (
-        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.runs.checkpoints.checkpoint, dpfedexp.accounting\n"
+        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.engine.checkpoint, dpfedexp.accounting\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)\n" + code
     )

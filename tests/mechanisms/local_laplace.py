@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dpfedexp.accounting.events import PureEvent, Sampling
-from dpfedexp.clipping import Clipped
+from dpfedexp.core.clipping import Clipped
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import Sums
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism, Release, Report, Terms
 from dpfedexp.mechanisms.base import make_sums, total
 from dpfedexp.mechanisms.registry import Entry
-from dpfedexp.noise import Noise
-from dpfedexp.sums import Sums
 
 ENTRY = Entry(
     "tests.mechanisms.local_laplace:LocalLaplace", "every client adds Laplace noise to its own update (pure ε)"

@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 
 from dpfedexp.accounting import Sampling
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.lattice import STRICT_EXCESS
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import Vote
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms.binned_vote import BinnedVote
-from dpfedexp.noise.chacha import ChaChaNoise
-from dpfedexp.noise.lattice import STRICT_EXCESS
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import Vote
 
 PROBE = BinnedVote(Vote("loss fell", noise=4.0), 5)
 LEAVING = replace(PROBE, adjacency="add-remove")

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.mechanisms.free import lift
-from dpfedexp.noise.streams import Streams
 
 CLIENTS = torch.arange(1)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import within_clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import within_clip
 
 RADIUS = 0.3
 CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)

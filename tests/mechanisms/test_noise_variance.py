@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import within_clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import within_clip
 from tests.mechanisms.local_laplace import LocalLaplace
 
 CLIP, M, D = 0.3, 50, 4000

@@ -8,10 +8,10 @@ from scipy import stats
 
 from dpfedexp import InputError
 from dpfedexp.accounting import Sampling
-from dpfedexp.clipping import Clipped, clip
+from dpfedexp.core.clipping import Clipped, clip
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.mechanisms.privunit import best_split, direction, sample_direction, sample_height
-from dpfedexp.noise.streams import Streams
 from tests.sizes import sized
 
 DIMENSIONS = [2, 3, 10, 237, 5046]

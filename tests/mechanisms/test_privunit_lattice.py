@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.noise.chacha import ChaChaNoise
 
 
 @pytest.mark.parametrize(("dimension", "exponent"), [(4, -13), (16, -14), (17, -15), (64, -15), (65, -16), (5000, -19)])

@@ -17,11 +17,11 @@ from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.audit.mechanisms.release import audit_mechanism
 from dpfedexp.cli import app
-from dpfedexp.clipping import Clipped, clip
+from dpfedexp.core.clipping import Clipped, clip
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import MECHANISMS, Mechanism, Report, mechanism_class
 from dpfedexp.mechanisms.registry import round_event
 from dpfedexp.mechanisms.text import decode, encode
-from dpfedexp.noise.streams import Streams
 from tests.sizes import sized
 
 from .local_laplace import ENTRY

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dpfedexp.accounting import Sampling, compose
-from dpfedexp.clipping import Clipped, clip
+from dpfedexp.core.clipping import Clipped, clip
+from dpfedexp.core.noise import lattice as grid_module
+from dpfedexp.core.votes import within_clip
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.noise import lattice as grid_module
-from dpfedexp.votes import within_clip
 
 CLIP, Z, SCALAR, COUNT, M = 0.3, 2.0, 3.0, 4.0, 40
 ROWS = torch.randn(M, 9, generator=torch.Generator().manual_seed(0)) * 0.1

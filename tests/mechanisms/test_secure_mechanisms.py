@@ -8,16 +8,16 @@ from scipy import stats
 
 from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp, train
 from dpfedexp.accounting import Sampling, compose, gdp
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.lattice import STRICT_BITS
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import within_clip
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine import checkpoint
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.models import linear_regression
-from dpfedexp.noise.chacha import ChaChaNoise
-from dpfedexp.noise.lattice import STRICT_BITS
-from dpfedexp.noise.streams import Streams
-from dpfedexp.runs.checkpoints import checkpoint
-from dpfedexp.votes import within_clip
 
 CENTRAL = {
     "plain": CentralGaussian(0.3, 2.0),
@@ -162,7 +162,7 @@ def test_a_secure_run_draws_who_takes_part_from_the_system_too():
     algorithm = dp_fedavg(clip=0.3, noise_multiplier=2.0, adjacency="add-remove")
     seen = set()
     for _ in range(3):
-        from dpfedexp.simulation.prepare import prepare
+        from dpfedexp.engine.prepare import prepare
 
         simulation, _ = prepare(
             linear_regression(5),

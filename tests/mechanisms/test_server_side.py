@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from dpfedexp.accounting import Query, Sampling
-from dpfedexp.clipping import BLOCK
+from dpfedexp.core.clipping import BLOCK
+from dpfedexp.core.noise import discrete
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.base import total
-from dpfedexp.noise import discrete
-from dpfedexp.noise.streams import Streams
-from dpfedexp.sums import Sums
-from dpfedexp.votes import Vote, within_clip
 
 
 @pytest.mark.parametrize("width", [BLOCK, BLOCK + 1, 2 * BLOCK + 3])

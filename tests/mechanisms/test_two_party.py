@@ -13,14 +13,14 @@ from dpfedexp import Federation, InputError, Poisson, Sgd, cdp_fedexp, dp_fedavg
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import aggregated
-from dpfedexp.clipping import AdaptiveClip, clip
+from dpfedexp.core.clipping import AdaptiveClip, clip
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.masks import expand, fresh_seed, from_words, hide, masked_sum, to_words
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import Ask, Vote
 from dpfedexp.mechanisms.binned_vote import BinnedVote
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
-from dpfedexp.noise.chacha import ChaChaNoise
-from dpfedexp.noise.masks import expand, fresh_seed, from_words, hide, masked_sum, to_words
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import Ask, Vote
 
 D, CLIENTS = 7, 12
 EVERYTHING = {

@@ -13,15 +13,15 @@ from scipy import stats
 from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, train
 from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import to_json
-from dpfedexp.clipping import AdaptiveClip, Clipped, clip
+from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.models import linear_regression
-from dpfedexp.noise.chacha import ChaChaNoise
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import Vote, within_clip
 
 FULL, HALF = Sampling(), Sampling("poisson", 0.5)
 BEFORE = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from reproduction.paper.results.size import Size
 
+from dpfedexp.engine.facts import RunFacts
 from dpfedexp.report.write import save
-from dpfedexp.runs.facts import RunFacts
 from reproduction.paper import sections
 from tests.reproduction.paper.fabricated import Fabricated
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger
+from dpfedexp.core.votes import WITHIN, Ask
+from dpfedexp.engine.progress import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.folder import report
 from dpfedexp.report.runs import RunRecord
-from dpfedexp.simulation.progress import show
-from dpfedexp.votes import WITHIN, Ask
 from tests.report.pages import EVIL, write_paper, write_run
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -16,7 +16,7 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, LocalOptimiser, Sgd, dp_fedavg, train
 from dpfedexp.data.generated import Generated
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 
 CLIP, COUNT, HOSTILE, ROWS = 1.0, 24, 3, 6
 PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
@@ -26,7 +26,7 @@ BOUNDED, UNBOUNDED = Sgd(lr=0.5, steps=3, max_examples=8), Sgd(lr=0.5, steps=3)
 @pytest.fixture(autouse=True)
 def same_streams(monkeypatch):
     """A secure run draws its streams anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
+    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
 
 
 def rows(hostile: bool, kind: str = "numbers"):

@@ -8,9 +8,9 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
 from dpfedexp import memory as rows
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation import rounds as engine
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine import rounds as engine
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers import chunk_size as chunk
 from tests.sizes import sized
 

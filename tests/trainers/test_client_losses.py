@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dpfedexp import Execution, Federation, Sgd, fedavg
-from dpfedexp.batches import schedule
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
 from tests.trainers.test_local_optimisers import MODEL, SAMPLER, SIZES
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.forward.attention import attention
 from dpfedexp.trainers.forward.draws import Drawing, client_keys, dropout_mask, step_keys, words
 from dpfedexp.trainers.stepped import ByVmap, Steps

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, dp_fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from tests.sizes import sized
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised")
@@ -18,7 +18,7 @@ CLIENTS, MINE, BOUND = 13, 5, 6
 @pytest.fixture(autouse=True)
 def same_draws(monkeypatch):
     """A secure run keys its draws anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
+    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
 
 
 class Attending(nn.Module):

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.batches import schedule
-from dpfedexp.losses import binary_cross_entropy, half_squared_error
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
-from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers import choices, programs
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast.convolution import Convolve
@@ -27,7 +27,7 @@ from dpfedexp.trainers.registry import trainer_again
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.tiled import Parallel
 from dpfedexp.trainers.vectorised import Vectorised
-from tests.simulation.plain import cases, plain_update
+from tests.engine.plain import cases, plain_update
 
 SIZES = [1, 7, 3, 4]
 LOCAL = Sgd(lr=0.1, steps=3)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import ContractAndPool
 from dpfedexp.trainers.loop import Loop

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.batches import schedule
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.batches import schedule
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, Convolve, Patches

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=4)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
 

@@ -23,9 +23,9 @@ from dpfedexp import (
     train,
 )
 from dpfedexp.accounting import Ledger
-from dpfedexp.batches import schedule
-from dpfedexp.layout import Layout
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.layout import Layout
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.checks.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
@@ -41,7 +41,7 @@ REPLACED = 7
 @pytest.fixture(autouse=True)
 def same_shuffles(monkeypatch):
     """A secure run draws its shuffles anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
+    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
 
 
 def federation(size: int, seed: int, clients: int = 24) -> Federation:

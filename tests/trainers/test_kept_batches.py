@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
-from dpfedexp.batches import Plans, schedule
+from dpfedexp.core.batches import Plans, schedule
 from dpfedexp.data.client_rows import ClientRows
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.stepped import Steps
 
@@ -91,7 +91,7 @@ def test_a_plan_that_draws_nothing_is_made_once(local, kept, monkeypatch):
     # Whoever is given a plan may spoil it.
     again.positions.add_(7)
     made = []
-    monkeypatch.setattr("dpfedexp.batches.schedule", lambda *a, **k: made.append(schedule(*a, **k)) or made[-1])
+    monkeypatch.setattr("dpfedexp.core.batches.schedule", lambda *a, **k: made.append(schedule(*a, **k)) or made[-1])
     found = plans(local, sizes.clone(), draws(0), public=False)
     assert torch.equal(found.positions, schedule(local, sizes, draws(0)).positions)
     assert (made == []) == kept

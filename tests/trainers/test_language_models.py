@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 
 MISSING = "needs pip install dpfedexp[language]"
 transformers = pytest.importorskip("transformers", reason=MISSING)

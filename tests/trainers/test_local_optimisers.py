@@ -22,14 +22,14 @@ from dpfedexp import (
     fedavg,
     train,
 )
-from dpfedexp.batches import schedule
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
+from tests.engine.plain import cases, plain_update
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
-from tests.simulation.plain import cases, plain_update
 
 SIZES = [5, 2, 7, 1]
 MODEL, SAMPLER = cases()["cnn"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.checks.module_state import differing
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 
 COUNT = 5
 PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
@@ -20,7 +20,7 @@ PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
 
 @pytest.fixture(autouse=True)
 def same_streams(monkeypatch):
-    monkeypatch.setattr("dpfedexp.simulation.prepare.secrets.randbits", lambda bits: 12345)
+    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
 
 
 def net() -> nn.Module:

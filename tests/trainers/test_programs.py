@@ -22,8 +22,8 @@ def test_programs_are_refused_or_keep_clients_apart():
 def without_recordings(monkeypatch):
     """The caller's code runs on the clients' rows, and none of the trials comes before."""
     monkeypatch.setattr(Recorded, "__call__", lambda self, *inputs: self.program(*inputs))
-    monkeypatch.setattr("dpfedexp.simulation.prepare.check_recordings", lambda *rest: None)
-    monkeypatch.setattr("dpfedexp.simulation.prepare.watched", lambda *rest, **options: None)
+    monkeypatch.setattr("dpfedexp.engine.prepare.check_recordings", lambda *rest: None)
+    monkeypatch.setattr("dpfedexp.engine.prepare.watched", lambda *rest, **options: None)
     monkeypatch.setattr("dpfedexp.trainers.select.keeps_apart", lambda *rest: True)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpfedexp import Execution, Federation, Sgd, fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from tests.optimisers import AdamW, Bounded, HeavyBall
 from tests.trainers.test_local_optimisers import MODEL, SAMPLER, SIZES, TRAINERS
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Federation, Sgd, fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.forward.draws import Drawing
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.vectorised import Vectorised

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg
-from dpfedexp.batches import schedule
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
-from tests.simulation.plain import cases, plain_update
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.prepare import prepare
+from tests.engine.plain import cases, plain_update
 
 CASES = cases()
 EQUAL, UNEQUAL = [4, 4, 4, 4], [1, 7, 3, 4]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg
-from dpfedexp.simulation.prepare import prepare
+from dpfedexp.engine.prepare import prepare
 from tests.sizes import LONG
 
 try:

@@ -14,15 +14,15 @@ from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.accounting.events.gaussian import NoiseBy
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.votes import Ask, Secure, Vote
 from dpfedexp.errors import InputError
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import Beside
 from dpfedexp.mechanisms.binned_vote import BinnedVote
-from dpfedexp.noise import Noise
-from dpfedexp.votes import Ask, Secure, Vote
 
 RATE, CLIP = "local rate", "first clip"
 """What the two votes are called in the ledger."""

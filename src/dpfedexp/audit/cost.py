@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import CentralGaussian, Mechanism
-from dpfedexp.noise.chacha import SystemStreams
-from dpfedexp.noise.streams import Streams
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_jso
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
-    from dpfedexp.advice.plan import Plan
+    from dpfedexp.engine.advice.plan import Plan
 
 COLOURS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
 LEGEND = (
@@ -50,8 +50,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """What can be learnt at which ε, in how many rounds, with how many clients? From public numbers alone."""
-    from dpfedexp.advice.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
-    from dpfedexp.advice.preflight import preflight
+    from dpfedexp.engine.advice.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
+    from dpfedexp.engine.advice.preflight import preflight
 
     chosen: Plan | None = None
     if file is not None:
@@ -85,10 +85,10 @@ def plan(
 
 def _of_file(path: Path) -> Plan:
     """The plan of a run's settings; the clients are those that its data declare."""
-    from dpfedexp.advice.plan import Plan
+    from dpfedexp.algorithms.participation import LargerCohort
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
-    from dpfedexp.participation import LargerCohort
+    from dpfedexp.engine.advice.plan import Plan
 
     settings = load(path)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
@@ -145,9 +145,9 @@ def _row(one: Plan) -> dict[str, Any]:
 
 
 def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
-    from dpfedexp.advice.message import number
-    from dpfedexp.advice.preflight import preflight
     from dpfedexp.cli.train import show_advice
+    from dpfedexp.engine.advice.message import number
+    from dpfedexp.engine.advice.preflight import preflight
     from dpfedexp.report.console import wide
 
     console = wide()

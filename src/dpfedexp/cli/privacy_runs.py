@@ -29,7 +29,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
     from dpfedexp.accounting.statements.wording import wrap
-    from dpfedexp.runs.verify import read_claim, recompute
+    from dpfedexp.engine.verify import read_claim, recompute
 
     statement = recompute(run, read_claim(run))
     typer.echo(statement.to_json() if as_json else wrap(statement.text, min(Console().width, 120)))
@@ -37,7 +37,7 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Is a run's claim true? Recomputes it from ledger and configuration; exit code 1: it is not, 4: something is missing."""
-    from dpfedexp.runs.verify import outcome, read_claim, recompute, verify_run
+    from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 
     events, unplanned = _planned_events(run)
     planned = events[0] if events else None
@@ -75,7 +75,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 def _planned_events(run: Path) -> tuple[list[Event], str]:
     """The event of one round by the run's own configuration and those before the first; without any, why they are not known."""
     from dpfedexp.config import load
-    from dpfedexp.runs.file_names import CONFIG
+    from dpfedexp.engine.file_names import CONFIG
 
     path = run / CONFIG
     if not path.exists():

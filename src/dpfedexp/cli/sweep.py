@@ -40,14 +40,14 @@ def sweep(
 
     Every run is a folder of OUT, as `dpfedexp train` leaves it.
     """
+    from dpfedexp.cli.sweeps.grid import trials
+    from dpfedexp.cli.sweeps.page import section
+    from dpfedexp.cli.sweeps.run import Plan, run_trials
+    from dpfedexp.cli.sweeps.selection import BEGUN
     from dpfedexp.errors import InputError
     from dpfedexp.report import console as terminal
     from dpfedexp.report.folder import report
     from dpfedexp.report.write import save
-    from dpfedexp.sweep.grid import trials
-    from dpfedexp.sweep.page import section
-    from dpfedexp.sweep.run import Plan, run_trials
-    from dpfedexp.sweep.selection import BEGUN
 
     plan = Plan(file, out, tuple(set_ or ()), data, jobs)
     planned = trials(grid or (), seeds)
@@ -63,7 +63,7 @@ def sweep(
     options += [f"--{name}={value}" for name, value in given if value is not None]
     command = shlex.join(["dpfedexp", "sweep", str(file), *options, f"--out={out}"])
     if repeats is not None:
-        from dpfedexp.sweep.selection import select as selected
+        from dpfedexp.cli.sweeps.selection import select as selected
 
         if len(planned) < 2:
             raise InputError("--repeats is given without --grid; there is nothing to select from.")

@@ -18,11 +18,11 @@ from rich.table import Table
 from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
-    from dpfedexp.advice.message import Advice
     from dpfedexp.config import Settings
     from dpfedexp.config.problem import Problem
-    from dpfedexp.runs.folder import RunFolder
-    from dpfedexp.runs.run import Run
+    from dpfedexp.engine.advice.message import Advice
+    from dpfedexp.engine.folder import RunFolder
+    from dpfedexp.engine.run import Run
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 """The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
@@ -88,8 +88,8 @@ def train(
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
     from dpfedexp.config import load
-    from dpfedexp.runs.folder import RunFolder
-    from dpfedexp.simulation import ranks as distributed
+    from dpfedexp.engine import ranks as distributed
+    from dpfedexp.engine.folder import RunFolder
 
     settings = load(file, set_ or ())
     settings.check()
@@ -138,7 +138,7 @@ def execute(
         chosen: what of the finished run was not given but chosen, for its statement.
     """
     from dpfedexp.config import Resolved, problem
-    from dpfedexp.simulation.train import train as run_training
+    from dpfedexp.engine.train import train as run_training
 
     built = built or problem.build(settings, data)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
@@ -216,8 +216,8 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
     from dpfedexp.accounting.statements.wording import wrap
-    from dpfedexp.runs.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.simulation.progress import LARGER, show
+    from dpfedexp.engine.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.progress import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")

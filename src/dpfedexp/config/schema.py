@@ -14,8 +14,8 @@ from typing import Any
 from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config.sections import Section
 from dpfedexp.config.settings import Settings
+from dpfedexp.core.local import OPTIMISERS
 from dpfedexp.data.registry import DATA_SETS, OTHER_KINDS
-from dpfedexp.local import OPTIMISERS
 from dpfedexp.mechanisms import MECHANISMS
 
 FILE = Path(__file__).with_name("schema.json")

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dpfedexp.algorithms.algorithm import Aggregation
 from dpfedexp.config.sentences import clause
+from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
+from dpfedexp.core.losses import by_name
 from dpfedexp.data.registry import check_kind
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
-from dpfedexp.losses import by_name
 
 
 class Section(BaseModel):

@@ -16,8 +16,16 @@ from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.participation import (
+    FixedSize,
+    Full,
+    Participation,
+    Poisson,
+    larger_cohort,
+    larger_sampling,
+    public_population,
+)
 from dpfedexp.algorithms.probe import asked
-from dpfedexp.clipping import AdaptiveClip
 from dpfedexp.config.sections import (
     AdaptiveSettings,
     AlgorithmSettings,
@@ -30,17 +38,9 @@ from dpfedexp.config.sections import (
     Section,
 )
 from dpfedexp.config.sentences import sentence
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.participation import (
-    FixedSize,
-    Full,
-    Participation,
-    Poisson,
-    larger_cohort,
-    larger_sampling,
-    public_population,
-)
 from dpfedexp.trainers.execution import Execution
 
 _EXECUTION = {field.name for field in fields(Execution)}

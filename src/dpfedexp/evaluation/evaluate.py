@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.arguments import checked
+from dpfedexp.core.losses import Loss, read, reading_of, resolve
 from dpfedexp.errors import InputError
 from dpfedexp.evaluation.measures import Measure, Metric, OwnMetrics, check_metrics, measures
 from dpfedexp.inputs import Inputs, call, each, leaves
-from dpfedexp.losses import Loss, read, reading_of, resolve
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 

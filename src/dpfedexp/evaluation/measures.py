@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpfedexp.core.losses import Reading
+from dpfedexp.core.losses.shapes import class_dimension, same_but_ones
 from dpfedexp.errors import InputError
-from dpfedexp.losses import Reading
-from dpfedexp.losses.shapes import class_dimension, same_but_ones
 
 Metric = Callable[[Tensor, Tensor], float]
 

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
+from dpfedexp.core.layout import Layout
 from dpfedexp.errors import InputError, require
-from dpfedexp.layout import Layout
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:

@@ -13,14 +13,14 @@ from torch import nn
 
 from dpfedexp.algorithms import fedavg
 from dpfedexp.arguments import checked
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.losses import Loss
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import require
 from dpfedexp.flower.arrays import as_array, to_flat
 from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients
 from dpfedexp.flower.rate import at_round, check_rate
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.losses import Loss
-from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.task import Clients
 
 

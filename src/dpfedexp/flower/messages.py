@@ -16,14 +16,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.clipping import row_norms
+from dpfedexp.core.clipping import row_norms
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import HALF
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import as_array, strict_array
 from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode
-from dpfedexp.sums import Sums
-from dpfedexp.votes import HALF
 
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.participation import Participation
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.votes import Ask
+from dpfedexp.engine.ahead import LONG, Ahead
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.noise import Noise
-from dpfedexp.noise.chacha import ChaChaNoise
-from dpfedexp.participation import Participation
-from dpfedexp.simulation.ahead import LONG, Ahead
-from dpfedexp.votes import Ask
 
 
 def deployment_noise() -> Noise:

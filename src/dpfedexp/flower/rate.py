@@ -5,9 +5,9 @@ from __future__ import annotations
 from flwr.app import Message
 
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.messages import Request
-from dpfedexp.local import LocalOptimiser
 
 
 def at_round(local: LocalOptimiser, message: Message | None) -> LocalOptimiser:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
+from dpfedexp.algorithms.participation import FixedSize
 from dpfedexp.arguments import checked
+from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.errors import InputError
 from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.flower.sections import read_settings
-from dpfedexp.local import LocalOptimiser
 from dpfedexp.mechanisms import mechanism_class
-from dpfedexp.participation import FixedSize
 
 if TYPE_CHECKING:
     from dpfedexp.flower.server.strategy import DpFedExp

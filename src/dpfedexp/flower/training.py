@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.arguments import checked
-from dpfedexp.batches import schedule
+from dpfedexp.core.batches import schedule
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.losses import Loss, resolve
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.flower.rate import check_rate
-from dpfedexp.layout import Layout
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.losses import Loss, resolve
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.task import Task, check_task
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dpfedexp.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dpfedexp.core.sums import Release as Release
     from dpfedexp.mechanisms.base import Mechanism as Mechanism
     from dpfedexp.mechanisms.base import Secure as Secure
     from dpfedexp.mechanisms.base import Terms as Terms
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from dpfedexp.mechanisms.privunit import PrivUnit as PrivUnit
     from dpfedexp.mechanisms.registry import MECHANISMS as MECHANISMS
     from dpfedexp.mechanisms.registry import mechanism_class as mechanism_class
-    from dpfedexp.mechanisms.reports import Release as Release
     from dpfedexp.mechanisms.reports import Report as Report
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

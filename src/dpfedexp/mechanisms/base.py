@@ -19,15 +19,15 @@ from dpfedexp.accounting.events import Adjacency, Event, Sampling
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip, Clipped
+from dpfedexp.core.clipping import AdaptiveClip, Clipped
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.votes import WITHIN, Ask, Vote
+from dpfedexp.core.votes import Secure as Secure
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.reports import Part, Release, Report
+from dpfedexp.mechanisms.reports import Part, Report
 from dpfedexp.mechanisms.reports import make_sums as make_sums
 from dpfedexp.mechanisms.reports import total as total
-from dpfedexp.noise import Noise
-from dpfedexp.sums import Sums
-from dpfedexp.votes import WITHIN, Ask, Vote
-from dpfedexp.votes import Secure as Secure
 
 Numerator = Literal["free", "paper", "naive"]
 

@@ -15,11 +15,11 @@ from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import two_party, votes_only
 from dpfedexp.accounting.events.gaussian import NoiseBy
 from dpfedexp.arguments import checked
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.lattice import STRICT_EXCESS
+from dpfedexp.core.noise.masks import masked_sum
+from dpfedexp.core.votes import Secure, Vote, bin_sums, centred, release_bins, step_of
 from dpfedexp.errors import is_count, require
-from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import STRICT_EXCESS
-from dpfedexp.noise.masks import masked_sum
-from dpfedexp.votes import Secure, Vote, bin_sums, centred, release_bins, step_of
 
 
 @checked

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dpfedexp.accounting import Event, calibrate_noise, compose
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Terms
 

@@ -14,16 +14,11 @@ from torch import Tensor
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import central_gaussian
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip, Clipped, clip, row_norms
-from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
-from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
-from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
-from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
-from dpfedexp.sums import Sums
-from dpfedexp.votes import (
+from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
+from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.votes import (
     WITHIN,
     Vote,
     check_votes,
@@ -36,6 +31,11 @@ from dpfedexp.votes import (
     shares,
     within_clip,
 )
+from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
+from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
+from dpfedexp.mechanisms.free import lift
+from dpfedexp.mechanisms.reports import Report, make_sums, total
 
 _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""

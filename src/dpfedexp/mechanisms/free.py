@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpfedexp.clipping import clip, row_norms
+from dpfedexp.core.clipping import clip, row_norms
 
 
 def lift(delta: Tensor, radius: float) -> Tensor:

@@ -13,15 +13,15 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import local_gaussian
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import Clipped, row_norms
+from dpfedexp.core.clipping import Clipped, row_norms
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
+from dpfedexp.core.sums import Release, Sums
 from dpfedexp.errors import require
 from dpfedexp.mechanisms.base import Mechanism, Numerator, Secure, Terms
 from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
 from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
-from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
-from dpfedexp.sums import Sums
+from dpfedexp.mechanisms.reports import Report, make_sums, total
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from dpfedexp.accounting.events import NonPrivateEvent, Sampling
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip, Clipped, row_norms
+from dpfedexp.core.clipping import AdaptiveClip, Clipped, row_norms
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.votes import Vote, check_votes, collected, estimate, shares
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms.base import Mechanism, Terms
-from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
-from dpfedexp.noise import Noise
-from dpfedexp.sums import Sums
-from dpfedexp.votes import Vote, check_votes, collected, estimate, shares
+from dpfedexp.mechanisms.reports import Report, make_sums, total
 
 
 @checked

@@ -21,13 +21,13 @@ from dpfedexp.accounting.events import PrivUnitEvent, Sampling
 from dpfedexp.accounting.events.cap import Direction, GammaRule, direction
 from dpfedexp.accounting.events.charges import privunit
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import Clipped, row_norms
+from dpfedexp.core.clipping import Clipped, row_norms
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import Release, Sums
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
-from dpfedexp.mechanisms.reports import Part, Release, Report, make_sums, total
+from dpfedexp.mechanisms.reports import Part, Report, make_sums, total
 from dpfedexp.mechanisms.scalardp import ScalarDP
-from dpfedexp.noise import Noise
-from dpfedexp.sums import Sums
 
 _FEW = 2**12
 _NOTHING = 1e-30

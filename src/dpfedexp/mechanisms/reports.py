@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,12 +9,10 @@ import torch
 from torch import Tensor
 
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import BLOCK
-from dpfedexp.errors import InputError
-from dpfedexp.kernels import has_triton
-from dpfedexp.sums import Sums
+from dpfedexp.core.clipping import BLOCK
+from dpfedexp.core.sums import Sums
+from dpfedexp.memory import has_triton
 from dpfedexp.threads import spread
-from dpfedexp.votes import WITHIN
 
 Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""
@@ -44,53 +41,10 @@ class Report:
         return Report(self.vector[:count], level, votes)
 
 
-@checked
-@dataclass(frozen=True)
-class Release:
-    """What leaves the mechanism, and may be seen by anyone.
-
-    Args:
-        c_bar: the mean update that moves the model.
-        statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        votes: the noisy mean of every vote in its own range, by name; empty where there is none.
-        clip: the radius C that was in force.
-        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
-            mechanism does not say.
-    """
-
-    c_bar: Tensor
-    statistic: float | None
-    votes: dict[str, float]
-    clip: float
-    sigma: float = 0.0
-    variance: float = math.inf
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "votes", dict(self.votes or {}))
-
-    @property
-    def within(self) -> float | None:
-        """The noisy fraction of clients within the clip, None without adaptive clipping."""
-        return self.votes.get(WITHIN)
-
-    @property
-    def norm(self) -> float:
-        """‖c̄‖."""
-        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
-
-    @property
-    def numerator(self) -> float:
-        """The statistic, for a rule that can't do without."""
-        if self.statistic is None:
-            raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
-        return self.statistic
-
-
 def total(rows: Tensor) -> Tensor:
     """Σ of the rows in double precision."""
     if rows.is_cuda and has_triton():
-        from dpfedexp.kernels import double_sums
+        from dpfedexp.core import double_sums
 
         if double_sums.suits(rows):
             return double_sums.column_sums(rows)

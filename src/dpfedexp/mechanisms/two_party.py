@@ -17,17 +17,17 @@ from torch import Tensor
 from dpfedexp.accounting.events import GaussianEvent, Sampling
 from dpfedexp.accounting.events.charges import two_party
 from dpfedexp.accounting.events.gaussian import NoiseBy
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.lattice import add_noise, check_room, truncate
+from dpfedexp.core.noise.masks import masked_sum
+from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.votes import HALF, estimate, inside, step_of
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms.base import Mechanism, Terms
 from dpfedexp.mechanisms.calibration import with_noise
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
-from dpfedexp.mechanisms.reports import Release, Report
-from dpfedexp.noise import Noise
-from dpfedexp.noise.lattice import add_noise, check_room, truncate
-from dpfedexp.noise.masks import masked_sum
-from dpfedexp.sums import Sums
-from dpfedexp.votes import HALF, estimate, inside, step_of
+from dpfedexp.mechanisms.reports import Report
 
 Side = Literal["server", "helper"]
 

@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from dpfedexp.engine.file_names import METRICS, REPORT
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Section
 from dpfedexp.report.figures import draw
 from dpfedexp.report.page import Page, write
 from dpfedexp.report.runs import is_run, read_run, run_section, sweep_section
-from dpfedexp.runs.file_names import METRICS, REPORT
 
 ORDER = ("demo", "table1", "synthetic", "mnist", "step-size", "step-history", "grid", "beyond", "suite")
 REPRODUCED = "DP-FedEXP, reproduced"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.arguments import checked
-from dpfedexp.runs.run import Run
+from dpfedexp.engine.run import Run
 from dpfedexp.sinks.sent import Sink, needed
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
+from dpfedexp.engine.facts import RunFacts
+from dpfedexp.engine.file_names import FACTS
+from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError
-from dpfedexp.runs.facts import RunFacts
-from dpfedexp.runs.file_names import FACTS
-from dpfedexp.runs.outlets import recorded
-from dpfedexp.runs.run import Run
 
 SHOWN_FACTS = ("algorithm", "data", "model", "clients", "parameters", "rounds", "delta", "secure")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpfedexp.arguments import checked
-from dpfedexp.runs.run import Run
+from dpfedexp.engine.run import Run
 from dpfedexp.sinks.sent import Sink, needed
 
 

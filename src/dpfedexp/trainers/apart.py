@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from dpfedexp.core.layout import Params
+from dpfedexp.core.local import AdamW, Clock, LocalOptimiser, Moments, Sgd
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, each, leaves, shape_of
-from dpfedexp.layout import Params
-from dpfedexp.local import AdamW, Clock, LocalOptimiser, Moments, Sgd
 from dpfedexp.trainers.checks.application import generator_states
 from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.forward.draws import Drawing

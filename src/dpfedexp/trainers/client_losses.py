@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dpfedexp.batches import Batching, Schedule
+from dpfedexp.core.batches import Batching, Schedule
+from dpfedexp.core.layout import Params
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs, each
-from dpfedexp.layout import Params
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.task import Task, Trainer, batches

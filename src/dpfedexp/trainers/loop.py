@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule
+from dpfedexp.core.batches import Schedule
+from dpfedexp.core.layout import Params
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs, each
-from dpfedexp.layout import Params
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.stepping import INPUT, KEYS, Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches

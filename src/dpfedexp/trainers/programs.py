@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule, schedule
+from dpfedexp.core.batches import Schedule, schedule
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.kernels import has_triton
-from dpfedexp.layout import Layout
-from dpfedexp.noise.streams import Streams
+from dpfedexp.memory import has_triton
 from dpfedexp.trainers.fast.held import TOLERANCE, each_held
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied

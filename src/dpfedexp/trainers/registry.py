@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.stepped import ByVmap, Steps

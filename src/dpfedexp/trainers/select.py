@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule
+from dpfedexp.core.batches import Schedule
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError, require
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers import choices
 from dpfedexp.trainers.checks.isolation import is_isolated
 from dpfedexp.trainers.chunk_size import Footprint, footprint

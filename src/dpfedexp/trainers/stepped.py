@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule
+from dpfedexp.core.batches import Schedule
+from dpfedexp.core.layout import Params
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data.client_rows import Edition
 from dpfedexp.inputs import Inputs
-from dpfedexp.layout import Params
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program
 from dpfedexp.trainers.precision import Precision, low

@@ -11,9 +11,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from dpfedexp.core.layout import Layout, Params
+from dpfedexp.core.local import Clock, LocalOptimiser, Moments, as_rows
 from dpfedexp.inputs import Inputs, each, leaves
-from dpfedexp.layout import Layout, Params
-from dpfedexp.local import Clock, LocalOptimiser, Moments, as_rows
 from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
 from dpfedexp.trainers.forward.draws import step_keys
 

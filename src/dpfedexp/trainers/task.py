@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from dpfedexp.batches import Schedule
+from dpfedexp.core.batches import Schedule
+from dpfedexp.core.layout import Layout, Params
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.losses import Loss, check_labels, check_loss, doubt_of
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data.client_rows import ClientRows
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, arguments, each, in_float
-from dpfedexp.layout import Layout, Params
-from dpfedexp.local import LocalOptimiser
-from dpfedexp.losses import Loss, check_labels, check_loss, doubt_of
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
 from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
 from dpfedexp.trainers.checks.module_state import Watch, drawing_alike

@@ -12,7 +12,7 @@ from threading import local
 import torch
 from torch import Tensor
 
-from dpfedexp.batches import Schedule
+from dpfedexp.core.batches import Schedule
 from dpfedexp.threads import spread, without_subnormals
 from dpfedexp.trainers.stepped import Steps
 from dpfedexp.trainers.task import Trainer

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from dpfedexp.core.layout import Params
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs
-from dpfedexp.layout import Params
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.stepped import ByVmap, Steps
 from dpfedexp.trainers.task import Task, Trainer, first_line, pair_of_clients

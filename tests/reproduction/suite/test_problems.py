@@ -8,8 +8,8 @@ import torch
 from reproduction.suite.problems import PROBLEMS
 from reproduction.suite.stored import Rows, split
 
+from dpfedexp.core.losses import resolve
 from dpfedexp.errors import InputError
-from dpfedexp.losses import resolve
 from reproduction.suite import made_up, roles, stored, tables
 
 MADE_UP = [name for name in PROBLEMS if name.startswith(("regression", "classes"))]

@@ -13,11 +13,11 @@ from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.mechanisms.release import gaussian_results
 from dpfedexp.audit.mechanisms.samples import affordable
 from dpfedexp.audit.result import Result
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.votes import Vote
 from dpfedexp.mechanisms.binned_vote import BinnedVote
-from dpfedexp.noise import Noise
-from dpfedexp.noise.chacha import SystemStreams
-from dpfedexp.noise.streams import Streams
-from dpfedexp.votes import Vote
 
 CLIENTS = 7
 _HOSTILE = 1e9

@@ -15,10 +15,10 @@ from torch import Tensor
 from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.accounting.joint import FREE_THRESHOLD
 from dpfedexp.arguments import checked
+from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
-from dpfedexp.votes import Vote, within_clip
 
 DIMENSION = 8
 GAMMAS: tuple[GammaRule, ...] = ("exact", "paper", "optimal")

@@ -21,9 +21,9 @@ from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import distance, distance_limit, rare
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
-from dpfedexp.clipping import Clipped
+from dpfedexp.core.clipping import Clipped
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.noise.streams import Streams
 
 
 @checked

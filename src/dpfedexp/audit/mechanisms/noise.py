@@ -16,9 +16,9 @@ from scipy.stats import chi2
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.correlation import correlation_limit, distance, distance_limit, largest_correlation, rare
 from dpfedexp.audit.result import Result, skip
-from dpfedexp.noise import Noise
-from dpfedexp.noise.chacha import ChaCha20, ChaChaNoise, SystemStreams
-from dpfedexp.noise.streams import Streams
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import ChaCha20, ChaChaNoise, SystemStreams
+from dpfedexp.core.noise.streams import Streams
 
 PURPOSES = ("local noise", "central noise", "central scalar noise")
 ROUNDS, CLIENTS, LENGTH = (1, 2, 3), 3, 1024

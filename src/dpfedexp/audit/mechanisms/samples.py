@@ -8,12 +8,12 @@ from torch import Tensor
 
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.mechanisms.cases import Case
-from dpfedexp.clipping import Clipped, clip
+from dpfedexp.core.clipping import Clipped, clip
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import further
 from dpfedexp.mechanisms import Mechanism, Release, Report
-from dpfedexp.noise.chacha import SystemStreams
-from dpfedexp.noise.streams import Streams
-from dpfedexp.sums import Sums
-from dpfedexp.votes import further
 
 CHECKED = 1000
 """Releases that must be the affine function of their draws that was read off, before the others are computed from it."""

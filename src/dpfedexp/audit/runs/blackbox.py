@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
+from dpfedexp.algorithms.participation import Participation, Poisson
 from dpfedexp.audit.bounds import Distinguisher, Floats, mu_score
 from dpfedexp.audit.mechanisms.release import discriminant
 from dpfedexp.audit.power import power_of_shift
 from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs.observed import KIND, Observed, bounds, clip_and_noise, participation, repetition
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.local import Sgd
+from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.run import Run
+from dpfedexp.engine.train import train
 from dpfedexp.models import linear_regression
-from dpfedexp.participation import Participation, Poisson
-from dpfedexp.runs.run import Run
-from dpfedexp.simulation.train import train
 
 CLIENTS = 256
 NOISE, SAMPLED_NOISE, LITTLE_NOISE = 2.0, 0.5, 0.2

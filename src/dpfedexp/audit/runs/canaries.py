@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from dpfedexp.accounting import gdp
-from dpfedexp.advice.commentary import silence
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
@@ -21,11 +20,12 @@ from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs.observed import mu_of
 from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses
+from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.local import Sgd
+from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.run import Run
+from dpfedexp.engine.train import train
 from dpfedexp.models import linear_regression
-from dpfedexp.runs.run import Run
-from dpfedexp.simulation.train import train
 
 DELTA = 1e-9
 """Of the run's claim. The (ε, δ) test can't be surer than about 5δ for 1,000 canaries: a usual δ would leave nothing to prove."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dpfedexp.algorithms import Algorithm, dp_fedavg
+from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit.result import Result, skip
 from dpfedexp.audit.runs.blackbox import LITTLE_NOISE, NOISE, RATE, SAMPLED_NOISE, balanced_signs
 from dpfedexp.audit.runs.observed import KIND, Observed, bounds, clip_and_noise, participation, repetition
 from dpfedexp.models import linear_regression
-from dpfedexp.participation import Poisson
 
 MISSING = "Flower is not installed; install it with: pip install 'dpfedexp[flower]'"
 

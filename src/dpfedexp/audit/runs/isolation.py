@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.audit.result import Result, skip
+from dpfedexp.core.local import Sgd
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.local import Sgd
-from dpfedexp.noise.streams import Streams
-from dpfedexp.simulation.prepare import prepare
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.registry import trainer_names
 

@@ -20,7 +20,7 @@ from dpfedexp.audit.bounds import Floats, Score, epsilon_score, lower_bound, mu_
 from dpfedexp.audit.correlation import correlation_limit, largest_correlation, rare
 from dpfedexp.audit.power import power_of_sampling
 from dpfedexp.audit.result import Result
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError
 
 KIND = "black box"

@@ -16,10 +16,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs.isolation import KIND, others_and_own
+from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
+from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
-from dpfedexp.local import Sgd
-from dpfedexp.simulation.train import train
 
 WIDTH = 4
 _LOCAL = Sgd(lr=0.1, steps=3, batch_size=4)

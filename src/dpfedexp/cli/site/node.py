@@ -38,12 +38,12 @@ def node(
     app.
     """
     os.environ.update(_QUIET)
+    from dpfedexp.engine.private_folder import root
     from dpfedexp.flower.node.guard import Guard
     from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
     from dpfedexp.flower.node.seam import Seam, run_node
     from dpfedexp.flower.node.site import Site
     from dpfedexp.flower.two_party.helper_file import VARIABLE, HelperFile
-    from dpfedexp.runs.private.private_folder import root
 
     require(patience > 0 and poll > 0, f"patience is {patience:g} and poll is {poll:g}; both must be positive.")
     limits = Guard.load(guard.expanduser().resolve())

@@ -11,7 +11,7 @@ The anchor is written, durably, after the charge and before the answer exists. A
 anchor, which is fine: the charge is kept. A ledger that is behind its anchor, missing beside it, or another one was deleted,
 restored from an old copy or exchanged, and the node refuses to answer with it.
 
-All of it may be put back or copied together. So the user's state folder (`dpfedexp.runs.private.private_folder`) has two more
+All of it may be put back or copied together. So the user's state folder (`dpfedexp.engine.private_folder`) has two more
 anchors: one that is named by the id, and one by the place where the ledger lies. The first is locked while a ledger of this id is
 in use and changes only from what was read under the lock: of two copies, the one that is behind is refused.
 """
@@ -32,9 +32,9 @@ from pathlib import Path
 from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
+from dpfedexp.engine.anchor import read_mark, write_mark
+from dpfedexp.engine.private_folder import SharedAnchor
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.runs.private.anchor import read_mark, write_mark
-from dpfedexp.runs.private.private_folder import SharedAnchor
 
 _DRAWN = re.compile(r"[0-9a-f]{16}")
 """Ids of this form are drawn when the ledger is created, so a guard file that has one has been used."""

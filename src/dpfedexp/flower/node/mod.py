@@ -26,7 +26,10 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import clip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import (
@@ -43,10 +46,7 @@ from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.noise import deployment_noise
 from dpfedexp.flower.two_party.node import Sender, helper_reply, masked_content, pinned_key
-from dpfedexp.layout import Layout
 from dpfedexp.mechanisms import Mechanism, Report
-from dpfedexp.noise import Noise
-from dpfedexp.votes import further
 
 _log = logging.getLogger("flwr")
 

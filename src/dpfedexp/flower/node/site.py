@@ -19,6 +19,7 @@ import torch
 from flwr.app import Array, Error, Message
 from torch import Tensor
 
+from dpfedexp.core.layout import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.arrays import strict_array
 from dpfedexp.flower.messages import FAILED_PRECONDITION, HOSTED, REFUSAL, Request
@@ -26,7 +27,6 @@ from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.mod import MODEL, read_ballots, read_request, reply_content
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.two_party.node import Sender, helper_reply, pinned_key
-from dpfedexp.layout import Layout
 
 _log = logging.getLogger("flwr")
 

@@ -19,12 +19,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from dpfedexp.accounting.ledger import Mark
+from dpfedexp.algorithms.round import State
+from dpfedexp.engine.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
+from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.state_tensors import digest, earlier, state_from, state_tensors
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_tensors, replace_text
-from dpfedexp.round import State
-from dpfedexp.runs.checkpoints.state_tensors import digest, earlier, state_from, state_tensors
-from dpfedexp.runs.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
-from dpfedexp.runs.outlets import recorded
 
 FORMAT = "dpfedexp-flower-checkpoint"
 HASH = "blake2b"

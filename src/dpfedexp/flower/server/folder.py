@@ -1,7 +1,7 @@
 """The server's folder: ledger, checkpoint, and at the end the model and the statement.
 
-`dpfedexp.runs.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
-`dpfedexp.runs.private`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
+`dpfedexp.engine.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
+`dpfedexp.engine`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
 released.
 
 Formal guarantee: a run never goes on, and no new one begins, over a ledger that lacks a charge of a round that the folder's
@@ -22,15 +22,15 @@ from typing import Any
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.ledger import Mark
-from dpfedexp.advice.message import Advice
+from dpfedexp.core.layout import Params
+from dpfedexp.engine.advice.message import Advice
+from dpfedexp.engine.anchor import OneWriter
+from dpfedexp.engine.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.private_folder import VARIABLE, SharedAnchor, root
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint
-from dpfedexp.layout import Params
-from dpfedexp.runs.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
-from dpfedexp.runs.outlets import recorded
-from dpfedexp.runs.private.anchor import OneWriter
-from dpfedexp.runs.private.private_folder import VARIABLE, SharedAnchor, root
 
 
 def open_folder(

@@ -11,10 +11,10 @@ from typing import TypeVar
 from flwr.app import Message
 
 from dpfedexp.accounting import Sampling
+from dpfedexp.core.sums import Sums
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.messages import REFUSAL, Request, read_sums
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.sums import Sums
 
 _log = logging.getLogger("flwr")
 

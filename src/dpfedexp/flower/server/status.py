@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.engine.file_names import LEDGER, STATUS
+from dpfedexp.engine.outlets import recorded
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
 from dpfedexp.json_values import finite
-from dpfedexp.runs.file_names import LEDGER, STATUS
-from dpfedexp.runs.outlets import recorded
 
 Status = Literal["running", "completed", "stopped", "failed"]
 EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed": 4}

@@ -20,14 +20,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfedexp.accounting import Budget, Event, Ledger, PrivacyStatement, guarantee
-from dpfedexp.advice.commentary import Commentary
-from dpfedexp.advice.message import log
-from dpfedexp.advice.plan import Plan
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
-from dpfedexp.algorithms.rules import initial_memory
+from dpfedexp.algorithms.participation import Full, Poisson
+from dpfedexp.algorithms.round import State, advance
 from dpfedexp.arguments import checked
-from dpfedexp.clipping import AdaptiveClip
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import Ask
+from dpfedexp.engine.advice.commentary import Commentary
+from dpfedexp.engine.advice.message import log
+from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.outlets import OUTLETS, recorded
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
 from dpfedexp.files import undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
@@ -45,16 +53,8 @@ from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
 from dpfedexp.flower.server.saving import Saving
 from dpfedexp.flower.server.status import Status, write_status
 from dpfedexp.json_values import finite
-from dpfedexp.layout import Layout
-from dpfedexp.local import LocalOptimiser
 from dpfedexp.mechanisms import Mechanism, Release, mechanism_class
 from dpfedexp.mechanisms.text import encode
-from dpfedexp.noise import Noise
-from dpfedexp.participation import Full, Poisson
-from dpfedexp.round import State, advance
-from dpfedexp.runs.outlets import OUTLETS, recorded
-from dpfedexp.sums import Sums
-from dpfedexp.votes import Ask
 
 _log = logging.getLogger("flwr")
 

@@ -23,16 +23,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.aggregation.binding import Round
-from dpfedexp.aggregation.helper import FEWEST, Helper
-from dpfedexp.aggregation.sealing import PrivateKey
+from dpfedexp.core.noise import Noise
 from dpfedexp.errors import LedgerError, is_count, require
 from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, total
 from dpfedexp.flower.noise import deployment_noise
+from dpfedexp.mechanisms.aggregation.binding import Round
+from dpfedexp.mechanisms.aggregation.helper import FEWEST, Helper
+from dpfedexp.mechanisms.aggregation.sealing import PrivateKey
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
-from dpfedexp.noise import Noise
 
 NODE_KEY, VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"
 

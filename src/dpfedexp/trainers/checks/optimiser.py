@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpfedexp.core.local import Clock, LocalOptimiser, Sgd
 from dpfedexp.errors import InputError, require
-from dpfedexp.local import Clock, LocalOptimiser, Sgd
 from dpfedexp.trainers.task import first_line
 
 _STEPS = 64

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpfedexp.losses import Loss, binary_cross_entropy, cross_entropy, half_squared_error, mean_squared_error, plain
-from dpfedexp.losses.shapes import IGNORED
+from dpfedexp.core.losses import (
+    Loss,
+    binary_cross_entropy,
+    cross_entropy,
+    half_squared_error,
+    mean_squared_error,
+    plain,
+)
+from dpfedexp.core.losses.shapes import IGNORED
 from dpfedexp.trainers.recording import Recorded
 from dpfedexp.trainers.synthetic import Synthetic
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from dpfedexp.layout import Layout
+from dpfedexp.core.layout import Layout
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Convolve, Patches
 from dpfedexp.trainers.fast.library import LibraryConvolve
 from dpfedexp.trainers.fast.normalise import GroupNorm

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, call, leaves
-from dpfedexp.noise.streams import Streams
 from dpfedexp.trainers.forward.attention import attention
 from dpfedexp.trainers.forward.recurrence import CELLS, batched, one_by_one, recurrent, whole
 from dpfedexp.trainers.recording import in_range

@@ -1,0 +1,187 @@
+"""The ball of radius C: fixed, and adaptive (Andrew et al. 2021).
+
+Formal guarantee: every row that `clip` returns has, in exact arithmetic, a norm of at most C, whatever went in, for C from
+`SMALLEST_CLIP` to `LARGEST_CLIP`, rows of up to 10⁹ float32 or float64 numbers, with or without subnormal numbers.
+
+Norms are taken in double precision, where squares of float32 numbers are exact and the sum of 10⁹ of them is off by less than
+2⁻²³, so a norm by less than 2⁻²⁴. A row whose norm is at most C·(1 − 2⁻²⁴) stays as it is, so clipping twice is clipping once. A
+longer one is scaled to C·(1 − 2⁻²²): the factor and each product are rounded by at most 2⁻²⁴, which with the norm's error makes
+less than 3·2⁻²⁴ of the 4·2⁻²⁴ that are free. What remains, C·2⁻²⁴, pays for products that end among the subnormal numbers, where
+rounding is off by up to 2⁻¹⁵⁰ in each of d coordinates: √d·2⁻¹⁵⁰ ≤ C·2⁻²⁴ for every C above 2⁻¹¹¹.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dpfedexp.arguments import checked
+from dpfedexp.core.votes import default_noise
+from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.memory import has_triton
+from dpfedexp.threads import spread
+
+SHRINK = 1.0 - 2.0**-22
+INSIDE = 1.0 - 2.0**-24
+SMALLEST_CLIP, LARGEST_CLIP = 2.0**-64, 2.0**64
+"""The range of C. Inside it C² and C·noise are far from the ends of double precision, and C itself from those of float32."""
+BLOCK = 2**16
+"""Numbers of a long row that a CPU converts to double precision at a time: these still fit its cache, and with fewer its threads
+would wait for one another's Python."""
+
+
+def check_radius(name: str, radius: float) -> None:
+    """One sentence for a radius outside the range in which the guarantee of `clip` is proven."""
+    require(
+        SMALLEST_CLIP <= radius <= LARGEST_CLIP,
+        f"{name} is {radius}; it must be a positive number from 2^-64 (5.4e-20) to 2^64 (1.8e19).",
+    )
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """vectors: the rows inside the ball; within: which rows were inside it before (not private on its own), on the processor."""
+
+    vectors: Tensor
+    within: Tensor
+
+
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Norms of the rows in double precision; a row's does not depend on its place among the others."""
+    if x.is_cuda and has_triton():
+        from dpfedexp.core import double_sums
+
+        if double_sums.suits(x):
+            return double_sums.squared_norms(x).sqrt()
+    if x.device.type != "cpu":
+        # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
+        even = (
+            x if x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0 else pad(x, (0, -x.shape[1] % 4))
+        )
+        return _norms(even)
+    if x.shape[1] <= BLOCK:
+        return _norms(x)
+    squares = torch.zeros(len(x), dtype=torch.float64)
+
+    def square(row: int) -> None:
+        buffer, total = torch.empty(BLOCK, dtype=torch.float64), 0.0
+        for block in x[row].split(BLOCK):
+            wide = buffer[: len(block)].copy_(block)
+            total += float(torch.dot(wide, wide))
+        squares[row] = total
+
+    # On a thread of its own even where there is one row: a product may be added up differently on several.
+    spread(square, range(len(x)), torch.get_num_threads(), always=True)
+    return squares.sqrt()
+
+
+def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor | None = None) -> Clipped:
+    """Δ = min(C/‖Δ̃‖, 1)·Δ̃ row by row; a row that is not finite becomes 0 first, because min(C/nan, 1) would keep it.
+
+    So does a row that is some 10³⁸ times too long: C/‖Δ̃‖ would be subnormal in its type, and too coarse to end inside the ball.
+    An infinite radius clips nothing. With `reuse` the result may take the memory of `updates`. `norms` are those of the rows, in
+    double precision and as exact as `row_norms`, where the caller knows them.
+    """
+    if radius != math.inf:
+        check_radius("clip", radius)
+    if updates.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"updates are of type {updates.dtype}; clipping is exact for float32 and float64 only.")
+    # A GPU waits longer for the many small questions below than it takes to hand over one number a row.
+    norms = (row_norms(updates) if norms is None else norms).cpu()
+    inside = norms <= min(radius * INSIDE, torch.finfo(norms.dtype).max)
+    if bool(inside.all()):
+        return Clipped(updates, inside)
+    bad = ~torch.isfinite(norms) | (norms * torch.finfo(updates.dtype).tiny > radius * SHRINK)
+    if bool(bad.any()):
+        updates = torch.where(bad.to(updates.device)[:, None], torch.zeros_like(updates), updates)
+        norms = torch.where(bad, torch.zeros_like(norms), norms)
+    if radius == math.inf:
+        return Clipped(updates, torch.ones_like(norms, dtype=torch.bool))
+    limit, outside = radius * SHRINK, norms > radius * INSIDE
+    factor = torch.where(outside, limit / norms.clamp_min(limit), 1.0).to(updates.device, updates.dtype)[:, None]
+    return Clipped(updates.mul_(factor) if reuse else updates * factor, norms <= radius)
+
+
+def quantile_for(noise_norm: float) -> float:
+    """1/(1 + 4n), between 0.2 and 0.9, for noise of norm n in the mean update, in units of the clip.
+
+    A clip at quantile q shortens the updates of 1 − q of the clients, which moves the point that the run ends at where clients
+    disagree; a larger one makes the noise larger in proportion. With n small against the mean update (many clients, few parameters)
+    noise costs nothing, and 0.9 leaves nearly everybody's update as it is; with n = 1/4 both matter, and it is the median; where
+    noise is longer than the clip itself, only the shortest updates count.
+
+    >>> round(quantile_for(0.25), 3)
+    0.5
+    """
+    return min(0.9, max(0.2, 1.0 / (1.0 + 4.0 * noise_norm)))
+
+
+@checked
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """The clip follows a quantile of the update norms, estimated privately (Andrew et al. 2021, geometric update).
+
+    It never leaves the range of `clip`, whatever the noisy counts are.
+
+    count_noise is the standard deviation on the number of clients within the clip. `None` takes the larger of a twentieth of the
+    cohort and 5 times the noise multiplier, which costs the update at most half a per cent more noise at the same ε; with further
+    votes, what `votes.default_noise` says.
+
+    quantile "auto", which `clip="adaptive"` stands for, weighs the bias of a small clip against the noise of a large one before
+    the first round, from public numbers (`quantile_for`).
+
+    >>> AdaptiveClip(initial=1.0).update(1.0, noisy_fraction=0.5)
+    1.0
+    """
+
+    initial: float = 1.0
+    quantile: float | Literal["auto"] = 0.5
+    rate: float = 0.5
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        check_radius("adaptive clip: initial", self.initial)
+        require(
+            self.quantile == "auto" or (is_number(self.quantile) and 0 < float(self.quantile) < 1),
+            f"adaptive clip: quantile is {self.quantile!r}; it must be between 0 and 1, or 'auto'.",
+        )
+        require(0 < self.rate < math.inf, f"adaptive clip: rate is {self.rate}; it must be a positive number.")
+        require(
+            self.count_noise is None or 0 < self.count_noise < math.inf,
+            f"adaptive clip: count_noise is {self.count_noise}; it must be a positive number.",
+        )
+
+    def update(self, radius: float, noisy_fraction: float) -> float:
+        """C ← C·exp(−rate·(b̃ − quantile)) inside the range, with b̃ the released fraction of clients within the clip."""
+        if isinstance(self.quantile, str):
+            raise InputError(
+                "the adaptive clip's quantile is 'auto' and not settled yet; a run settles it when it begins."
+            )
+        move = -self.rate * (noisy_fraction - self.quantile)
+        if math.isnan(move):
+            return radius
+        # e¹⁰⁰ is more than the whole range, and far from overflow.
+        moved = radius * math.exp(min(max(move, -100.0), 100.0))
+        return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
+
+    def settled(self, noise_norm: float | None) -> AdaptiveClip:
+        """The clip with its quantile as a number.
+
+        Args:
+            noise_norm: the norm of the noise in the mean update over the clip, z√d/M, a public number; None where it is not known.
+        """
+        return replace(self, quantile=quantile_for(noise_norm or 0.0)) if self.quantile == "auto" else self
+
+    def noise_for(self, cohort: float, noise_multiplier: float, votes: int = 1) -> float:
+        """The noise on the count, which is one of so many votes."""
+        return self.count_noise or default_noise(cohort, noise_multiplier, votes)

@@ -1,0 +1,154 @@
+"""The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
+
+Before the first round every client looks for its own best rate on a public grid, on the first model, and stands in that rate's bin:
+the right rate is the middle of the noisy histogram. In every later round clients say whether local training helped, and the rate
+falls where it did not.
+
+A client whose own loss rose in its local steps sends nothing. That is its own business, and costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dpfedexp.core.votes import Ask
+
+RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
+"""The public grid: half decades from 10⁻⁴ to 10²."""
+RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
+"""The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
+MOST_PROGRESS = 0.5
+"""A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
+USUAL, SPREAD = 0.1, 1.0
+"""What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
+FLAT = 1e-6
+"""A change of a loss by less than this share of it is none."""
+WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
+"""What a histogram may look like: a bell of these widths in half decades, made by these shares of the clients, to 0.05 a bin."""
+RATE_SHARE, CLIP_SHARE = 0.008, 0.002
+"""The shares of the run's whole μ² that the two probes may cost: 0.4 and 0.1 per cent more noise. A rate that is too large can end
+a run, a first clip that is off by half a decade costs a round or two."""
+HELPED = Ask("helped")
+"""Whether a client's own loss was lower after its local steps than before."""
+MOST_HARMED = 0.1
+"""Where more clients than this say that local training did not help, the rate falls."""
+SMOOTHING, EVIDENT = 0.7, 3.0
+"""The weight of the votes so far in the mean that is compared with it, and the deviations of its noise by which it must be below.
+The rate never rises again, so noise must not lower it."""
+FALL = 2.0
+"""How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
+
+
+def preferred(before: Tensor, after: Callable[[Tensor], Tensor]) -> Tensor:
+    """Each client's own best rate as its number on the grid, counted from 1, and 0 for a client that no rate moves, [n].
+
+    A client goes up by decades while its loss falls, and falls by at most half; then it tries half a decade to either side. It
+    stops where its loss first rises: behind a rate that destroys the model, a larger one may end in a model that says nothing,
+    which is better than that and no reason to want more. Where the smallest rate is too large already, that is its vote.
+
+    Args:
+        before: their losses on the first model.
+        after: from a rate for each to their losses after the local steps.
+    """
+    floor, flat = before - MOST_PROGRESS * before.abs(), FLAT * before.abs()
+    walking, moved = torch.ones_like(before, dtype=torch.bool), torch.zeros_like(before, dtype=torch.bool)
+    place, least = torch.zeros_like(before, dtype=torch.int64), before
+    for number in range(0, len(RATES), 2):
+        loss = after(torch.full_like(before, RATES[number]))
+        walking &= (loss <= least + flat) & (loss >= floor)
+        moved |= ~((loss - before).abs() <= flat)
+        place, least = torch.where(walking, number, place), torch.where(walking, loss, least)
+    grid = torch.tensor(RATES, dtype=before.dtype, device=before.device)
+    lower, higher = ((place + step).clamp(0, len(RATES) - 1) for step in (-1, 1))
+    below, above = after(grid[lower]), after(grid[higher])
+    place = torch.where(below < least, lower, torch.where((above < least) & (above >= floor), higher, place))
+    return torch.where(moved, place + 1, 0)
+
+
+def nearest(norms: Tensor) -> Tensor:
+    """The radius of the grid that is nearest to each norm, by its number counted from 1, and 0 where a norm is no number, [n]."""
+    place = (2.0 * torch.log10(norms.double() / RADII[0])).round().clamp(0, len(RADII) - 1)
+    return torch.nan_to_num(place + 1, nan=0.0).long()
+
+
+def probe_noise(mu: float, rounds: int, share: float) -> float:
+    """The noise on each bin's sum of shares with which a probe costs a share of what so many rounds of μ cost together."""
+    return 1.0 / (mu * math.sqrt(share * rounds))
+
+
+def chosen(shares: Tensor, deviation: float) -> float:
+    """The rate from the noisy histogram of the clients' own best rates: its middle.
+
+    Args:
+        shares: which share of the clients stands at each rate, noisy, [K].
+        deviation: the standard deviation of that noise.
+    """
+    return on_grid(RATES, _middle(RATES, shares, deviation, USUAL))
+
+
+def slowed(rate: float, noise_share: float) -> float:
+    """The rate over max{1, n}, where n is the norm of the noise in a round's mean update over the clip, a public number.
+
+    Of gradient descent with noise of norm n, the best fixed step falls like 1/n. The clip follows the rate, and the noise the clip:
+    where a round's noise is longer than any update, a shorter step leaves less of it in the model.
+
+    Args:
+        rate: what votes say, which were cast without that noise.
+        noise_share: n.
+    """
+    return rate / max(1.0, noise_share)
+
+
+def located(shares: Tensor, deviation: float) -> float:
+    """The first clip from the noisy histogram of the update norms: its middle.
+
+    Args:
+        shares: which share of the clients stands at each radius, noisy, [K].
+        deviation: the standard deviation of that noise.
+    """
+    return on_grid(RADII, _middle(RADII, shares, deviation, 1.0))
+
+
+def _middle(grid: tuple[float, ...], shares: Tensor, deviation: float, usual: float) -> float:
+    """The middle of a noisy histogram, as a fractional number on the grid: the mean of its posterior, the prior around the usual.
+
+    A bell in the middle θ, of width s, made by a share a of the clients, has a(F((k + ½ − θ)/s) − F((k − ½ − θ)/s)) in bin k, F
+    logistic; the bins at the ends have its tails. A bin adds its squared distance from that in units of the noise, and
+    of `MISFIT`: so a second, smaller heap, such as a third of the clients who are content with a model that says nothing, moves
+    nothing.
+    """
+    middles = torch.arange(-0.5, len(grid), 0.05, dtype=torch.float64)
+    walls = torch.arange(len(grid) - 1) + 0.5
+    ends = torch.zeros(len(WIDTHS), len(middles), 1, dtype=torch.float64)
+    widths = torch.tensor(WIDTHS, dtype=torch.float64)[:, None, None]
+    below = torch.cat([ends, torch.sigmoid((walls - middles[:, None]) / widths), ends + 1.0], dim=2)
+    bells = torch.tensor(PRESENT, dtype=torch.float64)[:, None, None, None] * below.diff(dim=2)
+    seen = torch.nan_to_num(shares.double().cpu(), 0.0, 1.0, 0.0)
+    distance = ((seen - bells).square() / (deviation**2 + MISFIT**2)).sum(-1)
+    prior = ((middles - 2.0 * math.log10(usual / grid[0])) / (2.0 * SPREAD)).square()
+    weights = torch.softmax((-(distance + prior) / 2).flatten(), 0).reshape(distance.shape).sum((0, 1))
+    return float(weights @ middles)
+
+
+def on_grid(grid: tuple[float, ...], index: float) -> float:
+    """The point of a half-decade grid at a fractional index, inside the grid."""
+    at = min(max(index, 0.0), len(grid) - 1.0) if math.isfinite(index) else 0.0
+    return grid[0] * math.pow(10.0, at / 2)
+
+
+def watched(rate: float, mean_helped: float, helped: float, deviation: float) -> tuple[float, float]:
+    """The rate after a round, and the mean of the votes so far.
+
+    Args:
+        rate: in force.
+        mean_helped: the smoothed share of clients that were helped so far; 1 at the beginning.
+        helped: the round's released share.
+        deviation: the standard deviation of its noise. The mean's is √((1 − λ)/(1 + λ)) of it, λ = `SMOOTHING`.
+    """
+    mean = SMOOTHING * mean_helped + (1.0 - SMOOTHING) * helped
+    noise = deviation * math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING))
+    return rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean - EVIDENT * noise)), mean

@@ -1,0 +1,91 @@
+"""Whole numbers instead of floats: sums and noise on one lattice, so that no low bit of a release tells what it was added to.
+
+The step g of a lattice is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero,
+which never makes a norm larger: a vector in the ball of radius C stays in it, and its sensitivity claim holds without a correction.
+Whole numbers are held in int64 and float64; the latter is exact below 2⁵³, and `check_room` refuses anything that could come near.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.discrete import discrete_gaussian
+from dpfedexp.errors import InputError, require
+
+BITS = 20
+"""Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that sampling in
+double precision reaches every step, in the tails too."""
+
+STRICT_BITS = 30
+"""Discrete noise has 2^30 to 2^31 steps, where it is Gaussian for every purpose of accounting, up to `STRICT_EXCESS`."""
+
+STRICT_EXCESS = 2.0**-20
+"""How much more than the Gaussian's μ strict noise is charged, as a fraction; docs/security.md has the proof and its range."""
+
+PIECE = 2**18
+"""Numbers that are converted at a time on a CPU: they stay in its cache, and are enough for every thread."""
+
+_EXACT = 2.0**52
+
+
+def step_for(deviation: float, strict: bool = False) -> float:
+    """The lattice's step for noise of this standard deviation: 2^BITS of them, or up to twice as many, make one deviation.
+
+    >>> step_for(1.5) == 2.0**-20
+    True
+    """
+    require(0 < deviation < math.inf, f"the noise has standard deviation {deviation}; it must be a positive number.")
+    return 2.0 ** (math.frexp(deviation)[1] - 1 - (STRICT_BITS if strict else BITS))
+
+
+def truncate(values: Tensor, step: float) -> Tensor:
+    """How many steps fit into each value, toward zero, as int64."""
+    return (values.double() / step).to(torch.int64)
+
+
+def truncated_sum(rows: Tensor, step: float) -> Tensor:
+    """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
+
+    A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache. Whole numbers are exact in
+    float64 here, and −0 is made 0, whatever a sum makes of it: the sign of a zero would tell of a value that was truncated.
+    """
+    made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
+    piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
+    for part, into in zip(rows.split(piece, 1), made.split(piece), strict=True):
+        torch.sum((part.double() / step).trunc_(), 0, out=into).mul_(step).add_(0.0)
+    return made
+
+
+def check_room(count: int, bound: float, step: float) -> None:
+    """Whether the sum of so many contributions can be held exactly."""
+    require(
+        count * (bound / step) < _EXACT,
+        f"the sum of {count} clients needs more than 52 bits on the lattice of secure noise; use more noise or fewer clients.",
+    )
+
+
+def add_noise(
+    values: Tensor, step: float, deviation: float, noise: Noise, strict: bool = False, row: int = 0
+) -> Tensor:
+    """Values on the lattice plus noise on the lattice, [n, width] float64; `row` is the first row of `noise` that is taken.
+
+    Formal guarantee: the output is the rounding of (value + N(0, deviation²)), because a whole number of steps moves through the
+    rounding unchanged; so it is post-processing of the ideal release. Strict noise is the discrete Gaussian itself.
+    """
+    units = values / step
+    if not torch.equal(units, units.round()):
+        raise InputError(
+            "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism."
+        )
+    # One representable number up, so that rounding of the quotient never makes the noise smaller.
+    scale = math.nextafter(deviation / step, math.inf)
+    if strict:
+        drawn = discrete_gaussian(units.shape, scale).to(units.device)
+    else:
+        rows = torch.arange(row, row + len(units))
+        drawn = noise.normal(rows, units.shape[1], units.device, torch.float64).mul(scale).round_()
+    return units.add_(drawn).mul_(step)

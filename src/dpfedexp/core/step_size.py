@@ -1,0 +1,310 @@
+"""Step-size rules: from what a round released to η_g. One function per equation of the paper, then the free rule and the safe step.
+
+A rule is a function of the release; one that looks back too has an `init`, and is given its memory of the rounds before. Rules see
+released values only; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps what a
+rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from dpfedexp.core.sums import Release
+from dpfedexp.errors import InputError, nearest, require
+
+Rule = Callable[[Release], float]
+Memory = dict[str, Tensor]
+"""What rounds leave for later ones, by name. A checkpoint holds it, so it must follow from released values alone."""
+Step = Literal["safe", "paper"]
+"""Whether the step size is capped by the progress that the releases show, or is what the paper's rule says."""
+
+
+@runtime_checkable
+class RuleWithMemory(Protocol):
+    """A step-size rule that looks back. Its names in the memory begin with "step."."""
+
+    def init(self, w: Tensor) -> Memory:
+        """What it remembers before the first round.
+
+        Args:
+            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
+        """
+        ...
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """η_g, and what to remember, by the same names.
+
+        Args:
+            release: what the round let out.
+            memory: what the rounds before left, not to be changed in place.
+        """
+        ...
+
+
+AnyRule = Rule | RuleWithMemory
+
+
+def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
+    """What a rule remembers before the first round: nothing, for a function of the release alone."""
+    return rule.init(w) if isinstance(rule, RuleWithMemory) else {}
+
+
+def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, Memory]:
+    """η_g and the memory after the round, in which whatever else remembers something is left as it was."""
+    if not isinstance(rule, RuleWithMemory):
+        return rule(release), memory
+    eta_g, changed = rule(release, memory)
+    return eta_g, {**memory, **changed}
+
+
+def one(release: Release) -> float:
+    """η_g = 1: FedAvg."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class FixedRate:
+    """η_g = rate: FedAvg with a server learning rate."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.rate < math.inf, f"server rate is {self.rate}; it must be a positive number.")
+
+    def __call__(self, release: Release) -> float:
+        return self.rate
+
+
+def fedexp(release: Release) -> float:
+    """eq:step-size-fedexp: (1/M) Σ‖Δ_i‖² / ‖Δ̄‖², at least 1 by Jensen's inequality."""
+    return _ratio(release.numerator, release.c_bar)
+
+
+def naive(release: Release) -> float:
+    """eq:naive: (1/M) Σ‖c_i‖² / ‖c̄‖². Biased by the noise's own energy dσ², which no number of clients averages out."""
+    return _ratio(release.numerator, release.c_bar)
+
+
+def target(mean_square: float, c_bar: Tensor) -> float:
+    """eq:optimal-eta-g: (1/M) Σ‖Δ_i‖² / ‖c̄‖². Not private: no server may compute it."""
+    return _ratio(mean_square, c_bar)
+
+
+def ldp_gaussian(release: Release) -> float:
+    """eq:step-size-gaussian: max{1, ((1/M) Σ‖c_i‖² − dσ²) / ‖c̄‖²}."""
+    return max(1.0, _ratio(release.numerator - release.c_bar.numel() * release.sigma**2, release.c_bar))
+
+
+def ldp_privunit(release: Release) -> float:
+    """eq:step-size-privunit: max{1, (1/M) Σ ŝ_i / ‖c̄‖²}."""
+    return max(1.0, _ratio(release.numerator, release.c_bar))
+
+
+def cdp(release: Release) -> float:
+    """eq:step-size-cdp: max{1, ((1/M) Σ‖Δ_i‖² + ξ) / ‖c̄‖²}; the mechanism has added ξ already."""
+    return max(1.0, _ratio(release.numerator, release.c_bar))
+
+
+def free(release: Release) -> float:
+    """max{1, (C² − C·ū_{d+1}) / ‖c̄‖²}, where u_i = (Δ_i, (C² − ‖Δ_i‖²)/C) lies in the same ball of radius C as Δ_i.
+
+    The numerator is unbiased for (1/M) Σ‖Δ_i‖² and costs no privacy beyond that of the update itself.
+    """
+    return max(1.0, _ratio(release.clip * release.clip - release.clip * release.numerator, release.c_bar))
+
+
+FIRST = 4.0
+"""The cap of the first round, before which nothing is known: four times the plain step at most."""
+GROWTH = 1.5
+"""What the cap grows by in a round of evident progress."""
+CREEP = 1.1
+"""What it grows by instead where the last step went too far for its own direction, or near a step that failed before."""
+SHRINKAGE = 0.5
+"""What it shrinks by where progress has ended, so that it is back at 1 after log₂ η_g rounds."""
+RETREAT = 0.25
+"""After a step that failed, growth is fast again only up to this share of it, the ceiling, and slow up to twice as much: half of a
+step that failed did not fail, and a run must not try again and again, the last time in its last round."""
+MEMORY = 2.0
+"""How many times as old a run is as it was at a failure, when longer steps are tried again: the first rounds, in which everything
+changes, say little about late ones."""
+SHARPEST_TURN = -0.5
+"""120°. Once the signal is gone, the turn along an eigenvalue a of a quadratic is −aη/2: here half of an unstable step."""
+FORGETTING = 0.8
+"""The weight of the evidence so far in the next round: what five rounds say counts."""
+LOUDEST = 3.0
+"""The most standard deviations that one round counts for, so that a strong beginning is soon forgotten."""
+FAILED = -2.0
+"""Standard deviations of one round's drift below which the steps have failed. Noise alone does so once in 44 rounds."""
+PRIOR = 10.0 / 3.0
+"""A₁, which makes evidence of 2: the paper's step is believed until the first rounds speak against it."""
+EVIDENT = 2.0
+"""The evidence from which the cap grows: noise alone reaches it once in 22 rounds. It shrinks below 0, where the evidence is
+against progress (noise alone: every other round), and stays as it is between the two."""
+
+
+def turn(c_bar: Tensor, before: Tensor) -> float:
+    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where one of them is zero.
+
+    Args:
+        c_bar: the released mean c_t.
+        before: c_{t−1}.
+    """
+    return _cosine(c_bar.double(), before.double())
+
+
+def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
+    """⟨c_t + c_{t−1}, c_{t−2} + c_{t−3}⟩ in standard deviations of what noise alone would make it, at most `LOUDEST` either way.
+
+    No oscillation of period 2 enters the sums of two moves: this asks whether the model that is reported still goes somewhere.
+
+    Args:
+        c_bar: the released mean c_t.
+        before: c_{t−1}, c_{t−2} and c_{t−3}, as far as there were such rounds; at least one.
+        variance: of the noise in each coordinate of a released mean. Without noise, only the sign is left.
+    """
+    now, then = [c_bar, *before[:1]] if len(before) > 1 else [c_bar], before[1:] or before
+    product = float(sum(c.double() for c in now) @ sum(c.double() for c in then))  # type: ignore[operator]
+    deviation = variance * math.sqrt(len(now) * len(then) * c_bar.numel())
+    if not math.isfinite(product) or product == 0.0:
+        return 0.0
+    score = product / deviation if deviation > 0 else math.copysign(math.inf, product)
+    return max(-LOUDEST, min(LOUDEST, score))
+
+
+def evidence(sum_before: float, drift: float) -> tuple[float, float]:
+    """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
+
+    It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
+
+    Args:
+        sum_before: A_{t−1}; `PRIOR` before the second round.
+        drift: of this round.
+    """
+    total = FORGETTING * sum_before + drift
+    return total, total * math.sqrt(1.0 - FORGETTING**2)
+
+
+def room(round: int, failed: int) -> float:
+    """max{1, t/(`MEMORY`·f)}: how many times as high as after the failure of round f steps may go in round t, with care.
+
+    Args:
+        round: t, counted from 1.
+        failed: f, or 0 where there was no failure.
+    """
+    return max(1.0, round / (MEMORY * failed)) if failed else 1.0
+
+
+def has_failed(turn: float, drift: float) -> bool:
+    """Whether the steps that were taken have failed: turn_t < `SHARPEST_TURN`, or drift_t < `FAILED`."""
+    return not (drift >= FAILED and turn >= SHARPEST_TURN)
+
+
+def safe_cap(
+    taken: tuple[float, ...], ceiling: float, turn: float, drift: float, evidence: float, room: float = 1.0
+) -> tuple[float, float]:
+    """κ_t and the ceiling, from the steps that were taken.
+
+    Where a step has failed (`has_failed`), κ_t = η_{t−1}/2, and the ceiling is at most a quarter of the longest step of the last
+    four rounds, if there are three of them: two means can't tell a swing from it.
+    Else κ_t = η_{t−1}/2 where the evidence is negative, η_{t−1} where it is below `EVIDENT`, η_{t−1}·1.5 up to the ceiling where
+    turn_t ≥ 0, and else η_{t−1}·1.1: up to twice the ceiling, and with turn_t ≥ 0 up to `room` times that.
+
+    Args:
+        taken: the steps of the last four rounds, newest last.
+        ceiling: up to where growth is fast.
+        turn: of this round.
+        drift: of this round.
+        evidence: its significance.
+        room: as the function of this name has it.
+    """
+    cap = taken[-1]
+    if has_failed(turn, drift):
+        return cap * SHRINKAGE, max(1.0, min(ceiling * room, RETREAT * max(taken))) if len(taken) >= 3 else ceiling
+    if evidence < 0:
+        return cap * SHRINKAGE, ceiling
+    if evidence < EVIDENT:
+        return cap, ceiling
+    if turn < 0 or cap >= ceiling:
+        most = 2.0 * ceiling * (room if turn >= 0 else 1.0)
+        return min(cap * CREEP, max(cap, most)), ceiling
+    return min(cap * GROWTH, ceiling), ceiling
+
+
+def safe(eta_g: float, cap: float) -> float:
+    """max{1, min{κ_t, η_g}}: never above the rule's own η_g where that is at least 1, never below DP-FedAvg's 1.
+
+    Args:
+        eta_g: what the rule says.
+        cap: κ_t.
+    """
+    return max(1.0, min(cap, eta_g))
+
+
+@dataclass(frozen=True)
+class Safe:
+    """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
+
+    Formal guarantee: η_g is between 1 and what the rule says, at most `FIRST` in the first round and at most 3/2 of what
+    the round before took in any other. It is computed from released values and public numbers, so it costs no privacy.
+    """
+
+    inner: Rule
+
+    def init(self, w: Tensor) -> Memory:
+        """No round was before."""
+        none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
+        numbers = torch.tensor([0.0, PRIOR, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
+        return {**none, "step.numbers": numbers.to(w.device)}
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """κ_t = `safe_cap`, η_g = max{1, min{κ_t, the rule's}}."""
+        c_bar = release.c_bar
+        if "step.numbers" not in memory:
+            memory = self.init(c_bar)
+        rounds, total, ceiling, failed, *steps = memory["step.numbers"].tolist()
+        number, count = int(rounds) + 1, min(int(rounds), 4)
+        before = tuple(memory[f"step.c_bar.{ago}"] for ago in (1, 2, 3))
+        cap = FIRST
+        if count:
+            angle = turn(c_bar, before[0])
+            # Where the noise depends on the updates, its variance is an upper bound: it is never more than all that is seen.
+            variance = min(release.variance, float(c_bar.double().square().mean()))
+            progress = drift(c_bar, before[:count], variance)
+            total, significance = evidence(total, progress)
+            space = room(number, int(failed))
+            cap, ceiling = safe_cap(tuple(steps[-count:]), ceiling, angle, progress, significance, space)
+            if has_failed(angle, progress) and math.isfinite(ceiling):
+                failed = number
+        eta_g = safe(self.inner(release), cap)
+        return eta_g, {
+            "step.c_bar.1": c_bar.float(),
+            "step.c_bar.2": before[0],
+            "step.c_bar.3": before[1],
+            "step.numbers": memory["step.numbers"].new_tensor([number, total, ceiling, failed, *steps[1:], eta_g]),
+        }
+
+
+def stepped(rule: Rule, step: Step) -> AnyRule:
+    """The rule with the step that a user asks for."""
+    if step not in get_args(Step):
+        raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
+    return Safe(rule) if step == "safe" else rule
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """The cosine of the angle between two vectors; 0 where one of them is zero."""
+    norms = float(a.norm()) * float(b.norm())
+    return float(a @ b) / norms if norms > 0 else 0.0
+
+
+def _ratio(numerator: float, c_bar: Tensor) -> float:
+    """numerator/‖c̄‖²; a zero c̄ moves nothing, so its step size is 1."""
+    denominator = float(c_bar.double().square().sum())
+    ratio = numerator / denominator if denominator > 0 else 1.0
+    return ratio if math.isfinite(ratio) else 1.0

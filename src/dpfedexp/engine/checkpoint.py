@@ -1,0 +1,251 @@
+"""The last completed round of a simulation on disk, from which a run goes on as if it had never stopped.
+
+One safetensors file, `checkpoint.safetensors`: the state's tensors, and a JSON text in its metadata with everything else. It is
+replaced as a whole after every round, so there is always exactly one, and it is complete. It holds no random state, because every
+draw of a simulation is a function of seed, purpose, round and client.
+
+It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
+clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.algorithms.round import State
+from dpfedexp.engine import outlets
+from dpfedexp.engine.checkpoint_settings import NamedValues, differences
+from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.private_folder import is_run_id
+from dpfedexp.engine.state_tensors import check_fits, digest, state_from, state_tensors
+from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.files import replace_tensors
+
+FORMAT, VERSION = "dpfedexp-checkpoint", 3
+_LARGEST_TEXT = 2**26
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run knows beside its tensors.
+
+    Attributes:
+        round: the last completed round.
+        radius: the clip in force.
+        settings: what the run is.
+        run: the name that the ledger knows it by.
+        ledger: how far the ledger had come.
+        history: the records of the completed rounds.
+        controls: whether the clients' control variates of this round are in the private folder.
+        chunk_size: clients per tensor program, which decides how sums round; not recorded in a secure run.
+        trainer: how local updates were computed, which decides how they round; not recorded in a secure run.
+    """
+
+    round: int
+    radius: float
+    settings: NamedValues
+    run: str
+    ledger: Mark
+    history: list[dict[str, Any]]
+    controls: bool = False
+    chunk_size: int | None = None
+    trainer: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A completed round, as the file in a folder holds it."""
+
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+
+class Records:
+    """The JSON text of a history that only grows: each record is made into text once, so that a round costs what the first did."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def text(self, history: list[dict[str, Any]]) -> str:
+        # A callback may have added to the last one since.
+        del self._texts[-1:]
+        self._texts += [json.dumps(record) for record in history[len(self._texts) :]]
+        return f"[{', '.join(self._texts)}]"
+
+
+def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
+    """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
+
+    Args:
+        folder: where it lies.
+        state: whose tensors it holds.
+        progress: everything else.
+        records: the texts of the records that this run has saved before.
+    """
+    tensors = state_tensors(state)
+    known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
+    history = (records or Records()).text(progress.history)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tensors": digest(tensors),
+        **known,
+        "ledger": vars(progress.ledger),
+    }
+    # Neither of these changes what is written; they fail where something is about to leave that nobody has a right to.
+    outlets.recorded(CHECKPOINT, tensors, secure=False)
+    outlets.recorded(CHECKPOINT, {"history": history}, secure=False)
+    text = f'{json.dumps(outlets.recorded(CHECKPOINT, content, secure=False))[:-1]}, "history": {history}}}'
+    metadata = {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    try:
+        replace_tensors(folder / CHECKPOINT, tensors, metadata, mode=0o600)
+    except OSError as error:
+        raise InputError(
+            f"the checkpoint of round {state.round} can't be written to {str(folder)!r}: {error.strerror}. "
+            "The one before it is kept; make room or mend the folder, then resume."
+        ) from None
+
+
+def exists(folder: Path) -> bool:
+    return (folder / CHECKPOINT).exists()
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Everything but the tensors; None where there is no checkpoint."""
+    checkpoint = _read(folder, tensors=False)
+    return None if checkpoint is None else checkpoint.progress
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The checkpoint of a folder, checked against its hashes; None where there is none."""
+    return _read(folder, tensors=True)
+
+
+def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
+    """Refuses the checkpoint of another run and says what differs."""
+    changed = differences(settings, checkpoint.progress.settings)
+    require(
+        not changed,
+        f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
+    )
+
+
+def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
+    """Refuses a checkpoint that the ledger at hand has not paid for."""
+    progress, where = checkpoint.progress, f"the checkpoint in {str(folder)!r}"
+    if len(ledger) < progress.ledger.count:
+        raise LedgerError(
+            f"the run can't be resumed: {where} was written after {progress.ledger.count} charges, but the ledger holds "
+            f"{len(ledger)}, so it is an older copy or another run's. Put the newest ledger and its .head file back, or begin a "
+            "new run in a new folder."
+        )
+    if not ledger.holds(progress.ledger):
+        raise LedgerError(
+            f"the run can't be resumed: the ledger is not the one that {where} was written beside, but one from elsewhere. "
+            "Put this run's own ledger and its .head file back, or begin a new run in a new folder."
+        )
+    rounds = {entry.round for entry in ledger.entries if entry.run == progress.run}
+    uncharged = [number for number in range(1, progress.round + 1) if number not in rounds]
+    if uncharged:
+        raise LedgerError(
+            f"the run can't be resumed: {where} is of round {progress.round}, but round {uncharged[0]} of this run was never "
+            "charged. Put the checkpoint and the ledger of one run back together, or begin a new run in a new folder."
+        )
+
+
+def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
+    """The state to go on from.
+
+    Args:
+        checkpoint: the completed round.
+        start: the state that the run began with; what is read must look like it.
+        folder: for the sentence that refuses a state that does not fit.
+        controls: what SCAFFOLD's clients remember; zeros where it is None.
+    """
+    progress, device = checkpoint.progress, start.w.device
+    given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
+    try:
+        state = replace(
+            state_from(given, progress.round, progress.radius),
+            control=None if start.control is None else given.get("control", start.control),
+            client_controls=start.client_controls if controls is None else controls,
+        )
+        check_fits(state, start)
+    except InputError as error:
+        raise _damaged(folder, str(error)) from None
+    return state
+
+
+def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            text = metadata.get("content", "")
+            if len(text) > _LARGEST_TEXT or hashlib.sha256(text.encode()).hexdigest() != metadata.get("sha256"):
+                raise _damaged(folder, "its text does not match its hash")
+            # A copy, because the file under a mapped tensor may be replaced.
+            names = list(file.keys()) if tensors else []
+            stored = {name: file.get_tensor(name).clone() for name in names}
+        content = json.loads(text)
+        progress = _progress(folder, content)
+    except (SafetensorError, OSError, ValueError, RecursionError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise _damaged(folder, str(error) or type(error).__name__) from None
+    if tensors and digest(stored) != content.get("tensors"):
+        raise _damaged(folder, "its tensors do not match their hash")
+    return Checkpoint(progress, stored)
+
+
+def _progress(folder: Path, content: Any) -> Progress:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _damaged(folder, "it was written by another program")
+    if content.get("version") != VERSION:
+        raise InputError(
+            f"the checkpoint in {str(folder)!r} has version {content.get('version')!r}, and this library reads version {VERSION}; "
+            "finish the run with the version of dpfedexp that wrote it, or begin a new run in a new folder."
+        )
+    history, radius, settings = content.get("history"), content.get("radius"), content.get("settings")
+    ledger, chunk_size, trainer = content.get("ledger"), content.get("chunk_size"), content.get("trainer")
+    if (
+        not _is_count(content.get("round"))
+        or not isinstance(radius, float)
+        or not radius > 0
+        or not isinstance(settings, dict)
+        or not is_run_id(content.get("run"))
+        or not isinstance(ledger, dict)
+        or not _is_count(ledger.get("count"))
+        or not isinstance(ledger.get("hash"), str)
+        or not isinstance(history, list)
+        or not all(isinstance(line, dict) for line in history)
+        or len(history) != content["round"]
+        or not isinstance(content.get("controls"), bool)
+        or not (chunk_size is None or (_is_count(chunk_size) and chunk_size > 0))
+        or not (trainer is None or isinstance(trainer, str))
+    ):
+        raise _damaged(folder, "its text is not that of a checkpoint")
+    mark = Mark(ledger["count"], ledger["hash"])
+    run, controls = content["run"], content["controls"]
+    return Progress(content["round"], radius, settings, run, mark, history, controls, chunk_size, trainer)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _damaged(folder: Path, how: str) -> InputError:
+    return InputError(
+        f"the checkpoint {str(folder / CHECKPOINT)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run "
+        "again; a seeded run does not pay twice for a round."
+    )

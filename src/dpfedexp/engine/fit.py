@@ -1,0 +1,189 @@
+"""One call that needs no knob: everything that `train` asks for is chosen here, from public numbers or by the clients' votes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfedexp.accounting.events import Adjacency
+from dpfedexp.algorithms import Algorithm, cdp_fedexp
+from dpfedexp.algorithms.participation import Full, Participation, public_population
+from dpfedexp.arguments import checked
+from dpfedexp.core.local import LocalOptimiser, Sgd
+from dpfedexp.core.losses import Loss
+from dpfedexp.engine.advice.message import Advice
+from dpfedexp.engine.advice.plan import default_delta
+from dpfedexp.engine.folder import restate
+from dpfedexp.engine.prepare import check_kinds
+from dpfedexp.engine.ranks import rank
+from dpfedexp.engine.run import Run
+from dpfedexp.engine.stopping import OnRound
+from dpfedexp.engine.train import train
+from dpfedexp.errors import is_count, is_number, require
+from dpfedexp.evaluation import Evaluate, Metric
+from dpfedexp.mechanisms import Secure
+from dpfedexp.trainers.execution import Execution
+from dpfedexp.trainers.task import Clients
+
+USUAL, MANY = 50, 100
+"""Rounds: usually, and where noise hardly matters."""
+STEPS = 10
+"""Full-batch steps of a client in a round, on at most `MOST_EXAMPLES` of its rows."""
+MOST_EXAMPLES = 512
+
+
+@checked
+def fit(
+    model: nn.Module,
+    clients: Clients,
+    *,
+    epsilon: float = 8.0,
+    delta: float | None = None,
+    rounds: int | None = None,
+    local: LocalOptimiser | None = None,
+    adjacency: Adjacency = "replace-one",
+    participation: Participation | None = None,
+    population: int | None = None,
+    loss: str | Loss | None = None,
+    test: tuple[Any, Any] | None = None,
+    evaluate: Evaluate | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
+    secure: Secure = False,
+    out: Path | str | None = None,
+    checkpoint: Path | str | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    on_round: OnRound | Sequence[OnRound] | None = None,
+    on_advice: Callable[[Advice], None] | None = None,
+) -> Run:
+    """Train with a promise and nothing to tune: CDP-FedEXP with the safe step, and a clip and a local rate that set themselves.
+
+    What it chooses is in the statement (`Run.privacy`). Anything that is given is taken as it is.
+
+    Args:
+        model: any nn.Module; it is copied, and its parameters are the starting point.
+        clients: a `Federation`.
+        epsilon: what the whole run may cost each client, the votes that choose the rate and the clip included.
+        delta: δ of the promise; by default a tenth of 1/M, and at most 10⁻⁵.
+        rounds: how many rounds; by default `rounds_for`.
+        local: what a client does; by default ten full-batch steps at a rate that sets itself.
+        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
+        participation: who takes part in a round; by default everybody.
+        population: the public number of clients, which add-remove adjacency needs.
+        loss: a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default.
+        test: (inputs, targets) of the server's own.
+        evaluate: instead of `test`, a function (model) → dict of numbers.
+        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set.
+        seed: what every draw of a simulation follows from.
+        device: a torch device such as "cuda".
+        execution: how the run is computed (`Execution`).
+        secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise.
+        out: a new folder that gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement and checkpoint.
+        checkpoint: a folder that gets only the ledger and a checkpoint after every round.
+        resume: go on from the checkpoint that is in that folder.
+        progress: show a progress bar.
+        on_round: called with every round's record once the round is complete, or a list of such functions; see `train`.
+        on_advice: called with what there is to say about the run.
+
+    Returns:
+        The trained model, the history, the privacy statement and the ledger.
+
+    Example:
+        >>> import torch
+        >>> from dpfedexp import Federation, fit
+        >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(200)])
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+        >>> run = fit(model, clients, epsilon=8, rounds=3, progress=False)
+        >>> round(run.privacy.epsilon_total, 2)
+        8.0
+    """
+    require(is_number(epsilon) and 0 < epsilon < float("inf"), f"epsilon is {epsilon!r}; it must be a positive number.")
+    require(rounds is None or is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    work = local or Sgd(lr="auto", steps=STEPS, max_examples=MOST_EXAMPLES)
+    check_kinds(model, clients, work, participation, secure)
+    everyone = participation or Full()
+    declared = public_population(adjacency, everyone, len(clients), population)
+    dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    algorithm = chosen_algorithm(epsilon, default_delta(declared) if delta is None else delta, adjacency)
+    number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
+    run = train(
+        model,
+        clients,
+        algorithm,
+        local=work,
+        rounds=number,
+        seed=seed,
+        device=device,
+        execution=execution,
+        participation=participation,
+        population=population,
+        loss=loss,
+        test=test,
+        evaluate=evaluate,
+        metrics=metrics,
+        secure=secure,
+        out=out,
+        checkpoint=checkpoint,
+        resume=resume,
+        progress=progress,
+        on_round=on_round,
+        on_advice=on_advice,
+    )
+    facts = chosen(run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local})
+    privacy = replace(run.privacy, chosen=facts)
+    if out is not None and rank() == 0:
+        restate(Path(out), privacy)
+    return replace(run, privacy=privacy)
+
+
+def chosen_algorithm(epsilon: float, delta: float, adjacency: Adjacency = "replace-one") -> Algorithm:
+    """What `fit` runs."""
+    return cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta, adjacency=adjacency)
+
+
+@checked
+def rounds_for(algorithm: Algorithm, dimension: int, population: int, participation: Participation) -> int:
+    """How many rounds, from the norm n = z√d/M of the noise that 50 rounds would have, in units of the clip.
+
+    What clients can say against the noise in all rounds together hardly depends on their number (`advice.plan`); what does is how
+    much of it is in one round, and how long it takes. Where n < 0.1 a round costs next to nothing, and 100 of them let the model
+    settle; else it is 50.
+
+    Args:
+        algorithm: what is run.
+        dimension: parameters of the model.
+        population: the public number of clients.
+        participation: who takes part in a round.
+    """
+    cohort = participation.expected(population)
+    mechanism = algorithm.bind(dimension, cohort, participation.sampling(population), USUAL)
+    return MANY if (mechanism.noise_share(dimension, cohort) or 0.0) < 0.1 else USUAL
+
+
+def chosen(
+    run: Run, algorithm: Algorithm, local: LocalOptimiser, rounds: int, *, given: dict[str, Any]
+) -> tuple[str, ...]:
+    """What was chosen, in words; all of it is public or was released."""
+    first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
+    facts = ["the algorithm cdp_fedexp with the safe step"]
+    if given["delta"] is None:
+        facts.append(f"δ = {algorithm.delta:g}, a tenth of 1/M and at most 10⁻⁵")
+    if given["rounds"] is None:
+        facts.append(f"{rounds} rounds, by the noise of one")
+    if given["local"] is None:
+        facts.append(f"{STEPS} full-batch local steps on at most {MOST_EXAMPLES} rows of a client")
+    if local.automatic and "local_rate" in first:
+        facts.append(
+            f"the local rate, {first['local_rate']:.3g} by votes at first and {last['local_rate']:.3g} at the end"
+        )
+    if "clip" in first:
+        facts.append(f"the clip, {first['clip']:.3g} at first and {last['clip']:.3g} at the end")
+    return tuple(facts)

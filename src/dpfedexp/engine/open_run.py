@@ -1,0 +1,350 @@
+"""A run's ledger, checkpoint and private folder, opened together so that none of them goes on without the others."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.algorithms.round import State
+from dpfedexp.engine import checkpoint, outlets
+from dpfedexp.engine.anchor import Anchor, OneWriter
+from dpfedexp.engine.checkpoint import Checkpoint, Progress
+from dpfedexp.engine.checkpoint_settings import settings_hash
+from dpfedexp.engine.data_tag import data_tag
+from dpfedexp.engine.description import RunDescription, ledger_header
+from dpfedexp.engine.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
+from dpfedexp.engine.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
+from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.files import undate
+
+
+def find(folder: Path | None, resume: bool) -> Checkpoint | None:
+    """What there is to go on from. A folder that holds a checkpoint is not written over unless the run is to be resumed."""
+    if folder is None:
+        require(not resume, "resume is True, but checkpoint is missing; it must name the folder to resume from.")
+        return None
+    if resume:
+        return checkpoint.load(folder)
+    require(
+        not checkpoint.exists(folder),
+        f"the folder {str(folder)!r} holds the checkpoint of a run; resume it, or name another folder.",
+    )
+    return None
+
+
+@dataclass(frozen=True)
+class LedgerSource:
+    """Where the ledger comes from.
+
+    Attributes:
+        given: an object of the caller's.
+        path: a file; without either the ledger lives in memory.
+        own: whether it is the file in the run's own folder, which one run alone begins.
+    """
+
+    given: Ledger | None
+    path: Path | None
+    own: bool
+
+    @staticmethod
+    def of(ledger: Ledger | Path | str | None, folder: Path | None) -> LedgerSource:
+        if isinstance(ledger, Ledger):
+            return LedgerSource(ledger, None, own=False)
+        default = None if folder is None else folder / LEDGER
+        path = default if ledger is None else Path(ledger)
+        own = path is not None and default is not None and path.resolve() == default.resolve()
+        return LedgerSource(None, path, own)
+
+    @property
+    def exists(self) -> bool:
+        return self.path is not None and self.path.exists()
+
+    @contextmanager
+    def opened(self, ledger: Ledger) -> Iterator[Ledger]:
+        """Closes what was opened here if the run can't go on with it; an object of the caller's stays open."""
+        try:
+            yield ledger
+        except BaseException:
+            if self.given is None:
+                ledger.close()
+            raise
+
+    def new(self, header: dict[str, Any]) -> Ledger:
+        """For a run that begins: the ledger in its own folder must not exist yet, any other may."""
+        if self.given is not None:
+            return self.given
+        if self.path is None:
+            return Ledger.in_memory()
+        if self.exists and not self.own:
+            return Ledger.open(self.path, repair=True)
+        return Ledger.create(self.path, **header)
+
+    def existing(self, settings: str | None) -> Ledger:
+        """For a run that goes on: the ledger must exist.
+
+        Args:
+            settings: the hash by which the ledger knows them (`settings_hash`); None where a checkpoint names them.
+        """
+        if self.given is not None:
+            return self.given
+        if self.path is None or not self.exists:
+            raise LedgerError(
+                f"the run can't be resumed: its ledger {str(self.path)!r} is missing, so nobody could say what was charged. Put it "
+                "and its .head file back, or begin a new run in a new folder."
+            )
+        try:
+            ledger = Ledger.open(self.path, repair=True)
+        except LedgerError as error:
+            raise LedgerError(f"the run can't be resumed: {error}") from None
+        if settings is not None and ledger.header.get("config") != settings:
+            ledger.close()
+            raise LedgerError(
+                f"the run can't be resumed: {self.path} was written by a run with other settings, and no checkpoint says which; "
+                "resume it with those, or begin a new run in a new folder."
+            )
+        return ledger
+
+
+@dataclass
+class OpenRun:
+    """Where a run stands, in memory and on disk.
+
+    Attributes:
+        name: the name that the ledger knows the run by.
+        state: the state after the last completed round.
+        history: one record per completed round.
+        ledger: what was charged; closed at the end where it was `opened_here`.
+    """
+
+    name: str
+    description: RunDescription
+    folder: Path | None
+    private: PrivateFolder | None
+    ledger: Ledger
+    state: State
+    history: list[dict[str, Any]]
+    opened_here: bool
+    writers: list[OneWriter] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    records: checkpoint.Records = field(default_factory=checkpoint.Records)
+
+    @staticmethod
+    def open(
+        description: RunDescription,
+        ledger: Ledger | Path | str | None,
+        folder: Path | None,
+        last: Checkpoint | None,
+        *,
+        resume: bool,
+    ) -> OpenRun:
+        """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
+
+        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there.
+
+        Args:
+            description: the run.
+            ledger: an object, a file, or None for the one in `folder`, or in memory without one.
+            folder: where the run's files lie; None keeps nothing but the ledger.
+            last: the checkpoint in `folder` (`find`).
+            resume: whether a run without a checkpoint may go on from its ledger alone.
+        """
+        source = LedgerSource.of(ledger, folder)
+        try:
+            if folder is None:
+                return _begin(description, source, folder)
+            if last is not None:
+                checkpoint.check_same(last, description.settings, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            if last is not None or (resume and source.own and source.exists):
+                return _go_on(description, source, folder, last)
+            if resume and source.own:
+                _check_nothing_was_released(folder)
+            return _begin(description, source, folder)
+        except OSError as error:
+            raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
+
+    def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
+        """A round is complete once this returns: with `last`, the whole run is, and its private folder is gone."""
+        self.state = state
+        self.history.append(record)
+        if self.private is None:
+            return
+        controls = None if last else state.client_controls
+        if controls is not None:
+            self.private.save_controls(state.round, controls)
+        self.save(controls=controls is not None)
+        if last:
+            self.private.remove()
+        else:
+            self.private.forget_controls(but=state.round)
+
+    def before_rounds(self, state: State) -> None:
+        """The state that the first round starts from. Where votes made it, it is kept: asking again would cost again."""
+        if state is self.state:
+            return
+        self.state = state
+        self.save(controls=False)
+
+    def stop(self) -> None:
+        """The budget ended the run: what clients remember leaves the disk. A larger budget can still go on from here."""
+        if self.private is None or self.state.client_controls is None:
+            return
+        if self.state.round > 0:
+            self.save(controls=False)
+        self.private.forget_controls()
+
+    def save(self, *, controls: bool) -> None:
+        """Writes the checkpoint; `controls` says that the private folder holds what clients remember."""
+        if self.folder is None:
+            return
+        run, state = self.description, self.state
+        sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
+        public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
+        known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
+        checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
+
+    def hold(self, *, shared: bool) -> None:
+        """Makes this run the only writer of its ledger, whichever copies there are, until it is closed.
+
+        From here on every charge moves the anchors before its round is released. The ledger in a run's own folder has an anchor for
+        all its runs if it protects real data, or once another run has charged it.
+        """
+        ledger, name = self.ledger, self.name
+        held = {one.anchor.file for one in ledger.witnesses if isinstance(one, OneWriter)}
+        anchors: list[Anchor] = [self.private] if self.private is not None and self.private.exists else []
+        if ledger.first_hash:
+            anchor = SharedAnchor.of(ledger.first_hash)
+            if shared or self.description.secure or anchor.mark() is not None:
+                anchors.append(anchor)
+        try:
+            for one in anchors:
+                # A run inside another one on the same ledger object finds the ledger's anchor held.
+                if one.file not in held:
+                    self.writers.append(OneWriter(one, _taken_back, partial(_nothing_charged, run=name)))
+            for writer in self.writers:
+                writer.move(ledger)
+        except BaseException:
+            self._release()
+            raise
+        ledger.witnesses.extend(self.writers)
+
+    def _release(self) -> None:
+        for writer in self.writers:
+            if writer in self.ledger.witnesses:
+                self.ledger.witnesses.remove(writer)
+            writer.close()
+        self.writers.clear()
+
+    def __enter__(self) -> OpenRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+        if self.opened_here:
+            self.ledger.close()
+        if self.folder is not None and self.description.secure:
+            # How long a round took depends on what the clients hold.
+            undate(self.folder, outlets.OUTLETS, self.began)
+
+
+def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
+    """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
+    private = None if folder is None else PrivateFolder.of(run.name, folder)
+    created = False
+    try:
+        if private is not None:
+            private.begin(partial(data_tag, run.clients))
+        with source.opened(source.new(ledger_header(run))) as ledger:
+            created = source.own
+            open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
+            open_run.hold(shared=not source.own)
+            if not source.own:
+                # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
+                open_run.save(controls=False)
+            return open_run
+    except BaseException:
+        if private is not None and not created:
+            private.remove()
+        raise
+
+
+def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
+    """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
+    with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
+        name = _name_in(ledger, folder) if last is None else last.progress.run
+        private = PrivateFolder.of(name, folder)
+        state, history = run.start, []
+        if last is not None:
+            checkpoint.check_charged(last, ledger, folder)
+        if last is not None and last.progress.round >= run.rounds:
+            # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
+            private.remove()
+            state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
+        else:
+            mark = private.mark()
+            if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
+                raise _taken_back(ledger, mark, private.file)
+            private.check_data(partial(data_tag, run.clients))
+            if last is not None:
+                controls = _controls(last.progress, run.start, private)
+                state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
+            private.forget_controls(but=state.round)
+        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
+        open_run.hold(shared=not source.own)
+        return open_run
+
+
+def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tensor | None:
+    if start.client_controls is None:
+        return None
+    if progress.controls:
+        return private.load_controls(progress.round)
+    if progress.round > 0:
+        warnings.warn(
+            "the clients' control variates were deleted when the budget ended the run; they begin again at zero.",
+            stacklevel=2,
+        )
+    return None
+
+
+def _nothing_charged(ledger: Ledger, mark: Mark, run: str) -> bool:
+    """Whether the mark is that of a run which has not charged the ledger yet."""
+    return mark == NOTHING_CHARGED and not any(entry.run == run for entry in ledger.entries)
+
+
+def _taken_back(ledger: Ledger, mark: Mark, where: Path) -> LedgerError:
+    return LedgerError(
+        f"the run can't go on: its ledger holds {len(ledger)} charges and is not the one that had {mark.count} at the last "
+        f"release ({str(where)!r} remembers it), so it was taken back to an earlier state or replaced, or another copy of its "
+        "folder went on. Put the newest copy of the ledger, its .head file and the checkpoint back, or begin a new run with a "
+        "ledger that holds what was spent."
+    )
+
+
+def _check_nothing_was_released(folder: Path) -> None:
+    """A folder without ledger and checkpoint is one in which a run begins, unless something else remembers another."""
+    metrics = folder / METRICS
+    if (folder / LEDGER_HEAD).exists() or (metrics.exists() and metrics.stat().st_size > 0):
+        raise LedgerError(
+            f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
+            "say what was charged. Put it back, or begin a new run in a new folder."
+        )
+
+
+def _name_in(ledger: Ledger, folder: Path) -> str:
+    name = ledger.header.get("run")
+    if not is_run_id(name):
+        raise LedgerError(
+            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
+            "run's own ledger back, or begin a new run in a new folder."
+        )
+    return str(name)

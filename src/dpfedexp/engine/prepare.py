@@ -1,0 +1,303 @@
+"""From what `train` is given to a bound simulation, with everything checked that can be before the first round."""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import settled
+from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
+from dpfedexp.algorithms.probe import asked
+from dpfedexp.arguments import checked
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_rate import USUAL
+from dpfedexp.core.losses import Loss, resolve
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.self_rate import answering
+from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.mechanisms import Secure, mechanism_class
+from dpfedexp.trainers.checks.isolation import (
+    WHY,
+    check_on,
+    check_recordings,
+    check_rows,
+    record_own_shapes,
+    synthetic_clients,
+    watched,
+    widths,
+)
+from dpfedexp.trainers.checks.optimiser import check_optimiser
+from dpfedexp.trainers.chunk_size import automatic_chunk
+from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.forward.masks import with_blind_masks
+from dpfedexp.trainers.forward.recurrence import with_loose_weights
+from dpfedexp.trainers.recording import Unrecordable, refusal
+from dpfedexp.trainers.select import select
+from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
+from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, first_line, one_row
+from dpfedexp.trainers.tiled import Parallel
+
+
+@checked(instead=MOVED)
+def prepare(
+    model: nn.Module,
+    clients: Clients,
+    algorithm: Algorithm,
+    *,
+    local: LocalOptimiser,
+    rounds: int,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
+    participation: Participation | None = None,
+    population: int | None = None,
+    noise_cohort: int | None = None,
+    loss: str | Loss | None = None,
+    diagnostics: bool = False,
+    secure: Secure = False,
+    isolated: bool | None = None,
+) -> tuple[Simulation, str | None]:
+    """The bound simulation of a run; the arguments are those of `train`.
+
+    Args:
+        isolated: keeps clients apart bit for bit (`trainers.checks.isolation`); by default a secure run does.
+
+    Returns:
+        The simulation, and a note for the user if it is slower than they might expect.
+    """
+    check_kinds(model, clients, local, participation, secure)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm is a {type(algorithm).__name__}; it must be an algorithm such as cdp_fedexp(…).",
+    )
+    _check_run(clients, rounds, secure, diagnostics)
+    check_optimiser(local)
+    isolated = bool(secure) if isolated is None else isolated
+    execution = execution_on(device, execution)
+    everyone: Participation = participation or Full()
+    # An algorithm that promises nothing has no neighbours to hide from: everybody is counted.
+    adjacency = algorithm.adjacency if algorithm.private else "replace-one"
+    if noise_cohort is None:
+        declared = public_population(adjacency, everyone, len(clients), population)
+    else:
+        check_noise_cohort(noise_cohort, algorithm, local, secure)
+        everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
+    sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
+    trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
+    task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
+    _check_scaffold(algorithm, task)
+    # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
+    streams = Streams(secrets.randbits(62) if isolated else seed)
+    # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
+    # A rate that sets itself comes with every call; until there is one, any will do.
+    trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
+    trial = replace(trained, clients=synthetic, copies=[]) if isolated else None
+    try:
+        trainer, chunk, unit, note = _trainer(
+            trained, trial, streams, execution, trained_per_round, rounds, fixed=sampling.kind != "poisson"
+        )
+    except Unrecordable as reason:
+        raise refusal("what a client computes", reason) from None
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not isolated:
+            raise
+        # Everything so far was tried on synthetic rows, so the sentence tells nothing of the clients.
+        raise InputError(
+            f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
+        ) from error
+    dimension = task.layout.dimension
+    asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
+    mechanism = algorithm.bind(dimension, cohort, sampling, int(rounds), secure, votes=asks, beside=beside)
+    algorithm = settled(algorithm, mechanism, dimension, cohort)
+    simulation = Simulation(
+        task,
+        trainer,
+        algorithm,
+        mechanism,
+        everyone,
+        streams,
+        chunk,
+        diagnostics=diagnostics,
+        system=SystemStreams() if secure else None,
+        unit=unit,
+        declared=declared,
+        **answering(task, mechanism, int(rounds), sampling, secure),
+    )
+    return simulation, note
+
+
+def _task(
+    model: nn.Module,
+    clients: Clients,
+    local: LocalOptimiser,
+    loss: str | Loss | None,
+    execution: Execution,
+    declared: int,
+    *,
+    isolated: bool,
+) -> tuple[Task, SyntheticClients]:
+    """What every client does, tried once; and synthetic clients, on which a run may decide without looking at real ones."""
+    place = execution.place
+    module = with_loose_weights(with_blind_masks(_in_training(model))).to(place)
+    _, targets = one_row(clients)
+    task = Task(module, Layout.of(module), resolve(loss, targets), local, clients, place, execution.precision)
+    synthetic = synthetic_clients(task, declared)
+    if isolated:
+        task = replace(task, synthetic=Synthetic(synthetic.tokens))
+        # What is wrong with a client's own rows is private too: not even the sentence that refuses them may leave a secure run.
+        check_on(synthetic, task)
+        check_rows(task)
+    else:
+        check_task(task, labels=True)
+    return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
+
+
+def _trainer(
+    task: Task,
+    trial: Task | None,
+    streams: Streams,
+    execution: Execution,
+    cohort: float,
+    rounds: int,
+    *,
+    fixed: bool,
+) -> tuple[Trainer, int, int | None, str | None]:
+    """The trainer, clients per chunk, clients per shape in an isolated run, and a note for the user."""
+    limit, isolated = execution.memory_bytes, trial is not None
+    if trial is not None:
+        check_recordings(trial, streams)
+    chunk = execution.chunk_size or automatic_chunk(trial or task, limit, isolated=isolated)
+    if isolated:
+        chunk, _ = widths(cohort, chunk, None, fixed=fixed)
+    trainer, note = select(
+        task, streams, execution.trainer, chunk=chunk, updates=rounds * cohort, budget=limit, trial=trial
+    )
+    if isinstance(trainer, Parallel) and execution.chunk_size is None:
+        chunk = automatic_chunk(trial or task, limit, trainer.in_flight, isolated=isolated)
+    unit = None
+    if not isolated and execution.chunk_size is None and task.device.type != "cpu":
+        # Chunks of one size: every other size is a program of its own to record.
+        chunk = math.ceil(cohort / math.ceil(cohort / chunk)) if fixed else chunk
+    if trial is not None:
+        chunk, unit = widths(cohort, chunk, trainer.unit, fixed=fixed)
+        # Last of all: how large the largest client is must not have any part in what is tried.
+        record_own_shapes(trial, streams, int(task.clients.sizes.max()))
+    return trainer, int(chunk), unit, note
+
+
+def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure: Any) -> None:
+    """Every part is of its kind. Above all, a misspelt "strict" must not become weaker noise than was asked for."""
+    if isinstance(local, torch.optim.Optimizer):
+        kind, lr = type(local).__name__, local.defaults.get("lr", 0.1)
+        ours = "AdamW" if "Adam" in kind else "Sgd"
+        raise InputError(
+            f"local is torch's {kind}, which holds one model's parameters; every client needs an optimiser of its own: give "
+            f"local={ours}(lr={lr:g}, steps=10) of dpfedexp, with momentum or weight_decay where you want them."
+        )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(f"model is the class {model.__name__}; give one of it, {model.__name__}(…).")
+    if isinstance(model, nn.Module):
+        _check_plain(model)
+    require(
+        isinstance(secure, bool) or secure == "strict",
+        f"secure is {secure!r}; it must be True, False or 'strict'.",
+    )
+    for name, value, right, remedy in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+        ("clients", clients, hasattr(clients, "gather"), "a Federation, such as Federation.from_clients(…)"),
+        ("local", local, isinstance(local, LocalOptimiser), "what a client does, such as Sgd(lr=0.1, steps=10)"),
+        (
+            "participation",
+            participation,
+            participation is None or hasattr(participation, "cohort"),
+            "Full(), Poisson(rate) or FixedSize(count)",
+        ),
+    ):
+        require(right, f"{name} is a {type(value).__name__}; it must be {remedy}.")
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Wrappers of torch that hide the module, and parameters without numbers."""
+    within = {
+        "DataParallel": "model.module",
+        "DistributedDataParallel": "model.module",
+        "OptimizedModule": "model._orig_mod",
+    }
+    name = type(model).__name__
+    require(
+        name not in within,
+        f"model is a {name} around another module; give that, {within.get(name)}: this package spreads and compiles.",
+    )
+    require(
+        not isinstance(model, torch.jit.ScriptModule),
+        f"model is a {name}, which torch.jit made; give the nn.Module that it was made of.",
+    )
+    require(
+        not any(p.is_meta for p in model.parameters()),
+        "the model's parameters are on the device 'meta' and have no numbers; build it on the CPU, or load its parameters first.",
+    )
+
+
+def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool) -> None:
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    require(len(clients) > 0, "the federation has no clients; it needs at least one.")
+    require(
+        not (secure and diagnostics),
+        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
+
+
+def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOptimiser, secure: Secure = False) -> None:
+    """Raises `InputError` where clients can't stand for a larger cohort."""
+    kind, given = mechanism_class(algorithm.mechanism), f"noise_cohort is {noise_cohort!r}"
+    require(
+        kind.is_private and not kind.is_local,
+        f"{given} with mechanism {algorithm.mechanism!r}, in which no server adds noise to a sum; leave it out.",
+    )
+    require(
+        not secure,
+        f"{given} in a secure run: noise for a larger cohort does not protect the clients that are there; leave one of them out.",
+    )
+    require(
+        not algorithm.scaffold,
+        f"{given} with DP-SCAFFOLD, whose clients remember how often they took part; leave it out.",
+    )
+    require(
+        not local.automatic, f"{given} with a local rate that the clients' votes choose; give the rate as a number."
+    )
+
+
+def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
+    """SCAFFOLD divides by τη_l, which must exist for the optimiser, be public and be the same for all."""
+    if not algorithm.scaffold:
+        return
+    require(
+        task.local.steps is not None or task.local.batch_size is None,
+        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
+    )
+    task.local.tau_eta_l(1)
+
+
+def _in_training(model: nn.Module) -> nn.Module:
+    """A copy in the mode that it trains in. Parts may be frozen in eval mode; a model that is in eval mode as a whole is not, but
+    for layers with running statistics: those of a pretrained network stay as they are."""
+    module = copy.deepcopy(model)
+    if module.training:
+        return module
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None:
+            part.eval()
+    return module

@@ -1,0 +1,294 @@
+"""One run over several processes, on one machine or many: the ranks share a cohort's clients and add their `Sums`.
+
+Rank 0 leads: it draws the cohort, charges, releases, moves the model, writes and evaluates, exactly as a single process does. The
+other ranks follow: each round they are sent the state, train their share of the cohort and send their sums. Every draw is keyed by
+client, so the result is that of one process to rounding, whatever the number of ranks.
+
+With SCAFFOLD a client always belongs to the same rank, which keeps its control variate; rank 0 gets a copy for the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.algorithms.round import State
+from dpfedexp.core.sums import Sums
+from dpfedexp.engine.heartbeat import Heartbeat
+from dpfedexp.engine.messages import receive_text, send_text
+from dpfedexp.engine.rounds import Part, Simulation
+from dpfedexp.errors import InputError, RoundFailed, require
+from dpfedexp.mechanisms import Mechanism
+
+Outcome = tuple[Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
+"""The reported parameters, the history, the privacy statement, and why the run stopped early."""
+LONGEST_ROUND = timedelta(hours=12)
+"""How long a rank waits for the others' share of a round; one that is gone is noticed by its heartbeat or its closed connection."""
+_STOP, _ROUND = 0.0, 1.0
+_ROWS = 4096
+
+
+def join() -> bool:
+    """Enter the run that `torchrun`, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    require(world.isdigit() and int(world) >= 1, f"WORLD_SIZE is {world!r}; it must be a positive whole number.")
+    if int(world) == 1 or dist.is_initialized():
+        return dist.is_initialized()
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    require(not missing, f"WORLD_SIZE is {world}, but {', '.join(missing)} is missing; start the ranks with torchrun.")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    try:
+        dist.init_process_group(backend, timeout=LONGEST_ROUND)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"rank {os.environ['RANK']} of {world} can't join the others: {error}") from None
+    return True
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """How many ranks there are: 1 where this process runs alone."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def share(sizes: Tensor, number: int, of: int) -> Tensor:
+    """Which of these clients are a rank's: dealt out from the largest to the smallest, back and forth, so that work is even."""
+    order = torch.argsort(sizes, stable=True, descending=True)
+    place = torch.arange(len(order))
+    turn = place % (2 * of)
+    owner = torch.where(turn < of, turn, 2 * of - 1 - turn)
+    return order[owner == number].sort().values
+
+
+@dataclass
+class Team:
+    """The ranks of a run, seen from one of them."""
+
+    rank: int
+    world: int
+    heart: Heartbeat
+    settled: bool = False
+    over: bool = False
+    owned: Tensor | None = field(default=None, repr=False)
+    failed: Exception | None = None
+
+    @staticmethod
+    def current() -> Team | None:
+        """The ranks that this process is one of, None where it runs alone."""
+        if world() == 1:
+            return None
+        try:
+            return Team(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0][:200]
+            raise RoundFailed(
+                f"rank {dist.get_rank()} could not meet the others before the first round: {first}"
+            ) from None
+
+    def cohort_part(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part:
+        """Rank 0's round: what `Simulation.collect` gives for the whole cohort."""
+        try:
+            self._send(torch.tensor([_ROUND, number, state.radius, len(cohort)], dtype=torch.float64))
+            self._send(cohort)
+            self._send(state.w)
+            if state.control is not None and state.client_controls is not None:
+                self._send(state.control)
+                if not self.settled:
+                    self._send_rows(state.client_controls)
+            self.settled = True
+            return self._together(simulation, state, mechanism, cohort, number)
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(number, error) from None
+
+    def follow(self, simulation: Simulation) -> Outcome:
+        """Another rank's run: its share of every round, until rank 0 says that it is over and what came of it."""
+        state = simulation.begin()
+        number = 0
+        try:
+            while True:
+                kind, number, radius, count = self._received(torch.zeros(4, dtype=torch.float64)).tolist()
+                if kind == _STOP:
+                    self.over = True
+                    if not number:
+                        raise RoundFailed("rank 0 ended the run; its own message says why.")
+                    return self._outcome(state.w)
+                cohort = self._received(torch.zeros(int(count), dtype=torch.int64))
+                w = self._received(torch.zeros_like(state.w))
+                control = None
+                if state.control is not None and state.client_controls is not None:
+                    control = self._received(torch.zeros_like(state.control))
+                    if not self.settled:
+                        self._send_rows(state.client_controls)
+                self.settled = True
+                state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls)
+                mechanism = simulation.mechanism.at_radius(radius)
+                part = self._together(simulation, state, mechanism, cohort, int(number))
+                if state.client_controls is not None:
+                    for clients, rows in part[1]:
+                        state.client_controls[clients] = rows
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(int(number), error) from None
+
+    def dismiss(self, outcome: Outcome | None) -> None:
+        """Rank 0 tells the others that the run is over, and what came of it; None where it failed."""
+        if not self.over:
+            self.over = True
+            self._send(torch.tensor([_STOP, outcome is not None, 0, 0], dtype=torch.float64))
+            if outcome is not None:
+                w, history, statement, stopped = outcome
+                send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
+                self._send(w)
+
+    def _outcome(self, like: Tensor) -> Outcome:
+        message = json.loads(receive_text())
+        w = self._received(torch.zeros_like(like, device="cpu"))
+        return w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Whatever ends the run on rank 0 ends it on the others."""
+        try:
+            yield
+        except BaseException:
+            if self.rank == 0:
+                with suppress(RuntimeError):
+                    self.dismiss(None)
+            raise
+        finally:
+            self.heart.stop()
+
+    def _lost(self, number: int, error: Exception) -> Exception:
+        """A collective that failed, as a sentence; whatever else went wrong stays what it is."""
+        if error is self.failed or isinstance(error, InputError | RoundFailed):
+            return error
+        if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not _about_connections(error):
+            return error
+        self.over = True
+        first = str(error).strip().splitlines()[0][:200]
+        return RoundFailed(
+            f"rank {self.rank} lost another rank in round {number} ({first}). Nothing of that round was released. "
+            "The run goes on from its checkpoint with --resume, on any number of ranks."
+        )
+
+    def _mine(self, simulation: Simulation, cohort: Tensor) -> Tensor:
+        """Positions of this rank's clients in the cohort: dealt out by size for even work, or blindly where sizes are private."""
+        sizes = simulation.task.clients.sizes
+        isolated = simulation.unit is not None
+        if not isolated and not simulation.algorithm.scaffold:
+            return share(sizes[cohort], self.rank, self.world)
+        if self.owned is None:
+            self.owned = torch.zeros(len(sizes), dtype=torch.bool)
+            dealt = torch.ones_like(sizes) if isolated else sizes
+            self.owned[share(dealt, self.rank, self.world)] = True
+        return torch.nonzero(self.owned[cohort]).flatten()
+
+    def _together(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part:
+        """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, when all are there.
+
+        An interrupt waits for nobody: the others see that this rank has gone.
+        """
+        part = None
+        try:
+            part = simulation.cohort_part(state, mechanism, cohort[self._mine(simulation, cohort)], number)
+        except Exception as error:
+            self.failed = error
+        except BaseException:
+            self.over = True
+            raise
+        failed = self.failed
+        worst = torch.tensor(0 if failed is None else self.rank + 1)
+        try:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        except RuntimeError:
+            if failed is None:
+                raise
+        if worst:
+            # Everybody knows, so nobody need be told.
+            self.over = True
+        if failed is not None:
+            raise failed
+        if part is None or worst:
+            raise RoundFailed(
+                f"rank {int(worst) - 1} failed in round {number}; its own message says why. Nothing of that round was released."
+            )
+        return self._add(part)
+
+    def _add(self, part: Part) -> Part:
+        """All ranks' parts together, at rank 0; what clients remember travels there too."""
+        sums, controls, squares = part
+        vector, count = sums.vector.clone(), torch.tensor(sums.count, dtype=torch.int64)
+        parts = (sums.squares.reshape(1), torch.tensor([squares]), sums.votes)
+        scalars = torch.cat([part.cpu().double() for part in parts])
+        for tensor in (vector, scalars, count):
+            dist.reduce(tensor, dst=0)
+        if self.rank == 0:
+            for other in range(1, self.world):
+                controls = controls + _receive_controls(other, sums.vector.shape[0])
+        else:
+            _send_controls(controls)
+        device = sums.vector.device
+        total = Sums(vector, scalars[0].to(device), scalars[2:].to(device), int(count))
+        return total, controls, float(scalars[1])
+
+    def _send(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor.contiguous(), src=0)
+
+    def _received(self, room: Tensor) -> Tensor:
+        dist.broadcast(room, src=0)
+        return room
+
+    def _send_rows(self, rows: Tensor) -> None:
+        """A large tensor from rank 0 to all, in pieces."""
+        for piece in rows.split(_ROWS):
+            dist.broadcast(piece, src=0)
+
+
+def _send_controls(controls: list[tuple[Tensor, Tensor]]) -> None:
+    dist.send(torch.tensor([len(controls)]), 0)
+    for clients, rows in controls:
+        dist.send(torch.tensor([len(clients), rows.shape[1]]), 0)
+        dist.send(clients.contiguous(), 0)
+        dist.send(rows.contiguous(), 0)
+
+
+def _receive_controls(other: int, width: int) -> list[tuple[Tensor, Tensor]]:
+    count = torch.zeros(1, dtype=torch.int64)
+    dist.recv(count, other)
+    controls = []
+    for _ in range(int(count)):
+        shape = torch.zeros(2, dtype=torch.int64)
+        dist.recv(shape, other)
+        clients, rows = torch.zeros(int(shape[0]), dtype=torch.int64), torch.zeros(int(shape[0]), int(shape[1]))
+        dist.recv(clients, other)
+        dist.recv(rows, other)
+        controls.append((clients, rows))
+    return controls
+
+
+def _about_connections(error: Exception) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in ("connection", "gloo", "nccl", "timed out", "socket", "peer"))

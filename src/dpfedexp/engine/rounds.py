@@ -1,0 +1,421 @@
+"""Rounds: w → local updates → clip → randomize → Sums → release → step size → w'.
+
+The same functions serve a deployment; only who computes the local updates and where noise comes from differ.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dpfedexp.accounting import Budget, Event, Ledger, Sampling
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.participation import LargerCohort, Participation
+from dpfedexp.algorithms.probe import Probe
+from dpfedexp.algorithms.round import State, advance, server_device
+from dpfedexp.core import step_size
+from dpfedexp.core.batches import Plans, Schedule, schedule
+from dpfedexp.core.clipping import clip, row_norms
+from dpfedexp.core.local_rate import HELPED, watched
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.step_size import initial_memory
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import further
+from dpfedexp.engine.ahead import drawn_ahead
+from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
+from dpfedexp.mechanisms import Mechanism, Release
+from dpfedexp.memory import zero_rows
+from dpfedexp.trainers.checks.isolation import learnt_apart, padded
+from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.task import Task, Trainer
+
+RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
+"""What a `State` remembers of a local rate that sets itself."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round shows: nothing here is private unless its name starts with `nonprivate_`."""
+
+    round: int
+    eta_g: float
+    clip: float
+    update_norm: float
+    seconds: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
+"""The sums of some clients, what they will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+
+
+Ballots = Callable[[State, Tensor, Tensor, int], Tensor]
+"""From the state, some clients' numbers, their updates before clipping and the round to the clients' values of the votes that the
+run asks, [n, k']. A client's row must depend on nothing of another client's. The updates may have rows behind the clients'."""
+
+
+class Team(Protocol):
+    """Processes that share a cohort (`ranks.Team`)."""
+
+    def cohort_part(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part: ...
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run without its state: the parts, bound together.
+
+    Attributes:
+        task: what every client does.
+        trainer: how local updates are computed.
+        mechanism: the algorithm's, with every constant in place.
+        participation: who takes part in a round.
+        streams: every draw of a simulation, keyed by purpose, round and client.
+        chunk_size: clients that are trained together.
+        diagnostics: whether to record values that are not private.
+        system: where noise and sampling come from in a secure run: the operating system instead of the seed.
+        unit: how many clients make a shape in an isolated run (`trainers/checks`), None where clients may share what suits them.
+        team: the other processes that the cohort is shared with.
+        run: the name that the ledger knows the run by, new for every run.
+        declared: the public number of clients where it is not the number of those who are there (`public_population`).
+        ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
+        probe: what chooses the local rate and the first clip before the first round; None where the rate is given.
+    """
+
+    task: Task
+    trainer: Trainer
+    algorithm: Algorithm
+    mechanism: Mechanism
+    participation: Participation
+    streams: Streams
+    chunk_size: int
+    diagnostics: bool = False
+    system: SystemStreams | None = None
+    unit: int | None = None
+    team: Team | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    declared: int | None = None
+    ballots: Ballots | None = None
+    probe: Probe | None = None
+
+    @property
+    def noise(self) -> Streams | SystemStreams:
+        """What the guarantee rests on: whoever can repeat these draws can take the noise away."""
+        return self.system or self.streams
+
+    @property
+    def population(self) -> int:
+        """The public number of clients: of denominators, of sampling rates and of whatever is written."""
+        return len(self.task.clients) if self.declared is None else self.declared
+
+    @property
+    def present(self) -> int:
+        """How many clients there are, which is private under add-remove adjacency: only for choosing and holding them."""
+        return len(self.task.clients)
+
+    @property
+    def larger(self) -> LargerCohort | None:
+        """The deployment that the clients stand for, where they do."""
+        return self.participation if isinstance(self.participation, LargerCohort) else None
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.participation.sampling(self.population)
+
+    @property
+    def server_device(self) -> torch.device:
+        return server_device(self.task.layout.dimension, self.task.device)
+
+    @property
+    def event(self) -> Event:
+        return self.mechanism.event(self.sampling)
+
+    def begin(self) -> State:
+        w = self.task.layout.read(self.task.model).to(self.server_device)
+        if not bool(torch.isfinite(w).all()):
+            raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
+        scaffold = self.algorithm.scaffold is not None
+        return State(
+            round=0,
+            w=w,
+            recent=(w,),
+            radius=self.mechanism.clip,
+            server=self.algorithm.server.init(w),
+            control=torch.zeros_like(w) if scaffold else None,
+            client_controls=zero_rows(self.present, len(w)) if scaffold else None,
+            memory={**initial_memory(self.algorithm.rule, w), **self._unknown_rate(w)},
+        )
+
+    def _unknown_rate(self, w: Tensor) -> dict[str, Tensor]:
+        """What is remembered of a rate that sets itself, before the probe: none yet, and nobody was harmed."""
+        if not self.task.local.automatic:
+            return {}
+        return {RATE: w.new_zeros((), dtype=torch.float64), HELPED_SO_FAR: w.new_ones((), dtype=torch.float64)}
+
+    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
+        """One round. It is charged to the ledger after the clients are done and before anything is released.
+
+        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
+        """
+        began = time.perf_counter()
+        number = state.round + 1
+        mechanism = self.mechanism.at_radius(state.radius)
+        event = mechanism.event(self.sampling)
+        noise = None if self.system is not None else f"seed {self.streams.seed}"
+        if budget is not None:
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+        cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
+        central: Noise = self.noise.at("central noise", number)
+        if self.system is None and mechanism.is_private and not mechanism.is_local:
+            central = drawn_ahead(central, mechanism.width(len(state.w)), self.task.device, self.server_device)
+        part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
+        sums, controls, true_squares = part_of(state, mechanism, cohort, number)
+        sums = sums.to(self.server_device)
+        try:
+            ledger.charge(number, event, run=self.run, noise=noise)
+        except OSError as error:
+            raise LedgerError(
+                f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
+            ) from None
+        release = mechanism.release(
+            sums if self.larger is None else sums.times(self.larger.factor),
+            self.participation.expected(self.population),
+            central,
+            self.noise.at("central scalar noise", number),
+        )
+        new, eta_g = self._advance(state, release)
+        if new.client_controls is not None:
+            for clients, rows in controls:
+                new.client_controls[clients] = rows
+        extra = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
+        if RATE in state.memory:
+            extra["local_rate"] = float(state.memory[RATE])
+        if self.diagnostics:
+            extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
+        return new, Round(number, eta_g, state.radius, release.norm, time.perf_counter() - began, extra)
+
+    def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
+        """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
+        noise = self.noise.at("local noise", number)
+        w = state.w.float().to(self.task.device)
+        sums: Sums | None = None
+        controls: list[tuple[Tensor, Tensor]] = []
+        true_squares = 0.0
+        judge = None
+        unchanged = None if self.task.synthetic is None else _unchanged(w)
+        chunks = list(self._chunks(cohort))
+        for clients in chunks:
+            updates = self.updates(state, w, clients, number)
+            ballots = self._ballots(state, mechanism, clients, updates, number)
+            if unchanged is not None:
+                unchanged()
+            elif clients is chunks[-1]:
+                # Asked now, judged below: a GPU that still trains need not wait for the processor.
+                judge = self.task.look()
+            first = 0
+            for part, rows in self._shapes(clients, updates):
+                own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
+                first += len(rows)
+                clipped = clip(rows, mechanism.clip, reuse=True)
+                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise, **own_votes).first(len(part))
+                if state.control is not None and state.client_controls is not None:
+                    own = (
+                        clipped.vectors[: len(part)]
+                        if self.algorithm.scaffold == "update"
+                        else mechanism.estimate(report)
+                    )
+                    controls.append(self._control(state.control, state.client_controls, part, own))
+                added = mechanism.collect(report)
+                sums = added if sums is None else sums + added
+                if self.diagnostics:
+                    true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
+        if judge is not None:
+            judge()
+        if unchanged is not None:
+            unchanged(judged=True)
+        nobody = Sums.zero(mechanism.width(len(w)), self.task.device, len(mechanism.votes))
+        return sums or nobody, controls, true_squares
+
+    def _ballots(
+        self, state: State, mechanism: Mechanism, clients: Tensor, updates: Tensor, number: int
+    ) -> Tensor | None:
+        """What the clients of a chunk answer to the votes that are theirs to answer, a row for each update; None without any."""
+        asked = further(mechanism.votes)
+        if not asked:
+            return None
+        if self.ballots is None:
+            raise InputError(
+                f"the vote {asked[0].name!r} is asked for, and nobody answers it; give the run its ballots."
+            )
+        values = self.ballots(state, clients, updates, number)
+        right = (len(clients), len(asked))
+        require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
+        # Rows that only fill a shape answer nothing.
+        return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all clients hold the same number of examples, and some."""
+        sizes = self.task.clients.sizes
+        return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
+
+    def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
+        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first.
+
+        In an isolated run they stay in the order of their numbers, because sizes are private.
+        """
+        if len(cohort) == 0:
+            return
+        if self.unit is not None or self.alike:
+            yield from cohort.split(self.chunk_size)
+            return
+        sizes = self.task.clients.sizes[cohort]
+        order = torch.argsort(sizes, stable=True)
+        empty = int((sizes == 0).sum())
+        for part in (order[:empty], order[empty:]):
+            for chunk in part.split(self.chunk_size) if len(part) else ():
+                yield cohort[chunk]
+
+    def _shapes(self, clients: Tensor, updates: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of a chunk as they are clipped and randomised: at once, or in an isolated run in shapes of one size.
+
+        The last of those shapes may have more rows than clients.
+        """
+        if self.unit is None:
+            return iter([(clients, updates)])
+        return zip(clients.split(self.unit), updates.split(self.unit), strict=True)
+
+    def updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> Tensor:
+        """What the clients of a chunk learnt in the round, one row each; an empty client's is zero.
+
+        An isolated run has more rows than clients where the last of its shapes is not full.
+        """
+        sizes = self.task.clients.sizes
+        if self.unit is not None:
+            trained, real = padded(clients, sizes, self.unit)
+        elif int(sizes[clients[0]]) == 0:
+            return torch.zeros(len(clients), len(w), device=w.device)
+        else:
+            trained, real = clients, None
+        public = self._shapes_are_public
+
+        def learn(who: Tensor) -> Tensor:
+            correction = None
+            if state.control is not None and state.client_controls is not None:
+                correction = state.control.float().to(w.device) - state.client_controls[who].to(w.device)
+            if RATE not in state.memory:
+                return self.trainer(w, who, self.plan(who, number), number, correction)
+            rates = state.memory[RATE].float().to(w.device).expand(len(who))
+            rows = self.trainer(w, who, self.plan(who, number), number, correction, rates)
+            helped = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
+            return torch.where(helped[:, None], rows, torch.zeros_like(rows))
+
+        rows = learn(trained) if self.unit is None else learnt_apart(learn, trained, self.unit, like=w, public=public)
+        if real is None or bool(real.all()):
+            return rows
+        return torch.where(real.to(w.device)[:, None], rows, torch.zeros_like(rows))
+
+    @property
+    def _shapes_are_public(self) -> bool:
+        return self.unit is not None and self.task.local.shape_is_public
+
+    def plan(self, clients: Tensor, number: int) -> Schedule:
+        """What the clients train on in a round."""
+        shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
+        sizes = self.task.clients.sizes[clients]
+        return self._plans(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
+
+    @cached_property
+    def _plans(self) -> Plans:
+        return Plans()
+
+    @cached_property
+    def _losses(self) -> ClientLosses:
+        return ClientLosses(self.task, self.trainer, self.streams, unit=self.unit)
+
+    def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
+        """The clients' own losses after they went as far as their rows, [n]."""
+        draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
+        sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
+        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=public)
+        return self._losses(w, rows, clients, plan, number)
+
+    def _control(
+        self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
+
+        A client that holds nothing has learnt nothing, and keeps what it had.
+        """
+        holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
+        clients, delta = clients[holding], delta[holding.to(delta.device)]
+        steps = self.task.local.step_count(self.task.clients.sizes[clients])
+        tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
+        old = client_controls[clients].to(delta.device)
+        return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()
+
+    def _advance(self, state: State, release: Release) -> tuple[State, float]:
+        share = self.participation.expected(self.population) / self.population
+        tau_eta_l = None
+        if self.algorithm.scaffold:
+            tau_eta_l = self.task.local.tau_eta_l(int(self.task.local.step_count(torch.ones(1, dtype=torch.int64))))
+        new, eta_g = advance(self.algorithm, release, state, share=share, tau_eta_l=tau_eta_l)
+        if RATE not in state.memory:
+            return new, eta_g
+        rate, helped = (float(state.memory[name]) for name in (RATE, HELPED_SO_FAR))
+        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == HELPED.name)
+        cohort = self.participation.expected(self.population)
+        rate, helped = watched(rate, helped, release.votes[HELPED.name], noise / cohort)
+        known = {RATE: rate, HELPED_SO_FAR: helped}
+        memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
+        return replace(new, memory=memory), eta_g
+
+
+def _unchanged(w: Tensor) -> Callable[..., None]:
+    """Compares the released model's bits with what they were: after every chunk, and `judged` before the round is charged."""
+    before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
+
+    def compare(*, judged: bool = False) -> None:
+        # NaN is no parameter that is released, so equal bits are equal numbers. A GPU is waited for at the end alone.
+        nonlocal same
+        same = same & (w == before).all()
+        if judged and not bool(same):
+            raise RoundFailed(
+                "the released model changed while clients trained on it, so that one client could reach another; nothing of this "
+                "round was charged or released."
+            )
+
+    return compare
+
+
+def _filled(clients: Tensor, count: int) -> Tensor:
+    """Numbers for rows that are thrown away, after those of the clients."""
+    if len(clients) == count:
+        return clients
+    return torch.cat([clients, clients[-1:].expand(count - len(clients))])
+
+
+def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:
+    """One line of the history."""
+    return {
+        "round": round.round,
+        **metrics,
+        "eta_g": round.eta_g,
+        "clip": round.clip,
+        "update_norm": round.update_norm,
+        "epsilon_total": epsilon,
+        "seconds": round.seconds,
+        **round.extra,
+    }

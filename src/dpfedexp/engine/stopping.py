@@ -1,0 +1,200 @@
+"""Ends of a run that somebody chose: a callback that has seen enough, and an interrupt. Neither loses the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.arguments import checked
+from dpfedexp.engine.file_names import METRICS
+from dpfedexp.engine.outlets import right
+from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+
+if TYPE_CHECKING:
+    from dpfedexp.engine.facts import RunFacts
+    from dpfedexp.engine.run import Run
+
+Record = dict[str, Any]
+OnRound = Callable[[Record], object]
+"""Called with a round's record. It may raise or return a `Stop`, or raise `StopIteration`, and no round follows."""
+
+
+@checked
+class Stop(Exception):
+    """Raised or returned by `on_round`, it ends a run: the rounds so far are returned, charged and stated like any others.
+
+    Args:
+        reason: why, for `Run.stopped`.
+        source: what the decision looked at, for the privacy statement: "private" (values released with noise), "public" (data that
+            are nobody's secret), "test" (the server's own test data) or "unknown".
+
+    >>> Stop("the loss is low enough", source="public").source
+    'public'
+    """
+
+    def __init__(self, reason: str = "on_round stopped it", source: Source = "unknown") -> None:
+        _check_source(source)
+        super().__init__(reason)
+        self.reason = reason
+        self.source: Source = source
+
+
+class Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt that holds what was complete.
+
+    Attributes:
+        run: the run so far, with the statement of what it cost.
+    """
+
+    def __init__(self, sentence: str, run: Run) -> None:
+        super().__init__(sentence)
+        self.run = run
+
+
+@checked
+@dataclass
+class EarlyStopping:
+    """Ends a run when a metric has not improved for a number of measurements; give it as `on_round`.
+
+    It reads the record of a round, which holds released values and the server's own measurements. The privacy statement says which
+    of them decided, and what holds for that.
+
+    Args:
+        metric: the record's field that is watched.
+        patience: after how many measurements in a row without improvement the run ends.
+        least: an improvement is at least this much.
+        better: "lower" or "higher"; by default higher for names that end in accuracy or auc, lower for all others.
+        source: what the metric looks at: "private" (released with noise), "public", "test" or "unknown". By default "private" for
+            what the mechanism releases, "test" for names that start with test_, and "unknown" for others.
+
+    >>> stop = EarlyStopping("test_loss", patience=2)
+    >>> [stop({"round": t, "test_loss": loss}) for t, loss in enumerate([3.0, 2.0, 2.5], 1)]
+    [None, None, None]
+    >>> stop({"round": 4, "test_loss": 2.1}).reason
+    'test_loss has not improved on 2 (round 2) for 2 measurements.'
+    """
+
+    metric: str = "test_loss"
+    patience: int = 5
+    least: float = 0.0
+    better: Literal["lower", "higher"] | None = None
+    source: Source | None = None
+    _best: float = field(default=math.nan, init=False, repr=False)
+    _best_round: int = field(default=0, init=False, repr=False)
+    _since: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(is_count(self.patience), f"patience is {self.patience!r}; it must be a positive whole number.")
+        require(is_number(self.least) and self.least >= 0, f"least is {self.least!r}; it must be a number from 0 on.")
+        require(self.better in (None, "lower", "higher"), f"better is {self.better!r}; it must be 'lower' or 'higher'.")
+        released = right(METRICS, self.metric) == "released"
+        if self.source is None:
+            self.source = "private" if released else "test" if self.metric.startswith("test_") else "unknown"
+        _check_source(self.source)
+        require(
+            self.source != "private" or released,
+            f"source is 'private', but no mechanism releases {self.metric!r}; write 'public' or 'test' for what it is measured on.",
+        )
+
+    def __call__(self, record: Record) -> Stop | None:
+        """What to do after a round: None goes on. A round in which the metric was not measured decides nothing."""
+        if self.metric not in record:
+            measured = [name for name in record if name.startswith("test_")]
+            require(
+                not (measured and self.metric.startswith("test_")),
+                f"EarlyStopping watches {self.metric!r}, which is not measured.{nearest(self.metric, measured)}",
+            )
+            return None
+        value = record[self.metric]
+        value = float(value) if isinstance(value, int | float) else math.nan
+        if self._improves(value):
+            self._best, self._best_round, self._since = value, record["round"], 0
+        else:
+            self._since += 1
+        if self._since < self.patience:
+            return None
+        best = "no finite value" if math.isnan(self._best) else f"{self._best:.4g} (round {self._best_round})"
+        count = f"{self._since} measurement{'' if self._since == 1 else 's'}"
+        return Stop(f"{self.metric} has not improved on {best} for {count}.", self.source or "unknown")
+
+    def resumed(self, history: Sequence[Record]) -> Stop | None:
+        """A run begins, or goes on after these rounds: it ends where the uninterrupted one would have ended."""
+        self._best, self._best_round, self._since = math.nan, 0, 0
+        stop = None
+        for record in history:
+            stop = self(record)
+        return stop
+
+    def _improves(self, value: float) -> bool:
+        if not math.isfinite(value) or math.isnan(self._best):
+            return math.isfinite(value)
+        higher = self.better or ("higher" if self.metric.endswith(("accuracy", "auc")) else "lower")
+        gain = value - self._best if higher == "higher" else self._best - value
+        return gain > 0.0 and gain >= self.least
+
+
+def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound, ...]:
+    """One callback, several or none, as a tuple."""
+    if on_round is None:
+        return ()
+    many = (on_round,) if callable(on_round) else tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
+    for one in many:
+        require(
+            callable(one) and not isinstance(one, type),
+            f"on_round is {one!r}; it must be a function of one record, or a list of such functions.",
+        )
+    return many
+
+
+def heard(callbacks: Sequence[OnRound], record: Record) -> Stop | None:
+    """Tells every callback of a round; the first that wants to stop says why."""
+    stop: Stop | None = None
+    for callback in callbacks:
+        said = _answer(callback, record)
+        stop = stop or said
+    return stop
+
+
+def resumed(callbacks: Sequence[OnRound], history: Sequence[Record]) -> Stop | None:
+    """Tells callbacks that remember what they saw (they have a method `resumed`) which rounds there were before."""
+    stop: Stop | None = None
+    for callback in callbacks:
+        remember = getattr(callback, "resumed", None)
+        said = remember(history) if callable(remember) else None
+        stop = stop or (said if isinstance(said, Stop) else None)
+    return stop
+
+
+def begun(callbacks: Sequence[OnRound], facts: RunFacts) -> None:
+    """Gives the facts of the run to callbacks that want them before its first round (they have a method `begun`)."""
+    for callback in callbacks:
+        begin = getattr(callback, "begun", None)
+        if callable(begin):
+            begin(facts)
+
+
+def finished(callbacks: Sequence[OnRound], run: Run) -> None:
+    """Gives the run to callbacks that want it at its end (they have a method `finished`)."""
+    for callback in callbacks:
+        end = getattr(callback, "finished", None)
+        if callable(end):
+            end(run)
+
+
+def _answer(callback: OnRound, record: Record) -> Stop | None:
+    try:
+        answer = callback(record)
+    except Stop as stop:
+        return stop
+    except StopIteration as stop:
+        return Stop(str(stop)) if str(stop) else Stop()
+    return answer if isinstance(answer, Stop) else None
+
+
+def _check_source(source: object) -> None:
+    known = get_args(Source)
+    if source not in known:
+        raise InputError(f"source is {source!r}; it must be one of {', '.join(map(repr, known))}.")

@@ -1,0 +1,397 @@
+"""`train`: a simulated run from start to end."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
+from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.algorithm import Aggregation, aggregated
+from dpfedexp.algorithms.participation import Participation
+from dpfedexp.arguments import checked
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.losses import Loss
+from dpfedexp.engine.advice.commentary import Commentary
+from dpfedexp.engine.advice.message import Advice
+from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.checkpoint import Checkpoint
+from dpfedexp.engine.evaluate import Measuring, evaluation_of
+from dpfedexp.engine.file_names import METRICS
+from dpfedexp.engine.folder import RunFolder
+from dpfedexp.engine.open_run import OpenRun, find
+from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.progress import LARGER, RoundProgress
+from dpfedexp.engine.ranks import Team, world
+from dpfedexp.engine.rounds import Simulation, describe
+from dpfedexp.engine.run import Run
+from dpfedexp.engine.self_rate import probed
+from dpfedexp.engine.settings import description_of, facts_of
+from dpfedexp.engine.spent import epsilon_so_far
+from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
+from dpfedexp.evaluation import Evaluate, Metric
+from dpfedexp.mechanisms import Secure
+from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.registry import trainer_again
+from dpfedexp.trainers.task import Clients
+
+ELSEWHERE = {
+    "lr": "local=Sgd(lr=0.1, steps=10)",
+    "steps": "local=Sgd(lr=0.1, steps=10)",
+    "epochs": "local=Sgd(lr=0.1, epochs=1)",
+    "batch_size": "local=Sgd(lr=0.1, epochs=1, batch_size=32)",
+    "epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0), or budget=8.0 to stop there",
+    "target_epsilon": "algorithm=cdp_fedexp(clip=…, target_epsilon=8.0)",
+    "clip": "algorithm=cdp_fedexp(clip=0.3, …)",
+    "federation": "clients",
+    "folder": "out",
+    "callbacks": "on_round=[…], functions of one record",
+}
+"""What people give to `train` itself, and where it belongs."""
+DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
+
+
+@checked(instead=MOVED | ELSEWHERE)
+def train(
+    model: nn.Module,
+    clients: Clients,
+    algorithm: Algorithm,
+    *,
+    local: LocalOptimiser,
+    rounds: int,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
+    participation: Participation | None = None,
+    population: int | None = None,
+    noise_cohort: int | None = None,
+    loss: str | Loss | None = None,
+    test: tuple[Any, Any] | None = None,
+    evaluate: Evaluate | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    evaluate_every: int = 1,
+    budget: float | None = None,
+    ledger: Ledger | Path | str | None = None,
+    out: Path | str | RunFolder | None = None,
+    checkpoint: Path | str | None = None,
+    resume: bool = False,
+    aggregation: Aggregation = "plain",
+    secure: Secure = False,
+    diagnostics: bool = False,
+    progress: bool = True,
+    on_round: OnRound | Sequence[OnRound] | None = None,
+    on_advice: Callable[[Advice], None] | None = None,
+) -> Run:
+    """Train a model over clients with a differentially private algorithm, simulated on this machine.
+
+    Every round is charged to the ledger, on disk where it has a file, before its result exists. Noise comes from `seed` unless the
+    run is secure: a simulation studies an algorithm; it protects nobody's real data.
+
+    Args:
+        model: any nn.Module; it is copied, and its parameters are the starting point.
+        clients: a `Federation`.
+        algorithm: what is run, such as `cdp_fedexp(clip=0.3, target_epsilon=8.0)`.
+        local: what a client does, such as `Sgd(lr=0.1, steps=10)`.
+        rounds: how many rounds.
+        seed: what every draw of a simulation follows from.
+        device: a torch device such as "cuda"; the same as `execution=Execution(device=…)`.
+        execution: how the run is computed: chunk size, trainer, precision, memory (`Execution`).
+        participation: `Full()` (default), `Poisson(rate)` or `FixedSize(count)`.
+        population: the public number of clients. Under add-remove adjacency how many there are is private, so it must be declared:
+            sums are divided by it, and the federation may hold more or fewer. Under replace-one it is the federation's own.
+        noise_cohort: noise as for a round of so many clients of a larger deployment, while `participation` simulates fewer. The
+            promise is the deployment's, whose `population` may be given, and not one to the simulated clients.
+        loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
+            targets by default (docs/losses.md).
+        test: (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds.
+        evaluate: instead of `test`, a function (model) → dict of numbers.
+        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set (docs/losses.md).
+        evaluate_every: after how many rounds the model is measured; it always is after the last.
+        budget: stop before the round that would take ε (at the algorithm's δ) above this.
+        ledger: a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs that
+            name the same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
+        out: a new folder that gets what `dpfedexp train` writes: model, metrics, ledger, privacy statement, the call, and a
+            checkpoint after every round. `dpfedexp report`, `dpfedexp privacy verify` and `Run.load` read it.
+        checkpoint: a folder that gets only the ledger and a checkpoint after every round. With it or with `out`, what must be
+            remembered of the clients goes to a private folder: $DPFEDEXP_PRIVATE, or ~/.local/state/dpfedexp.
+        resume: go on from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
+            on the same device.
+        aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
+            can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/two-party.md).
+        secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
+        diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
+        progress: show a progress bar.
+        on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
+            returns `Stop`, or raises `StopIteration`, ends the run: what was made is returned, and the statement says so. See
+            `EarlyStopping` and `dpfedexp.sinks`.
+        on_advice: called with what there is to say about the run, before it and while it goes on (docs/advice.md); by default what
+            is a warning becomes an `AdviceWarning`. `Run.advice` holds all of it.
+
+    Returns:
+        The trained model, the history, the privacy statement and the ledger (`Run`). A KeyboardInterrupt loses nothing either: it
+        comes as `Interrupted`, a KeyboardInterrupt whose `run` holds the rounds that were complete.
+
+    Example:
+        >>> import torch
+        >>> from dpfedexp import Federation, Sgd, cdp_fedexp, train
+        >>> clients = Federation.from_clients([(torch.randn(5, 3), torch.randn(5)) for _ in range(20)])
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+        >>> algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+        >>> run = train(model, clients, algorithm, local=Sgd(lr=0.1, steps=2), rounds=3, progress=False)
+        >>> len(run.history)
+        3
+    """
+    if isinstance(algorithm, Algorithm):
+        algorithm = aggregated(algorithm, aggregation)
+    execution = execution_on(device, execution)
+    callbacks = callbacks_of(on_round)
+    require(
+        on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
+    )
+    require(
+        evaluate is None or callable(evaluate),
+        f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
+    )
+    _check_numbers(evaluate_every, budget)
+    require(
+        world() == 1 or not local.automatic,
+        "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
+    )
+    team = Team.current()
+    follows = team is not None and team.rank > 0
+    with nullcontext() if team is None else team.at_work():
+        run_folder = None if follows else _run_folder(out, checkpoint, resume)
+        folder = None if checkpoint is None or follows else Path(checkpoint)
+        folder = folder if run_folder is None else run_folder.path
+        last = None if follows else find(folder, resume)
+        simulation, note = prepare(
+            model,
+            clients,
+            algorithm,
+            local=local,
+            rounds=rounds,
+            seed=seed,
+            execution=_as_before(execution, last),
+            participation=participation,
+            population=population,
+            noise_cohort=noise_cohort,
+            loss=loss,
+            diagnostics=diagnostics,
+            secure=secure,
+        )
+        if team is not None and follows:
+            return _followed(team, simulation, model)
+        if note:
+            warnings.warn(note, stacklevel=3)
+        measure = evaluation_of(test, evaluate, clients, simulation, model, metrics)
+        description = description_of(
+            simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
+        )
+        with (
+            OpenRun.open(description, ledger, folder, last, resume=resume) as open_run,
+            RoundProgress(
+                algorithm.name,
+                rounds,
+                enabled=progress,
+                secure=bool(secure),
+                whose="" if simulation.larger is None else LARGER,
+            ) as bar,
+        ):
+            simulation = replace(simulation, team=team, run=open_run.name)
+            commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
+            commentary.begin(open_run.history)
+            how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
+            if aggregation != "plain":
+                how["aggregation"] = aggregation
+            facts = facts_of(simulation, open_run, clients, run_folder, how)
+            if run_folder is not None:
+                run_folder.begin(facts)
+            begun(callbacks, facts)
+
+            def completed(record: dict[str, Any]) -> Stop | None:
+                if run_folder is not None:
+                    run_folder.record(record)
+                stop = heard(callbacks, record)
+                bar.update(record)
+                commentary.after(record, open_run.state.w)
+                return stop
+
+            def made(end: End) -> Run:
+                reported = open_run.state.reported.cpu()
+                return Run(
+                    _with_parameters(model, simulation, reported),
+                    open_run.history,
+                    _statement(simulation, open_run, end),
+                    open_run.ledger,
+                    simulation.trainer.name,
+                    end.reason,
+                    tuple(commentary.advice),
+                    facts,
+                )
+
+            limit = None if budget is None else Budget(budget, algorithm.delta)
+            try:
+                end = End.of(resumed(callbacks, open_run.history)) or _rounds(
+                    simulation, open_run, measure, evaluate_every, limit, completed
+                )
+            except KeyboardInterrupt:
+                if run_folder is not None:
+                    run_folder.close()
+                raise Interrupted(_interrupted(open_run), made(End("somebody interrupted it.", "hand"))) from None
+            except Exception as error:
+                if run_folder is not None:
+                    run_folder.close()
+                    error.add_note(f"The rounds so far are in {str(run_folder.path)!r}; resume=True goes on from them.")
+                raise
+            commentary.end(open_run.state.w)
+        run = made(end)
+        if team is not None:
+            team.dismiss((open_run.state.reported.cpu(), run.history, run.privacy, run.stopped))
+        if run_folder is not None:
+            run_folder.finish(run)
+        finished(callbacks, run)
+        return run
+
+
+@dataclass(frozen=True)
+class End:
+    """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
+
+    reason: str | None = None
+    decided: Source | Literal["hand", ""] = ""
+
+    @staticmethod
+    def of(stop: Stop | None) -> End | None:
+        return None if stop is None else End(stop.reason, stop.source)
+
+
+def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
+    if out is None or isinstance(out, RunFolder):
+        return out
+    require(isinstance(out, str | Path), f"out is {out!r}; it must be the path of a new folder.")
+    require(
+        checkpoint is None or Path(checkpoint).resolve() == Path(out).resolve(),
+        f"out is {str(out)!r} and checkpoint is {str(checkpoint)!r}; out holds the checkpoint too, so leave checkpoint out.",
+    )
+    return RunFolder(out, resume=resume)
+
+
+def _interrupted(open_run: OpenRun) -> str:
+    done, planned = open_run.state.round, open_run.description.rounds
+    sentence = f"interrupted after {done} of {planned} rounds; this exception's `run` holds them"
+    return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
+
+
+def _plan(simulation: Simulation, rounds: int) -> Plan:
+    dimension, population = simulation.task.layout.dimension, simulation.population
+    return Plan.bound(
+        simulation.algorithm, simulation.mechanism, simulation.participation, population, dimension, rounds
+    )
+
+
+def _warn(advice: Advice) -> None:
+    """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
+    if advice.level == "warning":
+        warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
+
+
+def _check_numbers(evaluate_every: int, budget: float | None) -> None:
+    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
+    require(
+        budget is None or (is_number(budget) and budget > 0),
+        f"budget is {budget!r}; it must be a positive epsilon.",
+    )
+
+
+def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
+    """The chunk size and the trainer of the interrupted run: both were chosen where it began, and both decide how it rounds."""
+    if last is None:
+        return execution
+    before = last.progress
+    trainer = execution.trainer
+    if trainer == "auto" and before.trainer is not None:
+        trainer = trainer_again(before.trainer, execution.place.type)
+    return replace(execution, chunk_size=execution.chunk_size or before.chunk_size, trainer=trainer)
+
+
+def _rounds(
+    simulation: Simulation,
+    open_run: OpenRun,
+    measure: Measuring | None,
+    evaluate_every: int,
+    budget: Budget | None,
+    completed: Callable[[dict[str, Any]], Stop | None],
+) -> End:
+    """All the rounds that are left."""
+    rounds, delta = open_run.description.rounds, simulation.algorithm.delta
+    try:
+        open_run.before_rounds(probed(simulation, open_run.state, open_run.ledger, budget))
+    except BudgetExceeded as reason:
+        open_run.stop()
+        return End(str(reason))
+    for number in range(open_run.state.round + 1, rounds + 1):
+        # A copy of the run that another one has overtaken ends here, before its clients train.
+        open_run.ledger.check_newest()
+        try:
+            state, result = simulation.step(open_run.state, open_run.ledger, budget)
+        except BudgetExceeded as reason:
+            open_run.stop()
+            return End(str(reason))
+        metrics = {}
+        if measure is not None and (number % evaluate_every == 0 or number == rounds):
+            metrics = measure(state)
+        record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
+        record = recorded(METRICS, record, secure=open_run.description.secure)
+        open_run.complete(state, record, last=number == rounds)
+        end = End.of(completed(record))
+        # After the last round there is nothing left to stop.
+        if end is not None and number < rounds:
+            open_run.stop()
+            return end
+    return End()
+
+
+def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacyStatement:
+    algorithm, charges = simulation.algorithm, open_run.ledger.charges()
+    # An interrupt may come between the charge and the release.
+    charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
+    missing = open_run.description.rounds - max(open_run.state.round, len(charged))
+    return PrivacyStatement.from_charges(
+        charges,
+        algorithm.delta,
+        algorithm=algorithm.name,
+        clients=simulation.population,
+        simulated=simulation.system is None,
+        # The rounds that are missing, on top of everything in the ledger: other runs may share it.
+        planned=[*charges, (simulation.event, missing)] if end.reason else None,
+        not_covered=[DIAGNOSTICS] if simulation.diagnostics and algorithm.private else [],
+        # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
+        reporting=0 if algorithm.scaffold == "report" else None,
+        stopping=end.decided,
+        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
+        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
+    )
+
+
+def _followed(team: Team, simulation: Simulation, model: nn.Module) -> Run:
+    """What a rank other than 0 returns: the same run, without its ledger."""
+    w, history, statement, stopped = team.follow(simulation)
+    trained = _with_parameters(model, simulation, w)
+    return Run(trained, history, statement, Ledger.in_memory(), simulation.trainer.name, stopped)
+
+
+def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) -> nn.Module:
+    trained = copy.deepcopy(model)
+    simulation.task.layout.write(trained, w)
+    return trained

@@ -1,0 +1,339 @@
+"""A run's claim, recomputed from its ledger.
+
+The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released; in a
+deployment's folder, the history in `checkpoint.json`) and, where it can be rebuilt, the event that the configuration plans. Every
+disagreement is one failed check with both sides in its text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dpfedexp.accounting.compose import compose
+from dpfedexp.accounting.events import Event, GaussianEvent
+from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.accounting.statements.promise import View
+from dpfedexp.accounting.statements.statement import PrivacyStatement
+from dpfedexp.engine.file_names import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.private_folder import marks_of
+from dpfedexp.errors import InputError, LedgerError
+
+_RELATIVE = 1e-9
+_MAX_METRICS_LINE = 2**20
+_FIGURES = ("epsilon_total", "epsilon_round", "delta", "membership_advantage", "attack_success")
+_FACTS = ("rounds", "adjacency", "setting", "private", "accountant")
+_OPTIONAL_FACTS = (
+    "exact",
+    "nominal_epsilon_round",
+    "large_delta",
+    "sampling",
+    "no_other_adjacency",
+    "no_models_only",
+    "votes",
+    "noise_cohort",
+    "stand_ins",
+    "selection_runs",
+    "selection_mu",
+)
+_VIEWS = ("other_adjacency", "models_only")
+CONTEXT = ("noise_cohort", "stand_ins", "selection_runs", "selection_mu")
+"""What a ledger's header says about whose promise its charges make, beside the usual."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+        name: what is compared.
+        passed: whether it agrees.
+        detail: both sides, in words.
+        incomplete: it can't be compared, because something is missing; nothing shows that the claim is false.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+    incomplete: bool = False
+
+
+Outcome = Literal["holds", "false", "incomplete"]
+
+
+def outcome(checks: Sequence[Check]) -> Outcome:
+    """What the checks of a run come to: one disagreement makes a claim false, whatever else is missing."""
+    if any(not check.passed and not check.incomplete for check in checks):
+        return "false"
+    return "holds" if all(check.passed for check in checks) else "incomplete"
+
+
+def read_claim(run: Path) -> PrivacyStatement | None:
+    """The statement that the run wrote; None where it has not finished."""
+    path = run / STATEMENT
+    if not path.exists():
+        return None
+    try:
+        return PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is not a privacy statement of this library ({error}).") from None
+
+
+def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatement:
+    """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header."""
+    ledger = open_ledger(run)
+    header = ledger.header
+    if claim is None:
+        return PrivacyStatement.from_charges(
+            ledger.charges(),
+            float(header.get("delta", 1e-5)),
+            algorithm=str(header.get("algorithm", "this run")),
+            clients=int(header.get("clients", 0)),
+            simulated=bool(header.get("simulated", True)),
+            reporting=_reporting(header),
+            no_other_adjacency=str(header.get("no_other_adjacency", "")),
+            **_context(header),
+        )
+    statement = PrivacyStatement.from_charges(
+        ledger.charges(),
+        claim.delta,
+        planned=_plan(ledger.charges(), claim),
+        stopping=claim.stopping,
+        algorithm=claim.algorithm,
+        clients=claim.clients,
+        simulated=claim.simulated,
+        reporting=0 if claim.reporting is None else claim.reporting,
+        # Who claims no figure for a reason of their own claims less.
+        no_other_adjacency="" if claim.other_adjacency is not None else claim.no_other_adjacency,
+        **_context(header),
+    )
+    return replace(
+        statement,
+        not_covered=claim.not_covered,
+        # What a run chose is in its history and its configuration, not in its ledger; the promise does not rest on it.
+        chosen=claim.chosen,
+        planned_rounds=claim.planned_rounds,
+        planned_epsilon_total=claim.planned_epsilon_total,
+    )
+
+
+def _plan(charges: Sequence[tuple[Event, int]], claim: PrivacyStatement) -> list[tuple[Event, int]] | None:
+    """The charges of a run that stopped early as if it had not: its rounds are all alike."""
+    if not claim.stopping or claim.planned_rounds is None or not charges:
+        return None
+    event, _ = max(charges, key=lambda charge: charge[1])
+    return [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
+
+
+def _reporting(header: dict[str, Any]) -> int:
+    """How many clients at least report in every round, where the header says so: 0, unknown, otherwise."""
+    count = header.get("reporting", 0)
+    return count if type(count) is int and count >= 0 else 0
+
+
+def _context(header: dict[str, Any]) -> dict[str, Any]:
+    """The deployment that a few simulated clients stood for, and the selection that chose the run, where the header says so."""
+    known = {name: header.get(name) for name in CONTEXT}
+    kinds = {name: (int,) if name == "noise_cohort" else (int, float) for name in CONTEXT}
+    found: dict[str, Any] = {}
+    for pair in (CONTEXT[:2], CONTEXT[2:]):
+        if all(type(known[name]) in kinds[name] for name in pair):
+            found |= {name: known[name] for name in pair}
+    return found
+
+
+def open_ledger(run: Path) -> Ledger:
+    if not run.is_dir():
+        raise InputError(
+            f"the run {str(run)!r} is not a folder; give the folder that a run wrote, with {LEDGER} in it."
+        )
+    return Ledger.open(run / LEDGER, read_only=True)
+
+
+def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] = ()) -> list[Check]:
+    """All the checks of one run folder.
+
+    Args:
+        run: the folder.
+        planned: the event of one round by the run's configuration, where known.
+        before: what the configuration plans to be charged once, before the first round.
+    """
+    if run.is_dir() and not (run / LEDGER).exists():
+        return [Check("ledger", False, _without_ledger(run), incomplete=True)]
+    try:
+        ledger = open_ledger(run)
+        # A run that goes on charges its ledger before its anchors.
+        marks = _marks(ledger)
+        ledger = open_ledger(run)
+    except LedgerError as error:
+        return [Check("ledger", False, str(error))]
+    checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
+    checks += [_check_newest(ledger, file, mark) for file, mark in marks]
+    checks.append(_check_released(run, ledger))
+    claim = read_claim(run)
+    if claim is None:
+        checks.append(
+            Check(
+                "claim",
+                False,
+                f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or it was started from Python with "
+                "checkpoint= and not with out=, which writes it",
+                incomplete=True,
+            )
+        )
+    else:
+        proven = recompute(run, claim)
+        checks += _check_claim(claim, proven)
+        checks += _check_text(run, claim)
+    if planned is not None:
+        checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
+    return checks
+
+
+def _without_ledger(run: Path) -> str:
+    if (run / LEDGER_HEAD).exists():
+        return f"{LEDGER} does not exist, but {LEDGER_HEAD} does: it was taken away. Put it back"
+    return f"{LEDGER} does not exist; a run that charges a ledger elsewhere can be checked only with a copy of it under this name"
+
+
+def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
+    try:
+        return marks_of(ledger.header.get("run"), ledger.first_hash)
+    except InputError:  # this machine has no private folder, or can't read it
+        return []
+
+
+def _check_newest(ledger: Ledger, anchor: Path, mark: Mark) -> Check:
+    if ledger.holds(mark):
+        return Check("newest copy", True, f"{str(anchor)!r} knows of {mark.count} charges, and all of them are here")
+    return Check(
+        "newest copy",
+        False,
+        f"{str(anchor)!r} knows of {mark.count} charges that this ledger does not hold: another copy of the run went on, or this "
+        "one was taken back, and what it claims leaves out what was spent there",
+    )
+
+
+def _check_released(run: Path, ledger: Ledger) -> Check:
+    # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
+    own = ledger.header.get("run")
+    charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
+    released = {*_released_rounds(run / METRICS), *_released_by_server(run / SERVER_CHECKPOINT)}
+    missing = sorted(released - charged)
+    if missing:
+        return Check(
+            "released rounds", False, f"{len(missing)} released rounds were never charged, the first is {missing[0]}"
+        )
+    return Check("released rounds", True, f"{len(released)} released, all of them charged")
+
+
+def _released_rounds(path: Path) -> Iterator[int]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_METRICS_LINE), b""), start=1):
+            if not line.endswith(b"\n") and len(line) < _MAX_METRICS_LINE:
+                return  # torn by a crash: the round was charged before it
+            try:
+                record = json.loads(line)
+                yield int(record["round"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise InputError(f"{path}, line {number}: not a record of a round.") from None
+
+
+def _released_by_server(path: Path) -> list[int]:
+    if not path.exists():
+        return []
+    try:
+        return [int(record["round"]) for record in json.loads(path.read_text(encoding="utf-8"))["history"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} is not the checkpoint of a deployment.") from None
+
+
+def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:
+    checks = []
+    for name in (*_FIGURES, *_FACTS, *_OPTIONAL_FACTS, *_VIEWS):
+        claimed, recomputed = getattr(claim, name), getattr(proven, name)
+        if name in (*_OPTIONAL_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
+            continue  # nothing is claimed, and nothing could be
+        same = _same(name, claimed, recomputed)
+        detail = (
+            f"{_show(recomputed)}" if same else f"claimed {_show(claimed)}, but the ledger gives {_show(recomputed)}"
+        )
+        checks.append(Check(name, same, detail))
+    return checks
+
+
+def _same(name: str, claimed: Any, recomputed: Any) -> bool:
+    if name in _FIGURES:
+        return _close(claimed, recomputed)
+    if isinstance(claimed, View) and isinstance(recomputed, View):
+        figures = ("epsilon_round", "epsilon_total")
+        facts = ("adjacency", "accountant", "exact")
+        return all(_close(getattr(claimed, key), getattr(recomputed, key)) for key in figures) and all(
+            getattr(claimed, key) == getattr(recomputed, key) for key in facts
+        )
+    return bool(claimed == recomputed)
+
+
+def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
+    path = run / STATEMENT_TEXT
+    if not path.exists():
+        return []
+    same = path.read_text(encoding="utf-8").strip() == claim.text.strip()
+    return [
+        Check(STATEMENT_TEXT, same, f"says what {STATEMENT} says" if same else f"does not say what {STATEMENT} says")
+    ]
+
+
+def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:
+    """ε of one round, not the raw scales: an adaptive clip changes those and the noise together.
+
+    Votes without an update must be among those that are planned before the first round.
+    """
+    want = compose([(planned, 1)], delta)
+    for event, _ in ledger.charges():
+        have = compose([(event, 1)], delta)
+        if any(_close(have.epsilon, compose([(one, 1)], delta).epsilon) and _alike(event, one) for one in before):
+            continue
+        same = _close(have.epsilon, want.epsilon) and (event.family == "none") == (planned.family == "none")
+        if not same or (have.adjacency, have.setting) != (want.adjacency, want.setting):
+            return Check(
+                "configuration",
+                False,
+                f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
+                f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
+            )
+    unpaid = [one for one in before if not any(_alike(event, one) for event, _ in ledger.charges())]
+    if unpaid and any(entry.round > 0 for entry in ledger.entries):
+        names = ", ".join(query.name for one in unpaid if isinstance(one, GaussianEvent) for query in one.queries)
+        return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
+    votes = f", and {len(before)} votes before the first" if before else ""
+    return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
+
+
+def _alike(a: Event, b: Event) -> bool:
+    """Whether both are votes without an update, and the same ones."""
+    return (
+        isinstance(a, GaussianEvent)
+        and isinstance(b, GaussianEvent)
+        and a.votes_alone
+        and a.adjacency == b.adjacency
+        and [query.name for query in a.queries] == [query.name for query in b.queries]
+    )
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not all(isinstance(value, (int, float)) for value in (a, b)):
+        return False
+    return a == b or math.isclose(a, b, rel_tol=_RELATIVE)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, View):
+        return f"{value.epsilon_total:.6g} ({value.adjacency}, {'exact' if value.exact else 'upper bound'})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

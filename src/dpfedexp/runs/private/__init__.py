@@ -1,1 +1,0 @@
-"""What a run must remember and nobody else may see."""

@@ -1,0 +1,119 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpfedexp.core.noise import chacha
+from dpfedexp.core.noise.chacha import ChaChaNoise, SystemStreams
+from dpfedexp.errors import InputError
+
+ONE_IN_A_MILLION = 1e-6
+CPU = torch.device("cpu")
+
+
+def normals(noise, count):
+    return noise.normal(torch.arange(1), count, CPU, torch.float64)[0].numpy()
+
+
+def test_the_words_are_the_key_stream_of_rfc_8439():
+    """Appendix A.1, test vector 1: zero key, zero nonce, counter 0."""
+    stream = chacha.key_stream(bytes(32)).update(bytes(16))
+    assert stream.hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+
+
+def test_normals_are_normal_and_uniforms_uniform():
+    noise = ChaChaNoise()
+    assert stats.kstest(normals(noise, 200_001), "norm").pvalue > ONE_IN_A_MILLION
+    uniform = noise.uniform(torch.arange(4), 50_000).numpy().ravel()
+    assert stats.kstest(uniform, "uniform").pvalue > ONE_IN_A_MILLION
+    assert 0 <= uniform.min() <= uniform.max() < 1
+
+
+def test_the_two_halves_of_a_pair_are_uncorrelated_in_value_and_square():
+    drawn = normals(ChaChaNoise(), 200_000)
+    x, y = drawn[:100_000], drawn[100_000:]
+    bound = stats.norm.isf(ONE_IN_A_MILLION / 2) / np.sqrt(len(x))
+    assert abs(np.corrcoef(x, y)[0, 1]) < bound
+    assert abs(np.corrcoef(x**2, y**2)[0, 1]) < bound
+
+
+def test_tails_reach_far_and_extreme_words_stay_finite(monkeypatch):
+    noise = ChaChaNoise()
+    for word in (0, 2**64 - 1):
+        monkeypatch.setattr(noise._source, "words", lambda count, word=word: np.full(count, word, dtype=np.uint64))
+        drawn = normals(noise, 4)
+        assert np.isfinite(drawn).all()
+        assert word or abs(drawn).max() > 9.4
+
+
+def test_no_two_sources_draw_the_same():
+    first, second = ChaChaNoise(), ChaChaNoise()
+    assert not np.array_equal(normals(first, 4), normals(second, 4))
+    assert not np.array_equal(normals(first, 4), normals(first, 4))
+
+
+def test_a_forked_process_does_not_repeat_its_parents_noise():
+    noise = ChaChaNoise()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, noise._source.words(2).tobytes())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(read, 16)
+    assert len(theirs) == 16
+    assert theirs != noise._source.words(2).tobytes()
+
+
+def test_a_copy_sent_to_another_process_has_a_key_of_its_own():
+    noise = ChaChaNoise()
+    copy = pickle.loads(pickle.dumps(noise))
+    assert not np.array_equal(normals(copy, 4), normals(noise, 4))
+
+
+def test_a_key_is_not_used_beyond_its_length(monkeypatch):
+    monkeypatch.setattr(chacha, "_BYTES_PER_KEY", 64)
+    taken = []
+    monkeypatch.setattr(chacha.os, "urandom", lambda n: taken.append(n) or bytes(n))
+    source = chacha.ChaCha20()
+    assert np.array_equal(source.words(8), source.words(8))
+    assert len(taken) == 2
+
+
+def test_choices_are_sets_of_the_right_size_and_every_client_is_as_likely():
+    noise, counts = ChaChaNoise(), np.zeros(20)
+    for _ in range(4000):
+        chosen = noise.choice(20, 5, replace=False)
+        assert len(set(chosen.tolist())) == 5
+        counts[chosen] += 1
+    assert stats.chisquare(counts).pvalue > ONE_IN_A_MILLION
+
+
+def test_choosing_with_replacement_is_refused_with_a_sentence():
+    with pytest.raises(InputError, match=r"replace is True; this source chooses without replacement only"):
+        ChaChaNoise().choice(10, 3, replace=True)
+
+
+def test_every_purpose_and_round_draws_anew():
+    streams = SystemStreams()
+    assert not np.array_equal(normals(streams.at("noise", 1), 3), normals(streams.at("noise", 1), 3))
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def missing(name, *rest):
+        if name.startswith("cryptography"):
+            raise ModuleNotFoundError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(InputError, match=r"dpfedexp\[secure\]"):
+        ChaChaNoise()

@@ -1,0 +1,143 @@
+"""The rate that votes say: right where they are clean, the usual one where they are noise, and lower only where most are harmed."""
+
+import math
+
+import pytest
+import torch
+
+from dpfedexp.core.local_rate import (
+    RADII,
+    RATES,
+    USUAL,
+    chosen,
+    located,
+    nearest,
+    on_grid,
+    preferred,
+    slowed,
+    watched,
+)
+
+CLEAN = 1e-6
+
+
+def valley(best, floor=0.0):
+    """Losses that start at 1 and are least at a client's own rate, by the distance in decades; far above it they are large."""
+    at = torch.tensor(best).double().log10()
+
+    def after(rates):
+        distance = rates.double().log10() - at
+        return torch.where(distance < 2, (floor + 0.1 * distance.square()).clamp_max(1.0), 100.0 * distance)
+
+    return after
+
+
+@pytest.mark.parametrize("at", range(len(RATES)))
+def test_a_client_finds_its_own_best_rate_wherever_it_is_on_the_grid(at):
+    after = valley([RATES[at] * 1.1, RATES[at] * 0.9], 0.5)
+    assert preferred(torch.ones(2).double(), after).tolist() == [at + 1] * 2
+
+
+def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says_nothing_where_nothing_moves():
+    before = torch.tensor([1.0, 1.0, 1.0, 1.0, -2.0, math.nan]).double()
+
+    def after(rates):
+        """Destroyed from 1 on, with a dead model at 100; by heart from 0.1 on; never moved; worse at any rate; a negative loss."""
+        first = torch.where(rates < 0.9, 1.0 - 0.3 * rates, torch.where(rates < 50, 9.0, 0.6))
+        return torch.stack(
+            [
+                first[0],
+                1.0 - 6.0 * rates[1].clamp_max(0.15),
+                before[2],
+                1.0 + rates[3],
+                -2.0 - rates[4].clamp_max(0.09),
+                before[5],
+            ]
+        )
+
+    found = preferred(before, after).tolist()
+    grid = [None if place == 0 else RATES[place - 1] for place in found]
+    assert grid[0] == pytest.approx(10**-0.5)
+    assert grid[1] == pytest.approx(10**-1.5)
+    assert grid[2] is None
+    assert grid[3] == RATES[0] == grid[5]
+    assert grid[4] >= 0.1
+
+
+def test_a_norm_stands_at_the_nearest_radius():
+    norms = torch.tensor([0.0, 1e-9, 1.0, 1.7, 1.8, 1e9, math.inf, math.nan])
+    assert nearest(norms).tolist() == [1, 1, 11, 11, 12, len(RADII), len(RADII), 0]
+
+
+def heap(bins, at, count=1.0):
+    return count * (torch.arange(bins) == at).double()
+
+
+@pytest.mark.parametrize("at", range(len(RATES)))
+def test_a_clean_histogram_chooses_the_rate_at_which_the_clients_stand(at):
+    assert chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.4)
+    assert at not in range(3, 10) or chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.06)
+
+
+@pytest.mark.parametrize("at", range(len(RADII)))
+def test_a_clean_histogram_finds_the_middle_of_the_update_norms(at):
+    assert located(heap(len(RADII), at), CLEAN) == pytest.approx(RADII[at], rel=0.5)
+
+
+@pytest.mark.parametrize("other", [0, 10, 12])
+def test_a_second_smaller_heap_moves_nothing(other):
+    both = heap(len(RATES), 5, 0.67) + heap(len(RATES), other, 0.33)
+    assert chosen(both, 0.02) == pytest.approx(RATES[5], rel=0.1)
+
+
+@pytest.mark.parametrize("answering", [0.4, 1.0])
+def test_noise_of_a_tenth_of_the_clients_on_every_bin_leaves_the_rate_known_to_a_third_of_a_decade(answering):
+    """A heap over three bins, of which some clients are missing, in 400 draws of the noise."""
+    clean = answering * (heap(len(RATES), 5, 0.3) + heap(len(RATES), 6, 0.4) + heap(len(RATES), 7, 0.3))
+    generator = torch.Generator().manual_seed(0)
+    noisy = clean + torch.randn(400, len(RATES), generator=generator, dtype=torch.float64) / 10
+    found = torch.tensor([2 * math.log10(chosen(row, 0.1) / RATES[6]) for row in noisy])
+    assert float(found.mean().abs()) < 0.2
+    assert float(found.std()) < (0.4 if answering == 1.0 else 1.3)
+
+
+@pytest.mark.parametrize("votes", [-50.0, 0.0, 0.5, 1.0, 50.0])
+def test_votes_that_are_all_noise_leave_the_usual_rate(votes):
+    found = chosen(torch.full((len(RATES),), votes, dtype=torch.float64), 1000.0)
+    assert found == pytest.approx(USUAL, rel=0.03)
+
+
+def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
+    for votes in (-1e9, 1e9, math.nan, math.inf, -math.inf):
+        assert RATES[0] <= chosen(torch.full((len(RATES),), votes, dtype=torch.float64), CLEAN) <= RATES[-1]
+    assert on_grid(RATES, 0.5) == pytest.approx(10**-3.75)
+
+
+def test_the_rate_is_lower_only_where_noise_is_longer_than_any_update():
+    assert [slowed(0.2, n) for n in (0.0, 0.5, 1.0, 2.0, 8.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
+
+
+def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():
+    assert watched(0.3, 1.0, 1.0, 0.0) == (0.3, 1.0)
+    assert watched(0.3, 0.95, 0.95, 0.0)[0] == 0.3
+    rate, mean = watched(0.3, 1.0, 0.0, 0.0)
+    assert mean == pytest.approx(0.7)
+    assert rate == pytest.approx(0.3 * math.exp(-2 * 0.2))
+    rates, mean, rate = [], 1.0, 1.0
+    for _ in range(20):
+        rate, mean = watched(rate, mean, 0.5, 0.05)
+        rates.append(rate)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 1e-4
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.15, 1.0])
+def test_noise_does_not_lower_a_rate_that_helps_everybody(deviation):
+    """Over 100 rounds, in nearly all of 200 runs."""
+    generator, ends = torch.Generator().manual_seed(1), []
+    for _ in range(200):
+        rate, mean = 1.0, 1.0
+        for noise in torch.randn(100, generator=generator).tolist():
+            rate, mean = watched(rate, mean, 1.0 + deviation * noise, deviation)
+        ends.append(rate)
+    assert sorted(ends)[20] > 0.7

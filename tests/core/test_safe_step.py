@@ -1,0 +1,341 @@
+"""The safe step: its equations, and what they do on a quadratic c = −A(w − w*) + n, where everything can be said in advance."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp, naive_ldp_fedexp
+from dpfedexp.algorithms.round import State, advance
+from dpfedexp.core import step_size
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import Release
+
+DOUBLE = torch.float64
+
+
+def vector(*numbers):
+    return torch.tensor(numbers, dtype=DOUBLE)
+
+
+def constant(eta_g):
+    return step_size.FixedRate(eta_g)
+
+
+def steps(means, rule, variance=0.0):
+    """η_g of the safe step over a sequence of released means."""
+    rule = step_size.Safe(rule)
+    memory, taken = step_size.initial_memory(rule, means[0]), []
+    for mean in means:
+        eta_g, memory = step_size.next_step(rule, Release(mean, None, None, 1.0, variance=variance), memory)
+        taken.append(eta_g)
+    return taken
+
+
+def quadratic(curvature, noise, rule, rounds, *, start, seed):
+    """η_g of every round on a quadratic with these eigenvalues: c = −a·x + n, x ← x + η_g·c."""
+    generator = torch.Generator().manual_seed(seed)
+    rule = step_size.Safe(rule)
+    x, taken = start.clone(), []
+    memory = step_size.initial_memory(rule, x)
+    for _ in range(rounds):
+        mean = -curvature * x + noise * torch.randn(len(x), generator=generator, dtype=DOUBLE)
+        eta_g, memory = step_size.next_step(rule, Release(mean, None, None, 1.0, variance=noise**2), memory)
+        x = x + eta_g * mean
+        taken.append(eta_g)
+    return taken
+
+
+def noises(rounds, d, seed):
+    return torch.randn(rounds, d, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).unbind()
+
+
+def test_turn_is_a_cosine_and_drift_counts_standard_deviations_of_the_noise():
+    a, b, c, d = vector(3.0, 4.0), vector(0.0, 2.0), vector(1.0, 0.0), vector(-1.0, 1.0)
+    assert step_size.turn(a, b) == pytest.approx(0.8)
+    # (3, 6)·(0, 1) = 6. A coordinate of each sum has variance 2v, so the product of two independent ones has √(2·2·2)·v.
+    assert step_size.drift(a, (b, c, d), 5.0) == pytest.approx(6 / (5 * math.sqrt(8)))
+    assert step_size.drift(-a, (-b, c, d), 5.0) == pytest.approx(-6 / (5 * math.sqrt(8)))
+
+
+def test_the_first_rounds_compare_what_there_is():
+    a, b, c = vector(3.0, 4.0), vector(0.0, 2.0), vector(1.0, 0.0)
+    assert step_size.drift(a, (b,), 5.0) == pytest.approx(8 / (5 * math.sqrt(2)))
+    assert step_size.drift(a, (b, c), 5.0) == pytest.approx(3 / (5 * math.sqrt(4)))
+
+
+def test_one_round_counts_for_three_deviations_at_most_and_without_noise_only_the_sign_is_left():
+    a, b = vector(3.0, 4.0), vector(0.0, 2.0)
+    assert step_size.drift(a, (b,), 1e-9) == step_size.drift(a, (b,), 0.0) == 3.0
+    assert step_size.drift(a, (-b,), 1e-9) == step_size.drift(a, (-b,), 0.0) == -3.0
+
+
+def test_a_zero_or_infinite_mean_has_no_direction():
+    zero, one, lost = vector(0.0, 0.0), vector(1.0, 1.0), vector(math.inf, 1.0)
+    assert step_size.turn(zero, one) == step_size.turn(one, zero) == 0.0
+    assert step_size.drift(zero, (one,), 0.0) == step_size.drift(one, (zero,), 1.0) == 0.0
+    assert step_size.drift(lost, (one,), 1.0) == 0.0
+    assert steps([zero] * 8, constant(20.0)) == [4.0] * 8, "what says nothing changes nothing"
+    assert steps([one, lost, one], constant(20.0))[1:] == [2.0, 1.0]
+
+
+def test_a_drift_that_stays_makes_three_times_as_much_evidence():
+    total = step_size.PRIOR
+    assert step_size.evidence(total, 0.0)[1] == pytest.approx(0.8 * 2.0), "the prior is two deviations"
+    for _ in range(60):
+        total, evidence = step_size.evidence(total, 0.5)
+    assert total == pytest.approx(0.5 / 0.2, rel=1e-4)
+    assert evidence == pytest.approx(1.5, rel=1e-4)
+
+
+def test_under_noise_alone_drift_has_variance_one_and_evidence_seven_fifths():
+    """Neighbouring drifts share one of their four products, so their correlation is ¼, and 1 + 2·λ·¼ = 1.4."""
+    means, total, drifts, kept = noises(20_000, 50, 6), 0.0, [], []
+    for t in range(3, len(means)):
+        drifts.append(step_size.drift(means[t], (means[t - 1], means[t - 2], means[t - 3]), 1.0))
+        total, evidence = step_size.evidence(total, drifts[-1])
+        kept.append(evidence)
+    drift, evidence = torch.tensor(drifts), torch.tensor(kept)
+    # A variance over n independent values has the relative deviation √(2/n). There are 20,000 drifts; five rounds of evidence are
+    # worth about one, so 4,000 of those: 0.01 and 0.022. Six of these, and 0.005 for the cut at ±3.
+    assert float(drift.var()) == pytest.approx(1.0, abs=0.065)
+    assert float((drift[1:] * drift[:-1]).mean()) == pytest.approx(0.25, abs=0.065)
+    assert float(evidence.var()) == pytest.approx(1.4, rel=0.135)
+    # A share p deviates by √(p/n): six of them again, around 1/22 and 1/44.
+    assert float((evidence > step_size.EVIDENT).double().mean()) == pytest.approx(1 / 22, abs=0.02)
+    assert float((drift < step_size.FAILED).double().mean()) == pytest.approx(1 / 44, abs=0.0065)
+
+
+@pytest.mark.parametrize(
+    ("turn", "drift", "evidence", "ceiling", "expected"),
+    [
+        (0.5, 1.0, 2.0, math.inf, (6.0, math.inf)),  # evident
+        (0.5, -1.9, 2.0, math.inf, (6.0, math.inf)),  # one round does not weigh more than five
+        (0.5, 1.0, 2.0, 5.0, (5.0, 5.0)),  # fast only up to the ceiling
+        (0.5, 1.0, 2.0, 4.0, (4.4, 4.0)),  # and slow from there
+        (0.5, 1.0, 2.0, 2.1, (4.2, 2.1)),  # up to twice as much
+        (0.5, 1.0, 2.0, 1.0, (4.0, 1.0)),  # never down for that
+        (-0.1, 1.0, 2.0, math.inf, (4.4, math.inf)),  # too far for its own direction
+        (0.5, 1.0, 1.9, math.inf, (4.0, math.inf)),  # neither nor
+        (0.5, 1.0, 0.0, math.inf, (4.0, math.inf)),
+        (0.5, 1.0, -0.1, math.inf, (2.0, math.inf)),  # against progress
+        (-0.5, 1.0, 2.0, math.inf, (4.4, math.inf)),
+        (-0.51, 3.0, 9.0, math.inf, (2.0, 2.0)),  # failed: a quarter of the longest of four
+        (0.5, -2.1, 9.0, math.inf, (2.0, 2.0)),
+        (0.5, -2.1, 9.0, 1.5, (2.0, 1.5)),  # a ceiling only falls
+        (math.nan, 3.0, 9.0, math.inf, (2.0, 2.0)),
+    ],
+)
+def test_the_cap_by_what_was_seen(turn, drift, evidence, ceiling, expected):
+    taken = (1.0, 8.0, 6.0, 4.0)
+    assert step_size.safe_cap(taken, ceiling, turn, drift, evidence) == pytest.approx(expected)
+
+
+def test_room_grows_with_the_age_of_the_run_from_twice_the_age_of_its_failure_on():
+    assert [step_size.room(t, 4) for t in (5, 8, 12, 32)] == [1.0, 1.0, 1.5, 4.0]
+    assert step_size.room(9, 0) == 1.0
+    taken = (3.0, 3.0, 3.0, 3.0)
+    assert step_size.safe_cap(taken, 1.5, 0.1, 0.0, 2.0, 1.05) == pytest.approx((3.15, 1.5))
+    assert step_size.safe_cap(taken, 1.5, -0.1, 0.0, 2.0, 1.05) == (3.0, 1.5), "only while no step turns back"
+
+
+def test_an_early_failure_does_not_bind_the_late_rounds():
+    """Four rounds that turn about, then steady progress: the cap is free again long before the end."""
+    rule = step_size.Safe(lambda release: 10.0)
+    memory = rule.init(torch.zeros(3, dtype=DOUBLE))
+    taken = []
+    for t in range(1, 51):
+        mean = vector(1.0, 0.0, 0.0) if t > 5 or t % 2 else vector(-1.0, 0.0, 0.0)
+        eta_g, memory = rule(Release(mean, None, None, 1.0, variance=0.01), memory)
+        taken.append(eta_g)
+    assert max(taken[2:12]) <= 3.0
+    assert taken[-1] == 10.0
+
+
+def test_a_ceiling_is_never_below_one():
+    assert step_size.safe_cap((1.0, 1.0, 2.0), math.inf, -0.9, 0.0, 0.0) == (1.0, 1.0)
+    assert step_size.safe_cap((1.0, 2.0), math.inf, -0.9, 0.0, 0.0) == (1.0, math.inf), "two rounds can't tell"
+
+
+def test_the_cap_begins_at_four_follows_what_was_taken_and_meets_the_rule_from_below():
+    """4, 4·1.5, 4·1.5², … until the rule says less; there it starts again from what the rule said."""
+    same = [vector(1.0, 2.0)] * 8
+    assert steps(same, constant(25.0)) == pytest.approx([4.0, 6.0, 9.0, 13.5, 20.25, 25.0, 25.0, 25.0])
+    says = iter([90.0, 90.0, 90.0, 1.2, 90.0, 90.0])
+    assert steps(same[:6], lambda release: next(says)) == pytest.approx([4.0, 6.0, 9.0, 1.2, 1.8, 2.7])
+
+
+@pytest.mark.parametrize("variance", [1e6, math.inf])
+def test_noise_is_never_taken_to_be_more_than_all_that_is_seen(variance):
+    """So a bound that is far too high, or none at all, hides no clear signal: here drift is √2, then 2, then 2√2."""
+    same = [vector(1.0, 2.0)] * 8
+    assert steps(same, constant(25.0), variance) == pytest.approx([4.0, 6.0, 9.0, 13.5, 20.25, 25.0, 25.0, 25.0])
+
+
+def test_the_step_never_leaves_what_is_between_fedavg_and_the_rule():
+    # A walk that is soon left for noise alone.
+    walk = torch.stack(noises(60, 3, 0)).cumsum(0)
+    means = [*walk, *noises(240, 3, 1)]
+    taken = steps(means, constant(25.0), 1.0)
+    assert min(taken) == 1.0
+    assert max(taken) == 25.0
+    assert all(later <= 1.5 * earlier for earlier, later in pairwise(taken))
+    assert set(steps(means, constant(0.5), 1.0)) == {1.0}, "a rule below 1 is FedAvg"
+
+
+def test_one_coordinate_is_enough():
+    assert steps([vector(0.3)] * 5, constant(8.0)) == pytest.approx([4.0, 6.0, 8.0, 8.0, 8.0])
+    assert steps([vector(0.3), vector(-0.3)] * 10, constant(8.0)) == [4.0, 2.0] + [1.0] * 18
+
+
+def test_an_oscillation_that_makes_progress_keeps_growing_and_a_wild_one_is_fedavg():
+    """c = g ± h: the turn is (g² − h²)/(g² + h²), and the sums of two moves agree whatever h is."""
+    g, h = vector(1.0, 0.0), vector(0.0, 1.0)
+    mild = [g + (-1) ** t * 1.5 * h for t in range(20)]
+    wild = [g + (-1) ** t * 3.0 * h for t in range(20)]
+    assert step_size.turn(mild[1], mild[0]) == pytest.approx(-1.25 / 3.25)
+    # The second round has one before it and sees only the turn, so the first step counts as failed.
+    taken = steps(mild, constant(6.0))
+    assert taken[:2] == [4.0, 2.0]
+    assert [later / earlier for earlier, later in pairwise(taken[4:12])] == pytest.approx([1.1] * 7)
+    assert steps(wild, constant(6.0))[2:] == [1.0] * 18
+
+
+@pytest.mark.parametrize("a_eta", [0.2, 0.7, 1.0, 1.5, 1.9])
+def test_without_a_signal_turn_and_drift_are_those_of_the_analysis(a_eta):
+    """An AR(1) model that noise alone moves: turn = −aη/2, drift = −√d·(aη/2)(2 − aη), negative for every stable step."""
+    eta, d, generator = 2.0, 200_000, torch.Generator().manual_seed(1)
+    a = a_eta / eta
+    # The stationary spread of x under noise of variance 1 is η/(a(2 − aη)).
+    x = torch.randn(d, generator=generator, dtype=DOUBLE) * math.sqrt(eta / (a * (2 - a_eta)))
+    means = []
+    for _ in range(4):
+        means.append(-a * x + torch.randn(d, generator=generator, dtype=DOUBLE))
+        x = x + eta * means[-1]
+    newest, before = means[3], (means[2], means[1], means[0])
+    # A cosine over d coordinates has a standard deviation of about 1/√d; six of them.
+    assert step_size.turn(newest, before[0]) == pytest.approx(-a_eta / 2, abs=6 / math.sqrt(d))
+    # Said with a variance of √d instead of 1, the drift is not cut at ±3, and √d goes out.
+    drift = step_size.drift(newest, before, math.sqrt(d))
+    assert drift == pytest.approx(-(a_eta / 2) * (2 - a_eta), abs=6 / math.sqrt(d))
+
+
+def test_the_expected_product_changes_sign_at_the_step_that_minimises_the_expected_loss():
+    """E⟨c_{t+1}, c_t⟩ = ‖s‖² − η(sᵀAs + v tr A): its root is the best step, noise included, so no noise may be subtracted."""
+    generator = torch.Generator().manual_seed(2)
+    eigenvalues, x, v = vector(2.0, 0.7, 0.1), vector(1.0, -2.0, 3.0), 0.25
+    signal = -eigenvalues * x
+    best = float(signal.square().sum() / ((eigenvalues * signal.square()).sum() + v * eigenvalues.sum()))
+    n = 400_000
+    noise = math.sqrt(v) * torch.randn(2, n, 3, generator=generator, dtype=DOUBLE)
+    mean = signal + noise[0]
+
+    def product(eta):
+        following = -eigenvalues * (x + eta * mean) + noise[1]
+        each = (following * mean).sum(1)
+        return float(each.mean()), float(each.std()) / math.sqrt(n)
+
+    def loss(eta):
+        return float((eigenvalues * (x + eta * mean).square()).sum(1).mean()) / 2
+
+    value, error = product(best)
+    assert abs(value) < 6 * error
+    assert product(0.9 * best)[0] > 6 * error
+    assert product(1.1 * best)[0] < -6 * error
+    assert loss(best) < min(loss(0.9 * best), loss(1.1 * best))
+    without_noise = float(signal.square().sum() / (eigenvalues * signal.square()).sum())
+    assert loss(without_noise) > loss(best), "the step for the signal alone is too long"
+
+
+def test_where_the_signal_is_gone_the_step_is_that_of_fedavg_in_almost_every_round():
+    """a = 0.5, d = 400: the drift at η_g = 1 is −0.375·√400 = −7.5 standard deviations."""
+    taken = quadratic(0.5, 1.0, constant(300.0), 2000, start=torch.zeros(400, dtype=DOUBLE), seed=3)
+    assert sum(eta_g == 1.0 for eta_g in taken) > 0.95 * len(taken)
+
+
+def test_from_far_away_the_step_is_the_rules_and_falls_to_one_when_the_optimum_is_reached():
+    far = torch.full((400,), 5.0, dtype=DOUBLE)
+    taken = quadratic(0.005, 1e-3, constant(20.0), 20, start=far, seed=4)
+    assert taken[5:] == [20.0] * 15
+    late = quadratic(0.5, 1e-3, constant(20.0), 400, start=far, seed=4)[100:]
+    assert sum(eta_g == 1.0 for eta_g in late) > 0.95 * len(late)
+
+
+@pytest.mark.parametrize(("d", "variance"), [(1, 1.0), (5, 1.0), (100, 1.0), (100, math.inf)])
+def test_means_that_are_noise_alone_leave_the_step_at_one_in_most_rounds(d, variance):
+    """Nothing answers to the step here, so noise alone makes the evidence. Known or not, the step is 1 in 76 to 91% of the rounds.
+
+    The share differs between runs by 0.17, so over 120 runs it deviates by 0.016: six of them below 0.764 is 0.67.
+    """
+    taken = torch.tensor([steps(noises(50, d, seed), constant(300.0), variance)[10:] for seed in range(120)])
+    assert float((taken == 1.0).double().mean()) > 0.67
+    assert float(taken.median()) == 1.0
+    assert float((taken > 2.0).double().mean()) < 0.22
+
+
+def test_a_step_that_failed_is_tried_again_late_seldom_and_with_care():
+    """A valley: walls of a = 0.15, which a step above 2/a = 13.3 climbs, and a floor of a = 0.0001 where progress never ends."""
+    curvature = torch.cat([torch.full((50,), 0.15), torch.full((50,), 1e-4)]).to(DOUBLE)
+    start = torch.cat([torch.full((50,), 1.0), torch.full((50,), 300.0)]).to(DOUBLE)
+    taken = quadratic(curvature, 1e-3, constant(300.0), 200, start=start, seed=8)
+    unstable = 2 / 0.15
+    failures = [t for t, (step, after) in enumerate(pairwise(taken), 1) if step > unstable and after == step / 2]
+    first, *later = failures = [t for t in failures if t - 1 not in failures]
+    assert len(later) <= 2
+    assert all(after > 3 * earlier for earlier, after in pairwise(failures)), "ever more seldom"
+    assert taken[first - 1] > 3 * unstable
+    assert all(taken[t - 1] < 1.4 * unstable for t in later), "and by little"
+    growth = [after / step for step, after in pairwise(taken[first : 2 * first + 4]) if after > step]
+    assert max(growth) > 1.3, "far below it is fast again"
+    near = [after / step for step, after in pairwise(taken[first:]) if after > step and step > 0.5 * unstable]
+    assert max(near) < 1.11, "near it slow"
+
+
+def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_alone():
+    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
+    w = torch.zeros(5, dtype=DOUBLE)
+    memory = step_size.initial_memory(algorithm.rule, w)
+    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in memory.items()}
+    vectors = {f"step.c_bar.{ago}": (torch.float32, (5,)) for ago in (1, 2, 3)}
+    assert shapes == {**vectors, "step.numbers": (DOUBLE, (8,))}
+    state = State(0, w, (w,), 1.0, {}, memory={**memory, "local.rate": vector(0.1)})
+    taken = []
+    for mean in [torch.full((5,), float(t), dtype=DOUBLE) for t in (1, 2, 3, 4, 5)]:
+        # The rule says C² − C·(−99) = 100 over ‖c̄‖².
+        state, eta_g = advance(algorithm, Release(mean, -99.0, None, 1.0, variance=0.01), state)
+        taken.append(eta_g)
+    assert taken == pytest.approx([4.0, 5.0, 100 / 45, 100 / 80, 1.0])
+    assert [float(state.memory[f"step.c_bar.{ago}"][0]) for ago in (1, 2, 3)] == [5.0, 4.0, 3.0]
+    rounds, total, ceiling, failed, *last = state.memory["step.numbers"].tolist()
+    assert (rounds, ceiling, failed, last) == (5.0, math.inf, 0.0, taken[1:])
+    # Four drifts of 3 after the prior.
+    assert total == pytest.approx(step_size.PRIOR * 0.8**4 + 3 * (1 + 0.8 + 0.64 + 0.512))
+    assert float(state.memory["local.rate"]) == 0.1
+    assert {name: (value.dtype, tuple(value.shape)) for name, value in state.memory.items() if "step" in name} == shapes
+
+
+def test_a_function_of_ones_own_is_still_a_rule_and_remembers_nothing():
+    algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0), rule=lambda release: 3.0)
+    w = torch.zeros(2, dtype=DOUBLE)
+    assert step_size.initial_memory(algorithm.rule, w) == {}
+    state, eta_g = advance(algorithm, Release(vector(1.0, 0.0), None, None, 1.0), State(0, w, (w,), 1.0, {}))
+    assert (eta_g, state.memory) == (3.0, {})
+    assert algorithm.step == "paper"
+
+
+def test_the_private_algorithms_are_safe_unless_asked_for_the_papers_step():
+    noise = {"clip": 1.0, "noise_multiplier": 2.0}
+    privunit = {"clip": 1.0, "mechanism": "privunit"}
+    assert cdp_fedexp(**noise).rule == step_size.Safe(step_size.free)
+    assert cdp_fedexp(**noise, numerator="paper").rule == step_size.Safe(step_size.cdp)
+    assert ldp_fedexp(**noise).rule == step_size.Safe(step_size.free)
+    assert ldp_fedexp(**privunit).rule == step_size.Safe(step_size.ldp_privunit)
+    assert fedexp(step="safe").rule == step_size.Safe(step_size.fedexp)
+    assert [one.step for one in (fedexp(), naive_ldp_fedexp(**noise), cdp_fedexp(**noise, step="paper"))] == [
+        "paper"
+    ] * 3
+    assert ldp_fedexp(**privunit, step="paper").rule is step_size.ldp_privunit
+    with pytest.raises(InputError, match=r"step is 'save', which does not exist\. Did you mean 'safe'\?"):
+        cdp_fedexp(**noise, step="save")

@@ -1,0 +1,334 @@
+import errno
+import json
+import os
+import resource
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpfedexp import (
+    Execution,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedadam,
+    dp_fedavg,
+    dp_scaffold,
+    fedexp,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.accounting import Ledger
+from dpfedexp.data import synthetic_regression
+from dpfedexp.engine import checkpoint
+from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.state_tensors import digest
+from dpfedexp.errors import LedgerError
+from dpfedexp.models import linear_regression
+
+M, D, ROUNDS = 16, 5, 6
+PROBLEM = synthetic_regression(M, D, seed=2)
+CASES = {
+    "cdp_fedexp": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {}),
+    "adaptive": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
+    "paper": (cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"), {}),
+    "target": (cdp_fedexp(clip=0.3, target_epsilon=8.0), {}),
+    "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {"evaluate_every": 4}),
+    "adam": (dp_fedadam(clip=0.3, noise_multiplier=1.0), {}),
+    "momentum": (dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9), {}),
+    "scaffold": (dp_scaffold(clip=0.3, noise_multiplier=1.0), {}),
+    "sampled scaffold": (
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
+        {"participation": Poisson(0.4), "population": M},
+    ),
+    "fixed cohort": (dp_fedavg(clip=0.3, noise_multiplier=1.0), {"participation": FixedSize(7)}),
+    "budget": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {"budget": 12.0}),
+    "mini-batches": (fedexp(), {"local": Sgd(lr=0.02, epochs=1, batch_size=1)}),
+}
+
+
+class Crash(BaseException):
+    """Stands for a power failure: nothing may catch it."""
+
+
+def run(algorithm, folder=None, **options):
+    options = {"local": Sgd(lr=0.02, steps=3), "rounds": ROUNDS, "device": "cpu", "progress": False} | options
+    measure = {"evaluate": lambda m: {"distance": PROBLEM.distance(next(m.parameters()))}}
+    return train(linear_regression(D), PROBLEM.federation, algorithm, checkpoint=folder, **measure, **options)
+
+
+def result(done, folder):
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in done.history]
+    weights = [p.detach().numpy().tobytes() for p in done.model.parameters()]
+    charges = [(entry.round, entry.event, entry.noise) for entry in charged(folder)]
+    return weights, history, charges, done.privacy.to_json(), done.stopped
+
+
+def charged(folder):
+    return Ledger.open(folder / "ledger.jsonl", read_only=True).entries
+
+
+def crash_in(monkeypatch, owner, name, when, before):
+    """`owner.name` fails at its call number `when`, before or after its work is done."""
+    original, calls = getattr(owner, name), []
+
+    def failing(*given, **more):
+        calls.append(None)
+        if len(calls) == when and before:
+            raise Crash
+        value = original(*given, **more)
+        if len(calls) == when:
+            raise Crash
+        return value
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("moment", ["before charge", "after charge", "before checkpoint", "after checkpoint"])
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, tmp_path, monkeypatch):
+    algorithm, options = CASES[name]
+    whole = result(run(algorithm, tmp_path / "whole", **options), tmp_path / "whole")
+    broken = tmp_path / "broken"
+    order, _, what = moment.partition(" ")
+    owner, function = (Ledger, "charge") if what == "charge" else (checkpoint, "save")
+    for when in (1, 3):
+        with monkeypatch.context() as patch:
+            crash_in(patch, owner, function, when, order == "before")
+            if name != "budget" or when == 1:
+                with pytest.raises(Crash):
+                    run(algorithm, broken, resume=True, **options)
+    assert result(run(algorithm, broken, resume=True, **options), broken) == whole
+    assert result(run(algorithm, broken, resume=True, **options), broken) == whole, "a finished run is left as it is"
+    assert len({entry.run for entry in charged(broken)}) == 1
+
+
+def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
+    from dpfedexp.engine.prepare import prepare
+
+    algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
+    options = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "execution": Execution(chunk_size=4)}
+    simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
+    book = Ledger.in_memory()
+    state, _ = simulation.step(simulation.begin(), book)
+    remembered = state.client_controls.clone()
+    assert float(remembered.abs().max()) > 0
+    with monkeypatch.context() as patch:
+        crash_in(patch, Simulation, "updates", 3, before=True)
+        with pytest.raises(Crash):
+            simulation.step(state, book)
+    assert torch.equal(state.client_controls, remembered)
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_path):
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+    run(algorithm, tmp_path, rounds=2)
+    for given, words in [
+        ({"seed": 3}, "seed is 3 here and 0 there"),
+        ({"rounds": 3}, "rounds is 3 here and 2 there"),
+        ({"local": Sgd(lr=0.03, steps=3)}, "local.lr is 0.03 here and 0.02 there"),
+        ({"participation": Poisson(0.5)}, "participation is 'Poisson' here and 'Full' there"),
+        ({"evaluate_every": 2}, "evaluate_every is 2"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            run(algorithm, tmp_path, resume=True, **({"rounds": 2} | given))
+    with pytest.raises(InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there"):
+        run(cdp_fedexp(clip=0.4, noise_multiplier=1.0), tmp_path, resume=True, rounds=2)
+
+
+def test_a_folder_with_a_checkpoint_is_not_written_over(tmp_path):
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+    run(algorithm, tmp_path, rounds=1)
+    with pytest.raises(InputError, match="resume it"):
+        run(algorithm, tmp_path, rounds=1)
+    with pytest.raises(InputError, match="checkpoint is missing"):
+        run(algorithm, None, resume=True)
+
+
+def test_the_chunk_size_of_the_interrupted_run_is_kept(tmp_path, monkeypatch):
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+    whole = result(run(algorithm, tmp_path / "whole", execution=Execution(chunk_size=5)), tmp_path / "whole")
+    broken = tmp_path / "broken"
+    with monkeypatch.context() as patch:
+        crash_in(patch, checkpoint, "save", 3, before=False)
+        with pytest.raises(Crash):
+            run(algorithm, broken, execution=Execution(chunk_size=5))
+    assert checkpoint.read_progress(broken).chunk_size == 5
+    assert result(run(algorithm, broken, resume=True), broken) == whole
+
+
+def interrupted(folder, monkeypatch, after=3):
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0)
+    with monkeypatch.context() as patch:
+        crash_in(patch, checkpoint, "save", after, before=False)
+        with pytest.raises(Crash):
+            run(algorithm, folder)
+    return algorithm
+
+
+def test_a_damaged_checkpoint_is_one_sentence(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    path = tmp_path / CHECKPOINT
+    good = path.read_bytes()
+    tensor_bit = bytearray(good)
+    tensor_bit[-3] ^= 1
+    text_bit = good.replace(b"noise_multiplier", b"noise_multipliar", 1)
+    for bad in (b"", good[: len(good) // 2], good[:-1], bytes(tensor_bit), text_bit, b"\xff" * 64):
+        path.write_bytes(bad)
+        with pytest.raises(InputError, match=r"damaged .* Restore it"):
+            run(algorithm, tmp_path, resume=True)
+    path.write_bytes(good)
+    assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
+
+
+def test_deleting_a_damaged_checkpoint_starts_again_without_a_second_charge(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    (tmp_path / CHECKPOINT).unlink()
+    whole = run(algorithm, tmp_path / "whole")
+    again = run(algorithm, tmp_path, resume=True)
+    assert again.privacy.epsilon_total == whole.privacy.epsilon_total
+    assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
+
+
+def in_child(work):
+    """Runs work() in a process of its own, which may change its limits; returns what it wrote to the pipe."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, work().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+
+    def on_a_full_disk():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        ledger = (tmp_path / "ledger.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ledger + 600, ledger + 600))
+        try:
+            run(algorithm, tmp_path, resume=True)
+        except InputError as error:
+            return str(error)
+        return "no error"
+
+    said = in_child(on_a_full_disk)
+    assert "checkpoint of round 4 can't be written" in said
+    assert "The one before it is kept" in said
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp"))
+    assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
+
+
+def test_a_charge_that_does_not_fit_the_disk_stops_before_the_release(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+
+    def on_a_full_disk():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        ledger = (tmp_path / "ledger.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ledger + 100, ledger + 100))
+        try:
+            run(algorithm, tmp_path, resume=True)
+        except LedgerError as error:
+            return str(error)
+        return "no error"
+
+    assert "Nothing of it was released" in in_child(on_a_full_disk)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_refuses_writes_is_one_sentence(code, tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with monkeypatch.context() as patch:
+
+        def refused(source, target):
+            if target.name == CHECKPOINT:
+                raise OSError(code, os.strerror(code))
+            os.rename(source, target)
+
+        patch.setattr("dpfedexp.files.os.replace", refused)
+        with pytest.raises(InputError, match=os.strerror(code)):
+            run(algorithm, tmp_path, resume=True)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
+
+
+def test_a_folder_that_can_not_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="can't be written"):
+        run(cdp_fedexp(clip=0.3, noise_multiplier=1.0), tmp_path / "file" / "run")
+
+
+def test_a_checkpoint_holds_no_pickle_and_is_its_owners_only(tmp_path, monkeypatch):
+    interrupted(tmp_path, monkeypatch)
+    path = tmp_path / CHECKPOINT
+    memory = {f"memory.step.{name}" for name in ("c_bar.1", "c_bar.2", "c_bar.3", "numbers")}
+    assert set(load_file(path)) == {"w", "recent.0", *memory}
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_forged_checkpoint_whose_hashes_fit_is_refused_by_its_shapes(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+    path = tmp_path / CHECKPOINT
+    good = load_file(path)
+    for bad, words in [
+        ({**good, "w": torch.zeros(D + 1, dtype=torch.float64)}, "does not fit"),
+        ({**good, "w": torch.zeros(D)}, "does not fit"),
+        ({**good, "recent.0": torch.zeros(1, dtype=torch.float64)}, "does not fit"),
+        ({**good, "other": torch.zeros(1)}, "other tensors"),
+        ({"recent.0": good["recent.0"]}, "other tensors"),
+    ]:
+        save_file(bad, path, forged(path_content(tmp_path), bad))
+        with pytest.raises(InputError, match=words):
+            run(algorithm, tmp_path, resume=True)
+        save_file(good, path, forged(path_content(tmp_path), good))
+
+
+def path_content(folder):
+    from safetensors import safe_open
+
+    with safe_open(folder / CHECKPOINT, "pt") as file:
+        return json.loads(file.metadata()["content"])
+
+
+def forged(content, tensors):
+    import hashlib
+
+    text = json.dumps(content | {"tensors": digest(tensors)})
+    return {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def test_two_runs_can_not_share_a_folder_at_once(tmp_path, monkeypatch):
+    algorithm = interrupted(tmp_path, monkeypatch)
+
+    def another(record):
+        with pytest.raises(LedgerError, match="in use by another run"):
+            run(algorithm, tmp_path, resume=True)
+
+    assert len(run(algorithm, tmp_path, resume=True, on_round=another).history) == ROUNDS
+
+
+def test_records_are_made_into_text_once_and_read_as_a_list():
+    records, history = checkpoint.Records(), []
+    for number in range(4):
+        history.append({"round": number, "loss": float("nan") if number == 2 else 0.1 * number, "name": 'a "b", [c]'})
+        assert records.text(history) == json.dumps(history)
+    assert len(records._texts) == 4
+    assert checkpoint.Records().text([]) == "[]"

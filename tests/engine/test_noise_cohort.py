@@ -1,0 +1,198 @@
+"""Noise as for a larger cohort than the one that is simulated: how much, what it costs, and whose promise it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
+from dpfedexp.accounting import Sampling, compose
+from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.algorithms.participation import LargerCohort
+from dpfedexp.data.federation import Federation
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.errors import InputError
+
+CLIENTS, WIDTH = 40, 400
+LOCAL = Sgd(lr=0.1, steps=1)
+
+
+def federation() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    return Federation.from_clients(
+        (torch.randn(4, WIDTH, generator=generator), torch.randn(4, generator=generator)) for _ in range(CLIENTS)
+    )
+
+
+def model() -> torch.nn.Module:
+    network = torch.nn.Sequential(torch.nn.Linear(WIDTH, 1, bias=False), torch.nn.Flatten(0))
+    torch.nn.init.zeros_(network[0].weight)
+    return network
+
+
+def released(participation, noise_cohort, z: float = 3.0, population=None, rule=dp_fedavg):
+    """The first released mean."""
+    algorithm = rule(clip=0.5, noise_multiplier=z, average_last=1)
+    simulation, _ = prepare(
+        model(),
+        federation(),
+        algorithm,
+        local=LOCAL,
+        rounds=1,
+        participation=participation,
+        population=population,
+        noise_cohort=noise_cohort,
+    )
+    from dpfedexp.accounting import Ledger
+
+    state, _ = simulation.step(simulation.begin(), Ledger.in_memory())
+    return simulation, state.w
+
+
+@pytest.mark.parametrize("participation", [FixedSize(10), Poisson(0.25)])
+def test_the_released_mean_is_that_of_the_simulated_clients_with_the_noise_of_the_larger_cohort(participation):
+    _, still = released(participation, 400, z=1e-9)
+    simulation, noisy = released(participation, 400)
+    noise = noisy - still
+    # The same draws decide who takes part, so only the noise differs; of 400 numbers a quarter is seven sigma.
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 400, rel=0.25)
+    _, plain = released(participation, None, z=1e-9)
+    assert torch.allclose(still, plain, atol=1e-8)
+    assert simulation.mechanism.noise_variance(400, 10) == pytest.approx((3.0 * 0.5 / 400) ** 2)
+
+
+def test_the_free_statistic_is_the_mean_over_the_simulated_clients():
+    still = [released(FixedSize(10), cohort, z=1e-9, rule=cdp_fedexp)[1] for cohort in (None, 500)]
+    assert torch.allclose(*still, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(("participation", "kind"), [(FixedSize(10), "fixed"), (Poisson(0.25), "poisson")])
+def test_what_is_charged_has_the_rate_of_the_deployment(participation, kind):
+    simulation, _ = released(participation, 400)
+    assert (simulation.sampling, simulation.population) == (Sampling(kind, 0.25), 1600)
+    simulation, _ = released(participation, 400, population=100_000)
+    assert (simulation.sampling, simulation.population) == (Sampling(kind, 0.004), 100_000)
+    assert simulation.event == central_gaussian(3.0, sampling=Sampling(kind, 0.004))
+
+
+def test_with_everybody_the_deployment_is_the_larger_cohort_itself():
+    simulation, _ = released(Full(), 400)
+    assert (simulation.sampling, simulation.population) == (Sampling(), 400)
+    with pytest.raises(InputError, match="full participation"):
+        released(Full(), 400, population=500)
+
+
+def test_a_target_is_met_at_the_rate_of_the_deployment():
+    algorithm = dp_fedavg(clip=0.5, target_epsilon=2.0, delta=1e-6, adjacency="add-remove")
+    run = train(
+        model(),
+        federation(),
+        algorithm,
+        local=LOCAL,
+        rounds=3,
+        participation=Poisson(0.25),
+        population=10**6,
+        noise_cohort=1000,
+        progress=False,
+    )
+    z = run.ledger.charges()[0][0].queries[0].noise
+    event = central_gaussian(z, "add-remove", Sampling("poisson", 0.001))
+    assert run.privacy.epsilon_total == pytest.approx(compose([(event, 3)], 1e-6).epsilon)
+    assert 1.9 < run.privacy.epsilon_total <= 2.0
+
+
+def test_the_statement_says_whose_promise_it_is_and_can_be_verified(tmp_path: Path):
+    run = train(
+        model(),
+        federation(),
+        dp_fedavg(clip=0.5, noise_multiplier=3.0),
+        local=LOCAL,
+        rounds=2,
+        participation=FixedSize(10),
+        noise_cohort=400,
+        out=tmp_path / "run",
+        progress=False,
+    )
+    text = run.privacy.text
+    assert "larger deployment, in which 400 of 1600 clients take part" in text
+    assert "It promises nothing to the clients whose data it used." in text
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    path = tmp_path / "run" / "privacy.json"
+    claim = json.loads(path.read_text())
+    claim |= {"noise_cohort": None, "stand_ins": None}
+    path.write_text(json.dumps(claim))
+    failed = {check.name for check in verify_run(tmp_path / "run") if not check.passed}
+    assert {"noise_cohort", "stand_ins"} <= failed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "sentence"),
+    [
+        (ldp_fedexp(clip=0.5, mechanism="local-gaussian", noise_multiplier=1.0), {}, "no server adds noise"),
+        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"secure": True}, "secure run"),
+        (dp_scaffold(clip=0.5, noise_multiplier=1.0), {}, "SCAFFOLD"),
+        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"noise_cohort": 9}, "at least the 10"),
+        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"population": 300}, "at most that"),
+        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"local": Sgd(lr="auto", steps=1)}, "votes choose"),
+    ],
+)
+def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, sentence):
+    given = {"local": LOCAL, "noise_cohort": 400, "participation": FixedSize(10), **options}
+    with pytest.raises(InputError, match=sentence):
+        train(model(), federation(), algorithm, rounds=1, progress=False, **given)
+
+
+def test_a_larger_cohort_is_never_smaller_than_the_simulated_one():
+    with pytest.raises(InputError, match="noise_cohort is 5"):
+        LargerCohort(FixedSize(10), 5, 10)
+    assert math.isclose(LargerCohort(FixedSize(10), 400, 10).factor, 40.0)
+
+
+def test_a_file_may_ask_for_it(tmp_path: Path):
+    from typer.testing import CliRunner
+
+    from dpfedexp.cli import app
+
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[data]\nclients = 30\ndimension = 5\n[algorithm]\nname = "dp_fedavg"\nclip = 0.5\nnoise_multiplier = 2.0\n'
+        '[participation]\nkind = "poisson"\nrate = 0.5\nnoise_cohort = 150\n[run]\nrounds = 2\n'
+    )
+    done = CliRunner().invoke(app, ["train", str(file), "--out", str(tmp_path / "out"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert "150 of 300 clients" in (tmp_path / "out" / "privacy.txt").read_text()
+    checked = CliRunner().invoke(app, ["privacy", "verify", str(tmp_path / "out")])
+    assert checked.exit_code == 0, checked.output
+
+
+def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
+    """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
+    from dpfedexp.engine.progress import LARGER, show
+    from dpfedexp.report.folder import report
+
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=3.0)
+    run = train(
+        model(),
+        federation(),
+        algorithm,
+        local=LOCAL,
+        rounds=2,
+        participation=FixedSize(10),
+        noise_cohort=400,
+        population=4000,
+        evaluate=lambda network: {"test_size": float(network[0].weight.detach().square().sum())},
+        progress=False,
+    )
+    caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
+    for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
+        assert caveat in view
+    assert caveat in run._repr_html_().partition("<details>")[0]
+    assert run.save(tmp_path / "run").is_dir()
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    assert "the promise of a larger deployment, none to these clients" in report(tmp_path / "run").read_text()
+    assert f"ε {LARGER}" in show(run.history[-1], LARGER)

@@ -1,0 +1,280 @@
+"""Of all copies of a run's folder one goes on: the others are refused before their clients train."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfedexp import InputError
+from dpfedexp.accounting import Ledger
+from dpfedexp.cli import app
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.errors import LedgerError
+from tests.engine.small import ROUNDS, small_run
+
+IN_USE = "the run is in use by another process, which may have a copy of its folder"
+LOST = "another copy of its folder went on"
+FILE = """
+[data]
+kind = "synthetic"
+clients = 12
+dimension = 4
+[algorithm]
+name = "cdp_fedexp"
+clip = 0.3
+noise_multiplier = 4.0
+[local]
+lr = 0.02
+steps = 2
+max_examples = 8
+[run]
+rounds = 4
+secure = true
+device = "cpu"
+"""
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing may catch it."""
+
+
+@pytest.fixture(autouse=True)
+def private(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("private")
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The rounds in which clients trained."""
+    rounds, part = [], Simulation.cohort_part
+
+    def counted(self, state, mechanism, cohort, number):
+        rounds.append(number)
+        return part(self, state, mechanism, cohort, number)
+
+    monkeypatch.setattr(Simulation, "cohort_part", counted)
+    return rounds
+
+
+def killed_after(folder, after, **options):
+    def kill(record):
+        if record["round"] == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        small_run(out=folder, on_round=kill, **options)
+
+
+def two_copies(tmp_path, after=2, **options):
+    killed_after(tmp_path / "a", after, **options)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    return tmp_path / "a", tmp_path / "b"
+
+
+class WhenOpened:
+    """Does something once the run holds its ledger, before its first round."""
+
+    def __init__(self, do):
+        self.do = do
+
+    def resumed(self, history):
+        self.do()
+
+    def __call__(self, record):
+        pass
+
+
+def charged(*folders):
+    """All the releases in some ledgers, each once."""
+    entries = [Ledger.open(folder / "ledger.jsonl", read_only=True).entries for folder in folders]
+    return {(entry.run, entry.round, entry.noise) for many in entries for entry in many}
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_copy_is_refused_while_the_run_is_open(secure, tmp_path, trained):
+    """Both went on to their ends before: ε = 5.545 of 6 rounds stated by each, 7.511 of 10 spent."""
+    one, two = two_copies(tmp_path, secure=secure)
+    trained.clear()
+    problems = []
+
+    def go_on_too():
+        with pytest.raises(LedgerError, match=IN_USE) as refused:
+            small_run(out=two, resume=True, secure=secure)
+        problems.append(str(refused.value))
+        assert trained == []
+
+    run = small_run(out=one, resume=True, secure=secure, on_round=WhenOpened(go_on_too))
+    assert len(problems) == 1
+    assert len(run.history) == ROUNDS
+    assert len(charged(one, two)) == run.privacy.rounds == ROUNDS
+
+
+def test_a_copy_can_not_go_on_after_the_run_has_ended_and_does_not_verify(tmp_path, trained):
+    one, two = two_copies(tmp_path, secure=True)
+    small_run(out=one, resume=True, secure=True)
+    trained.clear()
+    with pytest.raises((InputError, LedgerError)):
+        small_run(out=two, resume=True, secure=True)
+    assert trained == []
+    assert outcome(verify_run(one)) == "holds"
+    assert outcome(verify_run(two)) == "false"
+    said = CliRunner().invoke(app, ["privacy", "verify", str(two), "--json"])
+    assert said.exit_code == 1
+    assert "another copy of the run went on" in said.output
+
+
+def test_a_finished_copy_whose_original_went_on_does_not_verify(tmp_path):
+    """A run that a budget ended has a statement, and a larger budget goes on from it."""
+    alone = small_run(rounds=3, secure=True).privacy.epsilon_total
+    small_run(out=tmp_path / "a", secure=True, budget=alone)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert outcome(verify_run(tmp_path / "b")) == "holds"
+    small_run(out=tmp_path / "a", secure=True, resume=True)
+    assert outcome(verify_run(tmp_path / "a")) == "holds"
+    (check,) = (check for check in verify_run(tmp_path / "b") if check.name == "newest copy")
+    assert not check.passed
+    assert f"knows of {ROUNDS} charges that this ledger does not hold" in check.detail
+
+
+def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients_train(tmp_path, trained, monkeypatch):
+    """As on a network file system: both are opened, and one of them waits until the other has made its rounds."""
+    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    one, two = two_copies(tmp_path, secure=True)
+    trained.clear()
+    with pytest.raises((InputError, LedgerError)) as refused:
+        small_run(
+            out=one,
+            resume=True,
+            secure=True,
+            on_round=WhenOpened(lambda: killed_after(two, 4, resume=True, secure=True)),
+        )
+    assert LOST in str(refused.value)
+    assert trained == [3, 4], "the other copy's rounds"
+    assert len(charged(one, two)) == 4
+    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
+
+
+def test_without_locks_two_copies_that_train_at_once_release_one_round(tmp_path, monkeypatch):
+    """Both pass every check before the round; the second to charge is refused, and nothing of its round is released."""
+    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    one, two = two_copies(tmp_path, secure=True)
+    part, released = Simulation.cohort_part, []
+
+    def overtaken(self, *given):
+        sums = part(self, *given)
+        monkeypatch.setattr(Simulation, "cohort_part", part)
+        killed_after(two, 3, resume=True, secure=True)
+        return sums
+
+    monkeypatch.setattr(Simulation, "cohort_part", overtaken)
+    with pytest.raises(LedgerError, match=LOST):
+        small_run(out=one, resume=True, secure=True, on_round=released.append)
+    assert released == []
+    assert len(charged(one)) == 2
+    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
+
+
+def test_a_lost_compare_and_swap_releases_nothing(tmp_path, monkeypatch):
+    """The other copy moves the anchor between this one's last check and its charge."""
+    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    one, two = two_copies(tmp_path, secure=True)
+    append, released = Ledger._move_witnesses, []
+
+    def overtaken(self):
+        monkeypatch.setattr(Ledger, "_move_witnesses", append)
+        killed_after(two, 3, resume=True, secure=True)
+        append(self)
+
+    monkeypatch.setattr(Ledger, "_move_witnesses", overtaken)
+    with pytest.raises(LedgerError, match=LOST):
+        small_run(out=one, resume=True, secure=True, on_round=released.append)
+    assert released == []
+    assert outcome(verify_run(one)) == "false"
+    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
+
+
+def test_a_copy_of_a_projects_ledger_is_refused_while_a_run_charges_the_other(tmp_path):
+    project, copy = tmp_path / "project.jsonl", tmp_path / "copy.jsonl"
+    small_run(ledger=project, rounds=2)
+    for name in ("project.jsonl", "project.jsonl.head"):
+        shutil.copy(tmp_path / name, tmp_path / name.replace("project", "copy"))
+
+    def charge_the_copy():
+        with pytest.raises(LedgerError, match=IN_USE):
+            small_run(ledger=copy, rounds=2)
+
+    small_run(ledger=project, rounds=2, on_round=WhenOpened(charge_the_copy))
+    with pytest.raises(LedgerError, match=LOST):
+        small_run(ledger=copy, rounds=2)
+    assert len(Ledger.open(project, read_only=True)) == 4
+
+
+def test_a_run_that_was_killed_leaves_no_lock_and_goes_on(tmp_path, private):
+    file = tmp_path / "my.toml"
+    file.write_text(FILE)
+    script = (
+        "import os, signal; from dpfedexp.accounting.ledger import Ledger; move = Ledger._move_witnesses\n"
+        "def killed(self):\n"
+        "    len(self) == 2 and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    move(self)\n"
+        "Ledger._move_witnesses = killed\n"
+        "from dpfedexp.cli import app\n"
+        f"app(['train', {str(file)!r}, '--out', {str(tmp_path / 'run')!r}, '--quiet'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False).returncode == -9
+    assert len(Ledger.open(tmp_path / "run" / "ledger.jsonl", read_only=True)) == 2, (
+        "charged, and not yet in the anchor"
+    )
+    done = train(file, tmp_path / "run").wait()
+    assert done == 0
+    assert [entry.round for entry in Ledger.open(tmp_path / "run" / "ledger.jsonl", read_only=True).entries] == [
+        1,
+        2,
+        2,
+        3,
+        4,
+    ]
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    assert list(private.rglob("*.lock")) == []
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def train(file, folder):
+    command = [sys.executable, "-m", "dpfedexp", "train", str(file), "--out", str(folder), "--resume", "--quiet"]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_of_two_processes_that_start_at_once_on_two_copies_one_goes_on(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text(FILE)
+    script = (
+        "import os; from dpfedexp.engine.open_run import OpenRun; complete = OpenRun.complete\n"
+        "def killed(self, state, record, *, last):\n"
+        "    complete(self, state, record, last=last)\n"
+        "    state.round == 2 and os._exit(9)\n"
+        "OpenRun.complete = killed\n"
+        "from dpfedexp.cli import app\n"
+        f"app(['train', {str(file)!r}, '--out', {str(tmp_path / 'a')!r}, '--quiet'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False).returncode == 9
+    folders = [tmp_path / "a", tmp_path / "b"]
+    shutil.copytree(*folders)
+    runs = [train(file, folder) for folder in folders]
+    said = [run.communicate()[1] for run in runs]
+    codes = [run.returncode for run in runs]
+    assert sorted(code == 0 for code in codes) == [False, True], said
+    winner, loser = sorted(folders, key=lambda folder: codes[folders.index(folder)] != 0)
+    refusal = said[folders.index(loser)]
+    assert any(part in " ".join(refusal.split()) for part in ("in use by another process", "can't go on", "is missing"))
+    assert outcome(verify_run(winner)) == "holds"
+    assert outcome(verify_run(loser)) != "holds"
+    assert len(charged(*folders)) == 4

@@ -1,0 +1,243 @@
+"""What leaves a run is in the list, and with `secure` nothing of it depends on a client but through what was released."""
+
+import ast
+import csv
+import json
+import shutil
+import time
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import dpfedexp
+from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
+from dpfedexp.config import parse
+from dpfedexp.engine import file_names
+from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.folder import RunFolder
+from dpfedexp.engine.outlets import CLOCKS, OUTLETS, recorded, right
+from dpfedexp.mechanisms import Release
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
+from dpfedexp.models import linear_regression
+from dpfedexp.report.folder import report
+
+D, M, ROUNDS = 3, 8, 4
+CASES = {
+    "adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
+    "local": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "scaffold": dp_scaffold(clip=0.3, noise_multiplier=1.0),
+}
+
+
+def federation(replaced=0):
+    """So many other rows in the place of one client's."""
+    clients = [
+        (torch.randn(5, D, generator=g), torch.randn(5, generator=g))
+        for g in (torch.Generator().manual_seed(number) for number in range(M))
+    ]
+    if replaced:
+        clients[3] = (torch.full((replaced, D), 9.0), torch.full((replaced,), -7.0))
+    return Federation.from_clients(clients)
+
+
+def whole_run(folder, algorithm, data, **options):
+    """Every file that lies in the folder after each round and at the end, by name."""
+    moments = []
+    run_folder = RunFolder(folder)
+    run_folder.write_config(
+        parse({"data": {"kind": "synthetic"}, "algorithm": {"name": "fedavg"}, "local": {"lr": 1.0}})
+    )
+
+    def record(line):
+        moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    train(
+        linear_regression(D),
+        data,
+        algorithm,
+        local=Sgd(lr=0.02, steps=2),
+        evaluate=lambda model: {"test_size": float(next(model.parameters()).detach().square().sum())},
+        out=run_folder,
+        on_round=record,
+        progress=False,
+        device="cpu",
+        **({"rounds": ROUNDS} | options),
+    )
+    moments.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    return moments
+
+
+@pytest.fixture
+def constant(monkeypatch, tmp_path_factory):
+    """Releases that are the same whatever the clients hold, and names that are the same in every run."""
+
+    def release(self, sums, denominator, noise, scalar_noise):
+        votes = {vote.name: 0.4 for vote in self.votes}
+        return Release(torch.full((D,), 0.01, dtype=torch.float64), 0.5, votes, self.clip)
+
+    for mechanism in (SecureCentralGaussian, SecureLocalGaussian):
+        monkeypatch.setattr(mechanism, "release", release)
+    count = iter(range(10**6))
+    monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(count):0{2 * size}x}")
+
+    def restart():
+        nonlocal count
+        count = iter(range(10**6))
+        monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path_factory.mktemp("private")))
+
+    return restart
+
+
+def canonical(name, content):
+    """All the bytes; the two texts in a checkpoint's header are written in an order that is random for every file."""
+    if name != CHECKPOINT:
+        return content
+    length = int.from_bytes(content[:8], "little")
+    return length, json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("rows", "stop"), [(5, False), (5, True), (400, False)])
+def test_a_secure_run_writes_the_same_bytes_whatever_one_client_holds(name, rows, stop, constant, tmp_path):
+    """With the release held fixed nothing else may differ: no hash, no duration, no size."""
+    folder, found = tmp_path / "run", []
+    options = {"secure": True} | ({"budget": {"adaptive": 16.0, "local": 25.0, "scaffold": 16.0}[name]} if stop else {})
+    for replaced in (0, rows):
+        constant()
+        found.append(whole_run(folder, CASES[name], federation(replaced), **options))
+        shutil.rmtree(folder)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert [file for file in ours if canonical(file, ours[file]) != canonical(file, theirs[file])] == []
+    rounds = len(found[0]) - 1
+    assert rounds == ROUNDS if not stop else 0 < rounds < ROUNDS
+
+
+def fields(name, content):
+    """The fields of a file of a run, with those of its history."""
+    if name in ("metrics.jsonl", "advice.jsonl", "ledger.jsonl", "ledger.jsonl.head"):
+        yield from ((name, field) for line in content.decode().splitlines() for field in json.loads(line))
+    elif name == "metrics.csv":
+        yield from ((name, field) for field in next(csv.reader(content.decode().splitlines())))
+    elif name in ("privacy.json", "run.json"):
+        yield from ((name, field) for field in json.loads(content))
+    elif name == "config.toml":
+        yield from ((name, field) for field in tomllib.loads(content.decode()))
+    else:
+        yield name, "whole"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_file_and_field_of_a_run_is_in_the_list(secure, tmp_path):
+    algorithm = CASES["adaptive"]
+    whole_run(tmp_path, algorithm, federation(), secure=secure, diagnostics=not secure, rounds=2)
+    report(tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {
+        "ledger.jsonl",
+        CHECKPOINT,
+        "metrics.csv",
+        "config.toml",
+        "privacy.json",
+        "run.json",
+        "advice.jsonl",
+        "report.html",
+    } <= files.keys()
+    listed = [pair for name in files if name != CHECKPOINT for pair in fields(name, files[name])]
+    with safe_open(tmp_path / CHECKPOINT, "pt") as file:
+        content = json.loads(file.metadata()["content"])
+        listed += [(CHECKPOINT, field) for field in [*file.keys(), *content]]
+    listed += [("metrics.jsonl", field) for record in content["history"] for field in record]
+    rights = {pair: right(*pair) for pair in listed}
+    assert None not in rights.values(), [pair for pair, known in rights.items() if known is None]
+    nonprivate = {field for (_, field), known in rights.items() if known == "nonprivate"}
+    assert nonprivate == (set() if secure else {"seconds", "nonprivate_eta_target", "chunk_size", "trainer"})
+
+
+def test_diagnostics_and_secure_noise_exclude_each_other(tmp_path):
+    with pytest.raises(InputError, match="diagnostics is True in a secure run"):
+        whole_run(tmp_path, CASES["adaptive"], federation(), secure=True, diagnostics=True)
+
+
+def test_a_field_without_a_right_can_not_be_written():
+    with pytest.raises(LookupError, match="fingerprint"):
+        recorded("ledger.jsonl", {"format": "x", "fingerprint": "y"}, secure=False)
+    record = {"round": 1, "accuracy": 0.5, "seconds": 0.1, "nonprivate_x": 3.0}
+    assert recorded("metrics.jsonl", record, secure=False) == record
+    assert recorded("metrics.jsonl", record, secure=True) == {"round": 1, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_dates_of_a_secure_runs_files_do_not_tell_how_long_it_took(secure, tmp_path):
+    run_folder = RunFolder(tmp_path / "run")
+    given = {"data": {"kind": "synthetic"}, "algorithm": {"name": "fedavg"}, "local": {"lr": 1.0}}
+    run_folder.write_config(parse(given | {"run": {"secure": secure}}))
+
+    def slowly(line):
+        run_folder.record(line)
+        time.sleep(0.05)
+
+    options = {"local": Sgd(lr=0.02, steps=2), "rounds": 2, "progress": False, "checkpoint": run_folder.path}
+    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
+    run = train(linear_regression(D), federation(), algorithm, secure=secure, on_round=slowly, **options)
+    kept = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.name.startswith(("ledger", "checkp"))}
+    run_folder.finish(run)
+    every = {path.stat().st_mtime for path in run_folder.path.iterdir() if path.is_file()}
+    assert (len(kept) == 1) == (len(every) == 1) == secure
+
+
+CLOCK_CALLS = {
+    *(
+        ("time", name)
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+    ),
+    *(("time", name) for name in ("localtime", "gmtime", "strftime", "ctime", "asctime", "clock_gettime")),
+    *(("datetime", name) for name in ("now", "utcnow", "today")),
+    ("date", "today"),
+}
+
+
+def clocks(path):
+    """Whether a module reads a clock, by the module's name or by a name of its own."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) in CLOCK_CALLS
+        ):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "time" and any(a.name != "sleep" for a in node.names):
+            return True
+    return False
+
+
+def test_every_module_that_reads_a_clock_says_why_no_time_leaves_a_secure_run():
+    root = Path(dpfedexp.__file__).parent
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("*.py")}
+    readers = sorted(name for path, name in names.items() if clocks(path))
+    assert readers
+    assert [name for name in readers if not any(fnmatchcase(name, known) for known in CLOCKS)] == []
+    assert [known for known in CLOCKS if "*" not in known and known not in readers] == []
+
+
+def test_every_file_of_a_run_folder_is_in_the_list():
+    named = {value for name, value in vars(file_names).items() if name.isupper() and isinstance(value, str)}
+    assert named <= OUTLETS.keys()
+
+
+def test_a_secure_runs_progress_shows_no_time_and_no_outlet_has_one():
+    assert recorded("terminal", {"elapsed": None}, secure=True) == {}
+    for outlet, fields in OUTLETS.items():
+        for field in ("seconds", "elapsed"):
+            if field in fields:
+                assert right(outlet, field) == "nonprivate", (outlet, field)
+    for outlet in ("status.json", "checkpoint.json", "deployed round", "run.json"):
+        known = OUTLETS[outlet]
+        words = {word for field in known for word in field.split("_")}
+        assert not words & {"time", "times", "seconds", "date", "began", "ended", "elapsed", "duration"}, outlet

@@ -1,0 +1,220 @@
+"""The number of clients under add-remove adjacency: declared, never counted, and without effect on the guarantee."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from dpfedexp import (
+    Execution,
+    Federation,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    dp_scaffold,
+    fedavg,
+    train,
+)
+from dpfedexp.accounting import compose, gdp
+from dpfedexp.algorithms.participation import Full, public_population
+from dpfedexp.config import parse
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.streams import KeyedNoise
+from dpfedexp.mechanisms import CentralGaussian
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.models import linear_regression
+from tests.sizes import sized
+
+CLIP, D, M = 0.3, 3, 29
+ROUNDING = 1e-9
+"""Sums of double precision; on the grid of secure noise they are exact."""
+
+
+def pulled(direction):
+    """A client whose update is the whole clip along `direction`."""
+    x = torch.tensor([direction], dtype=torch.float32)
+    return x, torch.tensor([1e6])
+
+
+OTHERS = [pulled((1.0, 0.0, 0.0))] * M
+NEWCOMERS = {"opposite": pulled((-1.0, 0.0, 0.0)), "across": pulled((0.0, 1.0, 0.0)), "alike": OTHERS[0]}
+
+
+def run(clients, algorithm, **options):
+    given = {
+        "local": Sgd(lr=0.1, steps=1),
+        "rounds": 1,
+        "progress": False,
+        "device": "cpu",
+        "execution": Execution(trainer="loop"),
+    }
+    return train(linear_regression(D), Federation.from_clients(clients), algorithm, **(given | options))
+
+
+def quiet(monkeypatch, value=0.0):
+    """All normal noise replaced by a constant."""
+
+    def normal(self, clients, width, device, dtype):
+        return torch.full((len(clients), width), value, dtype=dtype, device=device)
+
+    monkeypatch.setattr(KeyedNoise, "normal", normal)
+    monkeypatch.setattr(ChaChaNoise, "normal", normal)
+
+
+def releases(monkeypatch, clients, algorithm, **options):
+    seen = []
+    for kind in (CentralGaussian, SecureCentralGaussian):
+
+        def release(self, *given, original=kind.release):
+            seen.append(original(self, *given))
+            return seen[-1]
+
+        monkeypatch.setattr(kind, "release", release)
+    run(clients, algorithm, **options)
+    return seen[0]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("newcomer", NEWCOMERS)
+@pytest.mark.parametrize("numerator", [None, "free", "paper"])
+def test_a_client_more_moves_the_released_sums_by_no_more_than_the_clip(monkeypatch, newcomer, numerator, secure):
+    """With the noise patched to zero, so the movement itself is seen; with a counted divisor it was twice the clip."""
+    quiet(monkeypatch)
+    clip = dataclasses.replace(cdp_fedexp(clip="adaptive", noise_multiplier=1.0).clip, initial=CLIP)
+    given = {"clip": clip, "noise_multiplier": 1.0, "adjacency": "add-remove"}
+    algorithm = dp_fedavg(**given) if numerator is None else cdp_fedexp(numerator=numerator, **given)
+    without, added = (
+        releases(monkeypatch, clients, algorithm, population=M, secure=secure)
+        for clients in (OTHERS, [*OTHERS, NEWCOMERS[newcomer]])
+    )
+    moved = M * (added.c_bar - without.c_bar)
+    extra = M * (added.statistic - without.statistic) if numerator == "free" else 0.0
+    assert float(moved.square().sum()) + extra**2 <= CLIP**2 * (1 + ROUNDING)
+    assert float(moved.norm()) > 0.99 * CLIP
+    assert M * abs(added.within - without.within) <= 0.5 * (1 + ROUNDING)
+    if numerator == "paper":
+        assert 0.9 * CLIP**2 < M * abs(added.statistic - without.statistic) <= CLIP**2 * (1 + ROUNDING)
+
+
+def test_the_mean_moves_by_one_standard_deviation_where_mu_is_1(monkeypatch):
+    """29 clients that pull one way and one that pulls back, at z = 1: with a counted divisor μ was 2.14, and ε 10.86 where 4.38
+    was claimed."""
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    means, deviations = [], []
+    for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]]):
+        heights = []
+        for value in (0.0, 1.0):
+            quiet(monkeypatch, value)
+            done = run(clients, algorithm, population=M)
+            heights.append(float(next(done.model.parameters()).detach().flatten()[0]))
+        means.append(heights[0])
+        deviations.append(heights[1] - heights[0])
+    # The model is float32, which bounds the precision of a difference of two of its numbers.
+    assert deviations[0] == pytest.approx(deviations[1], rel=1e-5)
+    mu = abs(means[1] - means[0]) / deviations[0]
+    assert mu == pytest.approx(1.0, rel=1e-4)
+    assert gdp.epsilon(mu, 1e-5) == pytest.approx(done.privacy.epsilon_total, rel=1e-3)
+
+
+def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeypatch):
+    """The first 29 draws are the same with one client more, so only that one can move the sum."""
+    quiet(monkeypatch)
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    options = {"participation": Poisson(0.5), "population": 20}
+    came = set()
+    for seed in range(sized(5, 12)):
+        without, added = (
+            releases(monkeypatch, clients, algorithm, seed=seed, **options)
+            for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]])
+        )
+        moved = 10.0 * float((added.c_bar - without.c_bar).norm())
+        assert moved <= CLIP * (1 + ROUNDING)
+        came.add(moved > 0.5 * CLIP)
+    assert came == {True, False}
+
+
+@pytest.mark.parametrize("there", [4, 11, 29])
+def test_a_fixed_cohort_takes_whom_there_are_and_divides_by_its_own_size(monkeypatch, there):
+    """Declared 12 clients and cohorts of 10; there are fewer than a cohort, fewer than declared, more than declared."""
+    quiet(monkeypatch)
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    options = {"participation": FixedSize(10), "population": 12}
+    released = releases(monkeypatch, OTHERS[:there], algorithm, **options)
+    assert 10 * float(released.c_bar.norm()) == pytest.approx(min(there, 10) * CLIP, rel=1e-5)
+
+
+def test_a_fixed_cohort_is_charged_for_the_client_that_a_newcomer_pushes_out(monkeypatch):
+    """10 that pull one way, 1 that pulls back: with the newcomer in the cohort the sum moves by 2C, which is what is charged."""
+    quiet(monkeypatch)
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    options = {"participation": FixedSize(10), "population": 12}
+    moved = []
+    for seed in range(8):
+        without, added = (
+            releases(monkeypatch, clients, algorithm, seed=seed, **options)
+            for clients in (OTHERS[:10], [*OTHERS[:10], NEWCOMERS["opposite"]])
+        )
+        moved.append(10 * float((added.c_bar - without.c_bar).norm()))
+    assert max(moved) == pytest.approx(2 * CLIP, rel=1e-5)
+    charged = run(OTHERS[:10], algorithm, **options).ledger.charges()
+    assert compose(charged, 1e-5).epsilon == pytest.approx(gdp.epsilon(2.0, 1e-5), rel=1e-9)
+
+
+def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_path):
+    algorithm = cdp_fedexp(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    done = run(OTHERS, algorithm, population=1000, checkpoint=tmp_path, secure=True)
+    assert done.privacy.clients == 1000
+    assert done.ledger.header["clients"] == 1000
+    one_more = run([*OTHERS, OTHERS[0]], algorithm, population=1000, secure=True)
+    assert one_more.ledger.charges() == done.ledger.charges()
+
+
+def test_calibration_and_scalar_noise_do_not_depend_on_who_is_there():
+    algorithm = cdp_fedexp(
+        clip="adaptive", target_epsilon=8.0, numerator="paper", adjacency="add-remove", average_last=1
+    )
+    one, other = (
+        run(clients, algorithm, population=40, participation=Poisson(0.5)) for clients in (OTHERS, OTHERS[:17])
+    )
+    assert one.ledger.charges() == other.ledger.charges()
+
+
+@pytest.mark.parametrize("there", [5, 29])
+def test_scaffold_keeps_a_control_for_everyone_who_is_there(there):
+    algorithm = dp_scaffold(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    assert len(run(OTHERS[:there], algorithm, population=12, rounds=3).history) == 3
+
+
+def test_add_remove_without_a_population_is_one_sentence_that_says_what_to_write():
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    with pytest.raises(InputError, match=r"population is missing.*declared and not counted.*population=1000"):
+        run(OTHERS, algorithm)
+    settings = parse({"algorithm": {"clip": 0.3, "noise_multiplier": 1.0, "adjacency": "add-remove"}})
+    with pytest.raises(InputError, match="population is missing"):
+        settings.check()
+    parse({**settings.model_dump(exclude_none=True), "participation": {"population": 30}}).check()
+
+
+def test_under_replace_one_the_population_is_the_number_of_clients():
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0)
+    assert run(OTHERS, algorithm).privacy.clients == run(OTHERS, algorithm, population=M).privacy.clients == M
+    with pytest.raises(InputError, match="population is 30, but the federation has 29 clients"):
+        run(OTHERS, algorithm, population=30)
+    with pytest.raises(InputError, match="population is 30"):
+        run(OTHERS, fedavg(), population=30)
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "many"])
+def test_a_population_is_a_positive_whole_number(wrong):
+    with pytest.raises(InputError, match="population is"):
+        public_population("add-remove", Full(), M, wrong)
+
+
+def test_a_fixed_cohort_of_everybody_is_refused_under_add_remove():
+    """Declared and present need not be the same: with one more there, it would push somebody out at the price of a full round."""
+    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
+    with pytest.raises(InputError, match=r"cohort of 29 of 29 clients .* Full\(\)"):
+        run(OTHERS, algorithm, participation=FixedSize(M), population=M)

@@ -1,0 +1,465 @@
+"""Ledger, head, checkpoint and private folder go together, or the run is refused with what to do about it."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
+from dpfedexp.accounting import Ledger
+from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.errors import LedgerError
+from dpfedexp.models import linear_regression
+from tests.engine.test_checkpoint import forged, path_content
+
+D, M, ROUNDS = 3, 6, 5
+PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
+SCAFFOLD = dp_scaffold(clip=0.3, noise_multiplier=2.0)
+FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)
+
+
+class Crash(BaseException):
+    """Stands for a power failure: nothing may catch it."""
+
+
+@pytest.fixture(autouse=True)
+def private(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("private")
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(folder))
+    return folder
+
+
+def clients():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(4, D, generator=generator), torch.randn(4, generator=generator)) for _ in range(M)]
+
+
+def run(folder=None, algorithm=PLAIN, data=None, crash_after=None, **options):
+    def crash(record):
+        if record["round"] == crash_after:
+            raise Crash
+
+    given = {
+        "local": Sgd(lr=0.05, steps=2),
+        "rounds": ROUNDS,
+        "device": "cpu",
+        "progress": False,
+        "execution": Execution(trainer="loop"),
+    }
+    given["on_round"] = crash
+    data = Federation.from_clients(clients()) if data is None else data
+    return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
+
+
+def interrupted(folder, after=3, **options):
+    with pytest.raises(Crash):
+        run(folder, crash_after=after, **options)
+
+
+def copies(folder, names=FILES):
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def put(folder, files):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def moments(folder, **options):
+    """The files of a run as they were after each of its rounds; the last round was interrupted."""
+    seen = []
+    for number in range(1, ROUNDS):
+        interrupted(folder, after=number, resume=number > 1, **options)
+        seen.append(copies(folder))
+    return seen
+
+
+def charges(folder):
+    return [entry.round for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries]
+
+
+def test_several_seeded_runs_on_one_ledger_pay_for_every_round_of_each():
+    book = Ledger.in_memory()
+    for _ in range(3):
+        run(ledger=book, rounds=50)
+    assert len(book) == 150
+    assert len({entry.run for entry in book.entries}) == 3
+
+
+def test_a_budget_stops_the_runs_of_one_ledger_together():
+    alone = run(rounds=4).privacy.epsilon_total
+    book = Ledger.in_memory()
+    first = run(ledger=book, rounds=3, budget=alone)
+    second = run(ledger=book, rounds=3, budget=alone)
+    assert (first.stopped, len(second.history), len(book)) == (None, 1, 4)
+    assert "budget" in second.stopped
+    assert second.privacy.epsilon_total == alone
+    # The plan is on top of what the other run spent: 3 and 3 rounds, not the 3 of this one.
+    assert second.privacy.planned_rounds == 6
+    assert second.privacy.planned_epsilon_total == pytest.approx(run(rounds=6).privacy.epsilon_total, rel=1e-9)
+
+
+def test_a_projects_ledger_is_a_file_that_runs_with_other_settings_add_to(tmp_path):
+    path = tmp_path / "project.jsonl"
+    run(tmp_path / "a", ledger=path, rounds=2)
+    run(tmp_path / "b", ledger=path, rounds=3, seed=4)
+    run(ledger=path, rounds=2)
+    assert len(Ledger.open(path, read_only=True)) == 7
+
+
+def test_a_run_on_a_projects_ledger_is_resumed_under_its_name(tmp_path):
+    path = tmp_path / "project.jsonl"
+    run(ledger=path, rounds=2)
+    interrupted(tmp_path / "a", after=2, ledger=path)
+    run(ledger=path, rounds=2)
+    assert len(run(tmp_path / "a", ledger=path, resume=True).history) == ROUNDS
+    assert len(Ledger.open(path, read_only=True)) == 4 + ROUNDS
+
+
+def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(tmp_path, monkeypatch):
+    for name, more in (("own", {}), ("project", {"ledger": tmp_path / "project.jsonl"})):
+        with monkeypatch.context() as patch:
+
+            def released(*_):
+                raise Crash
+
+            patch.setattr(Simulation, "_advance", released)
+            with pytest.raises(Crash):
+                run(tmp_path / name, **more)
+        done = run(tmp_path / name, resume=True, **more)
+        assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
+
+
+def test_a_scaffold_run_that_crashed_before_its_first_round_asks_for_no_controls(tmp_path, monkeypatch):
+    given = {"algorithm": SCAFFOLD, "ledger": tmp_path / "project.jsonl"}
+    with monkeypatch.context() as patch:
+
+        def released(*_):
+            raise Crash
+
+        patch.setattr(Simulation, "_advance", released)
+        with pytest.raises(Crash):
+            run(tmp_path / "run", **given)
+    assert len(run(tmp_path / "run", resume=True, **given).history) == ROUNDS
+
+
+def test_a_run_that_gets_no_ledger_leaves_no_private_folder(tmp_path, private, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Ledger, "create", full)
+    with pytest.raises(InputError, match="No space left"):
+        run(tmp_path / "run")
+    assert list(private.iterdir()) == []
+
+
+def test_a_control_variate_that_does_not_fit_the_model_is_refused(tmp_path):
+    interrupted(tmp_path, algorithm=SCAFFOLD)
+    path = tmp_path / CHECKPOINT
+    tensors = load_file(path)
+    for control in (tensors["control"][:-1], tensors["control"].float()):
+        bad = {**tensors, "control": control.clone()}
+        save_file(bad, path, forged(path_content(tmp_path), bad))
+        with pytest.raises(InputError, match="control variate does not fit"):
+            run(tmp_path, algorithm=SCAFFOLD, resume=True)
+    save_file(tensors, path, forged(path_content(tmp_path), tensors))
+    assert len(run(tmp_path, algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+
+
+def test_a_projects_ledger_that_was_taken_back_is_refused_by_all_its_runs(tmp_path):
+    path = tmp_path / "project.jsonl"
+    interrupted(tmp_path / "a", after=2, ledger=path)
+    early = copies(tmp_path, ("project.jsonl", "project.jsonl.head"))
+    run(tmp_path / "b", ledger=path, rounds=2)
+    put(tmp_path, early)
+    for folder, resume in (("a", True), ("c", False)):
+        with pytest.raises(LedgerError, match="taken back"):
+            run(tmp_path / folder, ledger=path, resume=resume)
+
+
+def test_a_runs_own_ledger_that_another_run_charged_is_not_taken_back_unnoticed(tmp_path):
+    interrupted(tmp_path / "a", after=2)
+    early = copies(tmp_path / "a")
+    run(tmp_path / "b", ledger=tmp_path / "a" / "ledger.jsonl", rounds=2)
+    put(tmp_path / "a", early)
+    with pytest.raises(LedgerError, match="taken back"):
+        run(tmp_path / "a", resume=True)
+
+
+def test_a_run_inside_a_run_on_one_ledger_leaves_the_outer_ones_anchor_working(tmp_path, private):
+    counts = []
+
+    def another(record):
+        if record["round"] == 1:
+            run(tmp_path / "inner", ledger=book, rounds=1)
+        if record["round"] == 3:
+            counts.extend(json.loads(path.read_text())["count"] for path in private.glob("*/anchor.json"))
+
+    with Ledger.create(tmp_path / "project.jsonl") as book:
+        run(tmp_path / "outer", ledger=book, on_round=another)
+    assert counts == [4]
+
+
+def test_the_ledger_in_a_runs_own_folder_is_begun_once(tmp_path):
+    Ledger.create(tmp_path / "ledger.jsonl").close()
+    for path in (None, tmp_path / "ledger.jsonl"):
+        with pytest.raises(LedgerError, match="already exists"):
+            run(tmp_path, ledger=path)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_older_checkpoint_is_replayed_for_free_with_the_same_noise_and_paid_for_with_fresh_noise(tmp_path, secure):
+    seen = moments(tmp_path, secure=secure)
+    put(tmp_path, {CHECKPOINT: seen[1][CHECKPOINT]})
+    run(tmp_path, resume=True, secure=secure)
+    assert charges(tmp_path) == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
+
+
+def test_a_missing_ledger_is_refused(tmp_path):
+    interrupted(tmp_path)
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="is missing, so nobody could say what was charged"):
+        run(tmp_path, resume=True)
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="traces of a run, but its ledger is missing"):
+        run(tmp_path, resume=True)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_an_older_ledger_is_refused_even_with_its_own_head(tmp_path):
+    seen = moments(tmp_path)
+    put(tmp_path, {name: seen[1][name] for name in FILES[:2]})
+    with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
+        run(tmp_path, resume=True)
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="taken back"):
+        run(tmp_path, resume=True)
+
+
+def test_a_ledger_from_elsewhere_is_refused(tmp_path):
+    interrupted(tmp_path / "here")
+    run(tmp_path / "there")
+    put(tmp_path / "here", copies(tmp_path / "there", FILES[:2]))
+    with pytest.raises(LedgerError, match="one from elsewhere"):
+        run(tmp_path / "here", resume=True)
+
+
+def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
+    seen = moments(tmp_path)
+    for early in seen[:-1]:
+        put(tmp_path, early)
+        with pytest.raises(LedgerError, match=r"taken back to an earlier state.*Put the newest copy"):
+            run(tmp_path, resume=True)
+    put(tmp_path, seen[-1])
+    assert len(run(tmp_path, resume=True).history) == ROUNDS
+
+
+def test_a_finished_run_that_was_taken_back_is_refused(tmp_path):
+    interrupted(tmp_path)
+    early = copies(tmp_path)
+    run(tmp_path, resume=True)
+    put(tmp_path, early)
+    with pytest.raises(InputError, match=r"private folder .* is missing"):
+        run(tmp_path, resume=True)
+
+
+def test_a_checkpoint_whose_last_rounds_were_never_charged_is_refused(tmp_path):
+    interrupted(tmp_path)
+    tensors, content = load_file(tmp_path / CHECKPOINT), path_content(tmp_path)
+    content |= {"round": 4, "history": [*content["history"], {"round": 4}]}
+    save_file(tensors, tmp_path / CHECKPOINT, forged(content, tensors))
+    with pytest.raises(LedgerError, match="is of round 4, but round 4 of this run was never charged"):
+        run(tmp_path, resume=True)
+
+
+def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path):
+    book = Ledger.in_memory()
+    interrupted(tmp_path, ledger=book)
+    other = Ledger.in_memory()
+    for entry in book.entries:
+        other.charge(entry.round, entry.event, run="another", noise=entry.noise)
+    with pytest.raises(LedgerError, match="round 1 of this run was never charged"):
+        run(tmp_path, resume=True, ledger=other)
+
+
+@pytest.mark.parametrize("version", [2, 4, None])
+def test_a_checkpoint_of_another_version_is_one_sentence(version, tmp_path):
+    interrupted(tmp_path)
+    tensors = load_file(tmp_path / CHECKPOINT)
+    save_file(tensors, tmp_path / CHECKPOINT, forged(path_content(tmp_path) | {"version": version}, tensors))
+    with pytest.raises(
+        InputError, match=f"has version {version}, and this library reads version 3; finish the run with"
+    ):
+        run(tmp_path, resume=True)
+
+
+def free(release):
+    """A user's own step-size rule, with the name of one of the library's."""
+    return 99.0
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
+    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
+    interrupted(tmp_path, algorithm=paper)
+    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
+        run(tmp_path, replace(paper, rule=free), resume=True)
+
+
+def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "create", lambda path, run, _create=Ledger.create, **header: _create(path, **header))
+    interrupted(tmp_path)
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="does not name its run"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, with_checkpoint):
+    interrupted(tmp_path, after=1)
+    if not with_checkpoint:
+        (tmp_path / CHECKPOINT).unlink()
+    for client in range(M):
+        for row in range(4):
+            for part in range(2):
+                edited = clients()
+                edited[client][part][row] += 1e-3
+                with pytest.raises(InputError, match="data are not those that the run began with"):
+                    run(tmp_path, resume=True, data=Federation.from_clients(edited))
+    fewer = clients()
+    fewer[2] = tuple(part[:3] for part in fewer[2])
+    with pytest.raises(InputError, match="data are not those"):
+        run(tmp_path, resume=True, data=Federation.from_clients(fewer))
+    assert len(run(tmp_path, resume=True).history) == ROUNDS
+
+
+def test_clients_of_any_kind_are_read_row_by_row(tmp_path):
+    class Own:
+        """What the simulator asks of clients, and no more."""
+
+        def __init__(self, rows):
+            self.inner = Federation.from_clients(rows)
+            self.sizes, self.gather = self.inner.sizes, self.inner.gather
+
+        def __len__(self):
+            return len(self.sizes)
+
+    rows = clients()
+    rows[1] = tuple(part[:2] for part in rows[1])
+    interrupted(tmp_path, data=Own(rows))
+    for client, row in ((0, 3), (1, 1), (5, 2)):
+        before = float(rows[client][1][row])
+        rows[client][1][row] = before + 1e-3
+        with pytest.raises(InputError, match="data are not those"):
+            run(tmp_path, resume=True, data=Own(rows))
+        rows[client][1][row] = before
+    assert len(run(tmp_path, resume=True, data=Own(rows)).history) == ROUNDS
+
+
+def test_without_its_private_folder_an_unfinished_run_is_refused_and_a_finished_one_is_returned(tmp_path, private):
+    interrupted(tmp_path / "run")
+    (held,) = private.iterdir()
+    shutil.move(held, tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"private folder .* is missing. Copy that folder .* set DPFEDEXP_PRIVATE"):
+        run(tmp_path / "run", resume=True)
+    shutil.move(tmp_path / "elsewhere", held)
+    whole = run(tmp_path / "run", resume=True)
+    assert list(private.iterdir()) == []
+    again = run(tmp_path / "run", resume=True)
+    assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
+
+
+def every_file(*folders):
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def test_what_clients_remember_never_lies_in_the_runs_folder_and_leaves_the_disk_at_every_end(tmp_path, private):
+    folder = tmp_path / "run"
+    whole = run(tmp_path / "whole", algorithm=SCAFFOLD)
+    assert [path.name for path in every_file(tmp_path) if "controls" in path.name] == []
+    interrupted(folder, algorithm=SCAFFOLD)
+    (held,) = private.iterdir()
+    assert sorted(path.name for path in held.iterdir()) == ["anchor.json", "controls-3.safetensors", "data.json"]
+    assert held.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in held.iterdir())
+    assert all(b"client_controls" not in path.read_bytes() for path in every_file(folder))
+    left_behind = {path.name: path.read_bytes() for path in held.iterdir()}
+    done = run(folder, algorithm=SCAFFOLD, resume=True)
+    assert torch.equal(next(done.model.parameters()), next(whole.model.parameters()))
+    assert every_file(private) == []
+    # As after a power failure between the last checkpoint and the removal.
+    held.mkdir()
+    put(held, left_behind)
+    run(folder, algorithm=SCAFFOLD, resume=True)
+    assert every_file(private) == []
+
+
+def test_after_a_budget_stop_nothing_that_clients_remember_is_left_and_a_larger_budget_goes_on(tmp_path, private):
+    budget = run(rounds=2, algorithm=SCAFFOLD).privacy.epsilon_total
+    stopped = run(tmp_path / "run", algorithm=SCAFFOLD, budget=budget)
+    assert len(stopped.history) == 2
+    assert stopped.stopped
+    assert sorted(path.name for path in every_file(private)) == ["anchor.json", "data.json"]
+    with pytest.warns(UserWarning, match="control variates were deleted when the budget ended"):
+        assert len(run(tmp_path / "run", algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+
+
+def test_control_variates_that_are_missing_for_no_reason_stop_the_run(tmp_path, private):
+    interrupted(tmp_path / "run", algorithm=SCAFFOLD)
+    (path,) = (path for path in every_file(private) if "controls" in path.name)
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(InputError, match="control variates of round 3 are missing"):
+        run(tmp_path / "run", algorithm=SCAFFOLD, resume=True)
+    path.write_bytes(content[:-4])
+    with pytest.raises(InputError, match=r"controls-3\.safetensors' is damaged"):
+        run(tmp_path / "run", algorithm=SCAFFOLD, resume=True)
+
+
+def test_the_anchor_is_on_disk_before_the_release(tmp_path, private, monkeypatch):
+    counts, advance = [], Simulation._advance
+
+    def seen(self, *given):
+        counts.append(json.loads((private / self.run / "anchor.json").read_text())["count"])
+        return advance(self, *given)
+
+    monkeypatch.setattr(Simulation, "_advance", seen)
+    run(tmp_path / "run")
+    assert counts == [1, 2, 3, 4, 5]
+
+
+def test_an_anchor_that_can_not_be_written_stops_the_round_before_its_release(tmp_path, monkeypatch):
+    interrupted(tmp_path)
+    with monkeypatch.context() as patch:
+
+        def full(self, mark):
+            if mark.count == 4:
+                raise OSError(28, "No space left on device")
+
+        patch.setattr("dpfedexp.engine.private_folder.PrivateFolder.remember", full)
+        with pytest.raises(LedgerError, match=r"round 4 can't be charged: No space left.*Nothing of it was released"):
+            run(tmp_path, resume=True)
+    assert len(run(tmp_path, resume=True).history) == ROUNDS
+    assert charges(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_private_folder_that_can_not_be_made_or_lies_in_the_run_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "file" / "below"))
+    with pytest.raises(InputError, match=r"private folder .* can't be written.*Set DPFEDEXP_PRIVATE"):
+        run(tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "run" / "private"))
+    with pytest.raises(InputError, match="lies in the run's own folder"):
+        run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ['{"key": "zz", "tag": "00"}', '{"key": "00"}', '{"key": 1, "tag": "00"}'])
+def test_a_damaged_memory_of_the_data_is_one_sentence(content, tmp_path, private):
+    interrupted(tmp_path)
+    (next(private.glob("*/data.json"))).write_text(content)
+    with pytest.raises(InputError, match=r"data\.json' is damaged"):
+        run(tmp_path, resume=True)

@@ -1,0 +1,408 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dpfedexp
+from dpfedexp import (
+    AdaptiveClip,
+    Execution,
+    Federation,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedadam,
+    dp_fedavg,
+    dp_scaffold,
+    fedavg,
+    fedexp,
+    ldp_fedexp,
+    naive_ldp_fedexp,
+    train,
+)
+from dpfedexp.data import synthetic_regression
+from dpfedexp.mechanisms import LocalGaussian, PrivUnit
+from dpfedexp.models import linear_regression
+from tests.engine.plain import cases, plain_update
+from tests.sizes import sized
+
+M, D = 30, 12
+PROBLEM = synthetic_regression(M, D, seed=1)
+LOCAL = Sgd(lr=0.02, steps=3)
+PRIVATE = {
+    "cdp_fedexp": cdp_fedexp(clip=0.3, noise_multiplier=1.0),
+    "cdp_fedexp paper": cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
+    "cdp_fedexp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=1.0),
+    "ldp_fedexp": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "ldp_fedexp paper": ldp_fedexp(clip=0.3, noise_multiplier=0.7, numerator="paper"),
+    "ldp_fedexp privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
+    "naive": naive_ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "dp_fedavg": dp_fedavg(clip=0.3, noise_multiplier=1.0),
+    "dp_fedavg local": dp_fedavg(clip=0.3, noise_multiplier=0.7, mechanism="local-gaussian"),
+    "dp_fedavg privunit": dp_fedavg(clip=0.3, mechanism="privunit"),
+    "dp_fedavgm": dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9, server_rate=0.5),
+    "dp_fedadam": dp_fedadam(clip=0.3, noise_multiplier=1.0),
+    "dp_scaffold": dp_scaffold(clip=0.3, noise_multiplier=1.0),
+    "dp_scaffold local": dp_scaffold(clip=0.3, noise_multiplier=0.7, mechanism="local-gaussian"),
+    "dp_scaffold privunit": dp_scaffold(clip=0.3, mechanism="privunit"),
+}
+PUBLIC = {"fedavg": fedavg(), "fedexp": fedexp(), "scaffold": dp_scaffold(clip=math.inf, mechanism="none")}
+
+
+def run(algorithm, **options):
+    options = {"local": LOCAL, "rounds": 4, "progress": False, "device": "cpu"} | options
+    return train(linear_regression(D), PROBLEM.federation, algorithm, **options)
+
+
+def weights(result):
+    return torch.cat([p.detach().flatten() for p in result.model.parameters()])
+
+
+@pytest.mark.parametrize("name", PRIVATE | PUBLIC)
+def test_chunk_size_changes_the_model_by_rounding_only(name):
+    algorithm = (PRIVATE | PUBLIC)[name]
+    results = [weights(run(algorithm, execution=Execution(chunk_size=size))) for size in (1, 7, M)]
+    for other in results[1:]:
+        assert torch.allclose(results[0], other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRIVATE | PUBLIC)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
+    algorithm = (PRIVATE | PUBLIC)[name]
+    assert torch.equal(weights(run(algorithm, seed=5)), weights(run(algorithm, seed=5)))
+    if algorithm.private:
+        assert not torch.equal(weights(run(algorithm, seed=5)), weights(run(algorithm, seed=6)))
+
+
+def test_fedavg_is_the_mean_of_the_plain_updates_whatever_the_sizes():
+    model, sampler = cases()["mlp"]
+    generator = torch.Generator().manual_seed(0)
+    clients = Federation.from_clients([sampler(n, generator) for n in (1, 7, 3, 4)])
+    result = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=4), rounds=1, progress=False)
+    deltas = [plain_update(model, *clients.client(i), lr=0.1, steps=4) for i in range(4)]
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(weights(result), start + torch.stack(deltas).mean(0), atol=1e-6)
+
+
+def test_fedexp_extrapolates_by_its_equation_and_averages_the_last_two_iterates():
+    model = linear_regression(D)
+    deltas = torch.stack([plain_update(model, *PROBLEM.federation.client(i), lr=0.02, steps=3) for i in range(M)])
+    eta = float(deltas.square().sum(1).mean() / deltas.mean(0).square().sum())
+    result = run(fedexp(), rounds=1)
+    assert result.history[0]["eta_g"] == pytest.approx(eta, rel=1e-4)
+    assert torch.allclose(weights(result), 0.5 * eta * deltas.mean(0), rtol=1e-3, atol=1e-6)
+
+
+def test_scaffold_follows_its_equations_with_the_clipped_update():
+    """Two rounds by hand; with the unclipped update the second round would differ."""
+    clip, lr, steps = 0.1, 0.02, 3
+    algorithm = dp_scaffold(clip=clip, noise_multiplier=1e-9)
+    result = run(algorithm, rounds=2, local=Sgd(lr=lr, steps=steps))
+    model = linear_regression(D)
+    w, c, controls = torch.zeros(D), torch.zeros(D), torch.zeros(M, D)
+    for _ in range(2):
+        with torch.no_grad():
+            next(model.parameters()).copy_(w[None])
+        raw = torch.stack(
+            [
+                plain_update(model, *PROBLEM.federation.client(i), lr=lr, steps=steps, correction=c - controls[i])
+                for i in range(M)
+            ]
+        )
+        deltas = raw * (clip / raw.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        assert bool((raw.norm(dim=1) > clip).any())
+        controls = controls - c - deltas / (steps * lr)
+        w, c = w + deltas.mean(0), -deltas.mean(0) / (steps * lr)
+    assert torch.allclose(weights(result), w, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["local-gaussian", "privunit"])
+def test_scaffold_can_follow_the_reports_instead(monkeypatch, mechanism):
+    """The second round by hand, from the reports of the first."""
+    clip, lr, steps = 0.1, 0.02, 3
+    noise = {} if mechanism == "privunit" else {"noise_multiplier": 0.7}
+    algorithm = dp_scaffold(clip=clip, mechanism=mechanism, control="report", **noise)
+    kind, rounds = (PrivUnit if mechanism == "privunit" else LocalGaussian), []
+
+    def randomize(self, clipped, clients, noise, original=kind.randomize):
+        report = original(self, clipped, clients, noise)
+        sent = self.reconstruct(report)[1] if mechanism == "privunit" else report.vector
+        rounds.append((clipped.vectors, sent))
+        return report
+
+    monkeypatch.setattr(kind, "randomize", randomize)
+    run(algorithm, rounds=2, local=Sgd(lr=lr, steps=steps))
+    (_, sent), (second, _) = rounds
+    c, controls = -sent.mean(0) / (steps * lr), -sent / (steps * lr)
+    model = linear_regression(D)
+    with torch.no_grad():
+        next(model.parameters()).copy_(sent.mean(0)[None])
+    raw = torch.stack(
+        [
+            plain_update(model, *PROBLEM.federation.client(i), lr=lr, steps=steps, correction=c - controls[i])
+            for i in range(M)
+        ]
+    )
+    assert torch.allclose(second, raw * (clip / raw.norm(dim=1, keepdim=True)).clamp(max=1.0), rtol=1e-3, atol=1e-5)
+
+
+def test_scaffold_without_local_noise_has_no_report_to_follow():
+    with pytest.raises(InputError, match="only in a local setting"):
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, control="report")
+    with pytest.raises(InputError, match="'update' or 'report'"):
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, control="reports")
+
+
+def test_free_and_paper_rules_move_alike_where_noise_vanishes():
+    runs = [weights(run(cdp_fedexp(clip=0.3, noise_multiplier=1e-9, numerator=n))) for n in ("free", "paper")]
+    assert torch.allclose(*runs, rtol=1e-4, atol=1e-5)
+    local = [weights(run(ldp_fedexp(clip=0.3, noise_multiplier=1e-9, numerator=n))) for n in ("free", "paper", "naive")]
+    assert torch.allclose(local[0], local[1], rtol=1e-4, atol=1e-5)
+    assert torch.allclose(local[1], local[2], rtol=1e-4, atol=1e-5)
+
+
+def test_fedprox_and_server_rate_do_what_they_say():
+    plain, pulled = weights(run(fedavg())), weights(run(fedavg(), local=Sgd(lr=0.02, steps=3, proximal=5.0)))
+    assert float(pulled.norm()) < float(plain.norm())
+    one, two = weights(run(fedavg(), rounds=1)), weights(run(fedavg(server_rate=2.0), rounds=1))
+    assert torch.allclose(2 * one, two, atol=1e-6)
+
+
+def test_adaptive_clip_follows_the_median_norm():
+    algorithm = cdp_fedexp(clip=AdaptiveClip(initial=10.0), noise_multiplier=0.1)
+    history = run(algorithm, rounds=60).history
+    first, last = history[0]["clip"], history[-1]["clip"]
+    assert first == 10.0
+    assert last < 5.0
+
+
+def test_adaptive_clipping_costs_exactly_what_a_fixed_clip_costs():
+    """Its count query is paid for by the update's own noise: z = 5 becomes 5.006 at M = 1000."""
+    from dpfedexp.accounting import Sampling
+
+    algorithm = cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
+    bound = algorithm.bind(500, 1000.0, Sampling(), 50)
+    fixed = cdp_fedexp(clip=1.0, noise_multiplier=5.0).bind(500, 1000.0, Sampling(), 50)
+    assert bound.noise_multiplier == pytest.approx(5.00626, abs=1e-5)
+    assert bound.event(Sampling()).mu == pytest.approx(fixed.event(Sampling()).mu, rel=1e-12)
+
+
+@pytest.mark.parametrize("participation", [Poisson(0.5), FixedSize(10)])
+def test_partial_participation_trains_and_is_accounted(participation):
+    adjacency = "add-remove" if isinstance(participation, Poisson) else "replace-one"
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=2.0, adjacency=adjacency)
+    result = run(algorithm, participation=participation, population=M)
+    full = run(algorithm, population=M)
+    assert 0 < result.privacy.epsilon_total < full.privacy.epsilon_total
+
+
+def test_poisson_divides_by_the_public_expected_cohort():
+    """With no noise and no clipping in effect, the mean over draws of the cohort is the mean over clients."""
+    whole = weights(run(dp_fedavg(clip=1e3, noise_multiplier=1e-12), rounds=1))
+    parts = [
+        weights(
+            run(
+                dp_fedavg(clip=1e3, noise_multiplier=1e-12, adjacency="add-remove"),
+                rounds=1,
+                seed=s,
+                participation=Poisson(0.5),
+                population=M,
+            )
+        )
+        for s in range(100)
+    ]
+    drawn = torch.stack(parts)
+    assert torch.all((drawn.mean(0) - whole).abs() < 5 * drawn.std(0) / math.sqrt(100) + 1e-6)
+
+
+def test_a_poisson_round_without_any_client_releases_noise_and_goes_on():
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=1.0, adjacency="add-remove")
+    result = run(algorithm, participation=Poisson(1e-6), population=M, rounds=2)
+    assert len(result.history) == 2
+    assert float(weights(result).norm()) > 0
+
+
+def test_cohort_larger_than_the_federation_is_refused():
+    with pytest.raises(InputError, match="at most 30"):
+        run(fedavg(), participation=FixedSize(31))
+
+
+def test_one_bad_client_does_not_spoil_a_round():
+    x, y = torch.randn(20, 4, D), torch.randn(20, 4)
+    x[3] = math.nan
+    clients = Federation.from_clients([(x[i], y[i]) for i in range(20)], finite=False)
+    for algorithm in (cdp_fedexp(clip=0.3, noise_multiplier=1.0), ldp_fedexp(clip=0.3, mechanism="privunit"), fedavg()):
+        result = train(linear_regression(D), clients, algorithm, local=LOCAL, rounds=2, progress=False)
+        assert bool(torch.isfinite(weights(result)).all())
+
+
+def test_nan_in_data_is_refused_by_default():
+    with pytest.raises(InputError, match=r"NaN|finite"):
+        Federation.from_clients([(torch.full((1, 2), math.nan), torch.zeros(1))])
+
+
+def test_empty_clients_send_a_zero_update_and_count():
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(3, D, generator=generator), torch.randn(3, generator=generator)) for _ in range(4)]
+    empty = (torch.zeros(0, D), torch.zeros(0))
+    with_empty = Federation.from_clients([data[0], empty, *data[1:], empty])
+    options = {"local": LOCAL, "rounds": 1, "progress": False}
+    full = train(linear_regression(D), Federation.from_clients(data), fedavg(), **options)
+    thin = train(linear_regression(D), with_empty, fedavg(), **options)
+    assert torch.allclose(weights(thin) * 6, weights(full) * 4, atol=1e-6)
+    for algorithm in (ldp_fedexp(clip=0.3, mechanism="privunit"), dp_scaffold(clip=0.3, noise_multiplier=1.0)):
+        assert len(train(linear_regression(D), with_empty, algorithm, **options).history) == 1
+
+
+def test_a_federation_of_empty_clients_is_refused():
+    x, y = torch.zeros(1, 2), torch.zeros(1)
+    with pytest.raises(InputError, match="empty"):
+        train(linear_regression(2), Federation.from_arrays(x, y, [[], []]), fedavg(), local=LOCAL, rounds=1)
+
+
+def test_the_users_model_is_left_as_it_was():
+    model = linear_regression(D)
+    train(model, PROBLEM.federation, fedavg(), local=LOCAL, rounds=1, progress=False)
+    assert float(next(model.parameters()).abs().sum()) == 0.0
+
+
+def test_history_holds_nothing_that_is_not_private():
+    allowed = {"round", "eta_g", "clip", "update_norm", "epsilon_total", "seconds", "distance"}
+    result = run(
+        cdp_fedexp(clip=0.3, noise_multiplier=1.0),
+        evaluate=lambda m: {"distance": PROBLEM.distance(next(m.parameters()))},
+    )
+    assert set(result.history[0]) == allowed
+    studied = run(cdp_fedexp(clip=0.3, noise_multiplier=1.0), diagnostics=True)
+    assert "nonprivate_eta_target" in studied.history[0]
+    assert "nonprivate_" in studied.privacy.text
+
+
+def test_epsilon_so_far_grows_to_the_total_and_per_round_is_below():
+    result = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=10)
+    series = [record["epsilon_total"] for record in result.history]
+    assert series == sorted(series)
+    assert series[-1] == result.privacy.epsilon_total
+    assert result.privacy.epsilon_round == pytest.approx(series[0])
+
+
+def test_a_target_epsilon_is_met_and_not_exceeded():
+    for algorithm in (
+        cdp_fedexp(clip="adaptive", target_epsilon=8.0, delta=1e-5),
+        cdp_fedexp(clip=1.0, target_epsilon=8.0, numerator="paper"),
+        ldp_fedexp(clip=1.0, target_epsilon=8.0),
+        ldp_fedexp(clip=1.0, mechanism="privunit", target_epsilon=8.0),
+    ):
+        spent = run(algorithm, rounds=10).privacy.epsilon_total
+        assert spent <= 8.0
+        assert spent == pytest.approx(8.0, rel=1e-3 if algorithm.mechanism != "privunit" else 0.2)
+    per_round = run(ldp_fedexp(clip=1.0, target_epsilon=4.0, target_per="round"), rounds=3).privacy
+    assert per_round.epsilon_round == pytest.approx(4.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("secure", ["Strict", "yes", 1, None])
+def test_a_misspelt_strict_is_refused_and_not_run_with_weaker_noise(secure):
+    with pytest.raises(InputError, match=r"secure is .*; it must be True, False or 'strict'"):
+        run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), secure=secure)
+
+
+def test_a_budget_stops_before_the_round_that_would_exceed_it():
+    result = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=50, budget=5.0)
+    assert 0 < len(result.history) < 50
+    assert result.privacy.epsilon_total <= 5.0
+    assert "budget" in result.stopped
+    more = run(cdp_fedexp(clip=0.3, noise_multiplier=5.0), rounds=len(result.history) + 1)
+    assert more.privacy.epsilon_total > 5.0
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: cdp_fedexp(clip=0.0, noise_multiplier=1.0), "clip is 0"),
+        (lambda: cdp_fedexp(clip=-1.0, noise_multiplier=1.0), "clip is -1"),
+        (lambda: cdp_fedexp(clip=math.nan, noise_multiplier=1.0), "clip is nan"),
+        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=-1.0), "noise_multiplier is -1"),
+        (lambda: cdp_fedexp(clip=1.0), "exactly one"),
+        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, target_epsilon=1.0), "exactly one"),
+        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, delta=2.0), "delta is 2"),
+        (lambda: cdp_fedexp(clip="adaptiv", noise_multiplier=1.0), "adaptiv"),
+        (lambda: cdp_fedexp(clip=1.0, noise_multiplier=1.0, numerator="fre"), "Did you mean 'free'"),
+        (lambda: dp_fedavg(clip=1.0, noise_multiplier=1.0, mechanism="central"), "Did you mean 'central-gaussian'"),
+        (lambda: dp_fedavg(clip=1.0, noise_multiplier=1.0, adjacency="add"), "adjacency"),
+        (lambda: ldp_fedexp(clip="adaptive", noise_multiplier=1.0), "central-gaussian"),
+        (lambda: ldp_fedexp(clip=1.0, noise_multiplier=1.0, adjacency="add-remove"), "replace-one"),
+        (lambda: ldp_fedexp(clip=1.0, mechanism="privunit", numerator="free"), "free already"),
+        (lambda: Sgd(lr=0.0, steps=1), "lr is 0"),
+        (lambda: Sgd(lr="fast", steps=1), "lr is 'fast'"),
+        (lambda: Sgd(lr=0.1), "exactly one"),
+        (lambda: Sgd(lr=0.1, steps=0), "steps is 0"),
+        (lambda: Sgd(lr=0.1, steps=1, max_examples=True), "max_examples is True"),
+        (lambda: Sgd(lr=0.1, steps=1, max_examples="64"), "max_examples is '64'"),
+        (lambda: Sgd(lr=0.1, steps=1, proximal=-1.0), "proximal"),
+        (lambda: Sgd(lr=0.1, steps=1, proximal="a"), "proximal is 'a'"),
+        (lambda: Poisson(0.0), "rate is 0"),
+        (lambda: Poisson("half"), "rate is 'half'"),
+        (lambda: FixedSize(0), "cohort is 0"),
+        (lambda: run(fedavg(), rounds=0), "rounds is 0"),
+        (lambda: run(fedavg(), rounds=True), "rounds is True"),
+        (lambda: run(fedavg(), execution=Execution(chunk_size=0)), "chunk_size is 0"),
+        (lambda: run(fedavg(), execution=Execution(chunk_size=True)), "chunk_size is True"),
+        (lambda: run(fedavg(), budget="8"), "budget is '8'"),
+        (lambda: run(fedavg(), evaluate_every="2"), "evaluate_every is '2'"),
+        (lambda: run(fedavg(), test=torch.zeros(3, 4)), "test is a Tensor; it must be a pair"),
+        (lambda: run(fedavg(), local={"lr": 0.1}), r"local is a dict; it must be what a client does, such as Sgd\("),
+        (lambda: run(fedavg(), participation=0.5), r"participation is a float; it must be Full\(\)"),
+        (lambda: run("fedavg"), "algorithm is a str"),
+        (lambda: run(fedavg(), device="gpu"), "device is 'gpu'"),
+        (lambda: run(fedavg(), seed=-1), "seed is -1"),
+        (lambda: run(dp_scaffold(clip=1.0, noise_multiplier=1.0), local=Sgd(lr=0.1, epochs=1, batch_size=2)), "steps"),
+        (lambda: dp_fedadam(clip=1.0, noise_multiplier=1.0, server_rate=0.0), "server rate is 0"),
+    ],
+)
+def test_wrong_input_is_one_sentence_that_names_the_field(make, named):
+    with pytest.raises(InputError, match=named):
+        make()
+
+
+def test_memory_does_not_grow_with_the_number_of_clients():
+    """Peak resident memory of a child process at M = 1,000 and many more, equal chunks, less the data themselves."""
+    import subprocess
+    import sys
+
+    program = """
+import resource, sys, torch
+torch.set_num_threads(1)
+from dpfedexp import Execution, Sgd, ldp_fedexp, train
+from dpfedexp.data import synthetic_regression_stream
+from dpfedexp.mechanisms import LocalGaussian, PrivUnit
+from dpfedexp.models import linear_regression
+m = int(sys.argv[1])
+problem = synthetic_regression_stream(m, 200)
+algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
+given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}
+train(linear_regression(200), problem.federation, algorithm, **given)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", program, str(m)], capture_output=True, text=True, check=True).stdout)
+        for m in (1_000, sized(8_000, 20_000))
+    ]
+    assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_every_public_name_is_documented_with_an_example_or_a_sentence():
+    for name in dpfedexp.__all__:
+        assert name.startswith("__") or getattr(dpfedexp, name).__doc__
+
+
+def test_modules_of_several_parameters_keep_frozen_ones():
+    model = nn.Sequential(nn.Linear(D, 4), nn.Linear(4, 1), nn.Flatten(0))
+    model[0].requires_grad_(False)
+    result = train(
+        model, PROBLEM.federation, cdp_fedexp(clip=1.0, noise_multiplier=1.0), local=LOCAL, rounds=1, progress=False
+    )
+    assert torch.equal(result.model[0].weight, model[0].weight)
+    assert not torch.equal(result.model[1].weight, model[1].weight)

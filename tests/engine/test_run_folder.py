@@ -1,0 +1,188 @@
+"""A run from Python leaves the folder that the command line leaves, and what is missing in one is not taken for a lie."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from dpfedexp import InputError, Run, fit
+from dpfedexp.cli import app
+from dpfedexp.engine.verify import outcome, read_claim, verify_run
+from tests.engine.small import ROUNDS, federation, network, small_run
+
+TOML = """
+[data]
+clients = 20
+dimension = 5
+[algorithm]
+clip = 0.3
+noise_multiplier = 4.0
+[run]
+rounds = 3
+"""
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.fixture
+def written(tmp_path):
+    return small_run(out=tmp_path / "run"), tmp_path / "run"
+
+
+def test_python_and_the_command_line_write_the_same_files(written, tmp_path):
+    (tmp_path / "my.toml").write_text(TOML)
+    command = ("train", tmp_path / "my.toml", "--quiet", "--set", "run.seed=3", "--out", tmp_path / "cli")
+    done = call(*command)
+    assert done.exit_code == 0, done.output
+    theirs = {path.name for path in (tmp_path / "cli").iterdir()}
+    assert {path.name for path in written[1].iterdir()} == theirs - {"config.toml"}
+    ours, other = (json.loads((folder / "run.json").read_text()) for folder in (written[1], tmp_path / "cli"))
+    assert ours.keys() == other.keys()
+    assert other["command"].startswith("dpfedexp train ")
+    for word in ("--set run.seed=3", "--quiet", f"--out {tmp_path / 'cli'}"):
+        assert word in other["command"]
+    assert ours["command"].startswith(
+        "train(Sequential, Federation, cdp_fedexp(clip=0.3, noise_multiplier=4.0), local=Sgd("
+    )
+    assert (ours["clients"], ours["parameters"], ours["rounds"], ours["model"]) == (12, 4, ROUNDS, "Sequential")
+
+
+def test_a_run_from_python_verifies_and_has_a_page_that_names_it(written):
+    assert call("privacy", "verify", written[1]).exit_code == 0
+    done = call("report", written[1])
+    assert done.exit_code == 0, done.output
+    page = (written[1] / "report.html").read_text(encoding="utf-8")
+    epsilon = f"{written[0].privacy.epsilon_total:.3f}"
+    assert (
+        f"cdp_fedexp on a Federation from Python: M = 12 clients, d = 4 parameters, ε = {epsilon} at δ = 1e-05." in page
+    )
+    assert "train(Sequential, Federation, cdp_fedexp(" in page
+
+
+def test_a_folder_with_a_checkpoint_alone_has_a_page_and_is_incomplete_not_false(tmp_path):
+    small_run(checkpoint=tmp_path / "run")
+    assert call("report", tmp_path / "run").exit_code == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"{ROUNDS} rounds" in page
+    assert "M = 12 clients" in page
+    done = call("privacy", "verify", tmp_path / "run")
+    assert done.exit_code == 4
+    assert "DOES NOT HOLD" not in done.output
+    assert "privacy.json" in done.output
+    found = json.loads(call("privacy", "verify", tmp_path / "run", "--json").output)
+    assert (found["verified"], found["outcome"]) == (False, "incomplete")
+
+
+def test_what_is_missing_does_not_hide_what_is_false(written):
+    folder = written[1]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 99}\n')
+    (folder / "privacy.json").unlink()
+    assert outcome(verify_run(folder)) == "false"
+    assert call("privacy", "verify", folder).exit_code == 1
+
+
+def test_a_claim_without_its_ledger_can_not_be_checked(written):
+    (written[1] / "ledger.jsonl").unlink()
+    (check,) = verify_run(written[1])
+    assert not check.passed
+    assert check.incomplete
+    assert "taken away" in check.detail
+    assert call("privacy", "verify", written[1]).exit_code == 4
+
+
+def test_fit_writes_the_statement_that_it_returns(tmp_path):
+    run = fit(network(), federation(), epsilon=8.0, rounds=2, out=tmp_path / "run", progress=False, device="cpu")
+    assert run.privacy.chosen
+    assert read_claim(tmp_path / "run") == run.privacy
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+
+
+def test_an_interrupted_run_is_resumed_in_its_folder_as_if_nothing_had_happened(written, tmp_path):
+    def interrupt(record):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small_run(out=tmp_path / "broken", on_round=interrupt)
+    run = small_run(out=tmp_path / "broken", resume=True)
+    assert torch.equal(run.model[0].weight, written[0].model[0].weight)
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, ROUNDS + 1))
+    assert outcome(verify_run(tmp_path / "broken")) == "holds"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"out": "run"}, "is not empty; name a new one with out or go on with resume=True"),
+        ({"out": "photos", "resume": True}, "holds files but no run"),
+        ({"out": "new", "checkpoint": "other"}, "leave checkpoint out"),
+        ({"out": 3}, "out is 3; it must be the path of a new folder"),
+        ({"folder": "new"}, "train has no argument 'folder'. Write out"),
+    ],
+)
+def test_a_folder_that_can_not_be_written_to_gets_one_sentence(written, tmp_path, options, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"")
+    with pytest.raises(InputError, match=words.replace(".", r"\.")):
+        small_run(**options)
+
+
+@pytest.mark.parametrize("from_disk", [True, False])
+def test_a_saved_run_is_the_same_run(from_disk, tmp_path):
+    """Whether its ledger lay in a file or in memory."""
+    run = small_run(out=tmp_path / "first") if from_disk else small_run()
+    folder = run.save(tmp_path / "saved")
+    loaded = Run.load(folder, network())
+    assert loaded.privacy == run.privacy
+    assert loaded.history == run.history
+    assert loaded.facts == run.facts
+    assert loaded.advice == run.advice
+    assert loaded.ledger.charges() == run.ledger.charges()
+    assert torch.equal(loaded.model(torch.eye(3)), run.model(torch.eye(3)))
+    assert outcome(verify_run(folder)) == "holds"
+    bare = Run.load(folder)
+    assert bare.model.state_dict().keys() == run.model.state_dict().keys()
+    with pytest.raises(InputError, match=r"Run\.load\(folder, model="):
+        bare.model(torch.eye(3))
+
+
+def test_a_run_on_a_ledger_that_another_one_began_is_saved_under_its_own_name(tmp_path):
+    small_run(ledger=tmp_path / "project.jsonl", rounds=2)
+    second = small_run(ledger=tmp_path / "project.jsonl", seed=1)
+    assert len(second.ledger) == 2 + ROUNDS
+    assert outcome(verify_run(second.save(tmp_path / "saved"))) == "holds"
+
+
+def test_loading_says_what_does_not_fit(written, tmp_path):
+    with pytest.raises(InputError, match="model is not the network whose parameters"):
+        Run.load(written[1], nn.Linear(3, 2))
+    with pytest.raises(InputError, match="does not exist"):
+        Run.load(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="is not empty"):
+        written[0].save(written[1])
+    small_run(checkpoint=tmp_path / "check")
+    with pytest.raises(InputError, match="has not finished"):
+        Run.load(tmp_path / "check")
+
+
+def test_parameters_that_are_tied_are_written(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    run = Run(model, *(getattr(small_run(), name) for name in ("history", "privacy", "ledger")))
+    loaded = Run.load(run.save(tmp_path / "run"), model)
+    assert torch.equal(loaded.model[1].weight, model[0].weight)
+
+
+def test_a_secure_runs_folder_holds_nothing_that_depends_on_the_clients(tmp_path):
+    run = small_run(out=tmp_path / "run", secure=True, rounds=2)
+    for folder in (tmp_path / "run", run.save(tmp_path / "saved")):
+        assert "trainer" not in json.loads((folder / "run.json").read_text())
+        assert "seconds" not in (folder / "metrics.jsonl").read_text()
+        assert len({path.stat().st_mtime for path in folder.iterdir()}) == 1

@@ -1,0 +1,109 @@
+"""A short model's server lives on the processor, whatever trains: the same runs, and the same resumed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import (
+    AdaptiveClip,
+    Federation,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    dp_scaffold,
+    fedavg,
+    fedexp,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.algorithms.round import SHORT, server_device
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+ALGORITHMS = {
+    "fedavg": fedavg(),
+    "fedexp": fedexp(),
+    "cdp": dp_fedavg(clip=0.3, noise_multiplier=1.0),
+    "free": cdp_fedexp(clip=0.3, noise_multiplier=1.0),
+    "paper": cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
+    "adaptive": cdp_fedexp(clip=AdaptiveClip(initial=0.3), noise_multiplier=1.0),
+    "local": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
+    "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
+    "scaffold": dp_scaffold(clip=0.3, noise_multiplier=1.0),
+}
+
+
+def test_long_vectors_stay_where_clients_train():
+    assert server_device(SHORT + 1, ELSEWHERE) == ELSEWHERE
+    assert server_device(SHORT, ELSEWHERE) == CPU
+    assert server_device(SHORT + 1, CPU) == CPU
+
+
+def trained(algorithm, device: str, **options):
+    generator = torch.Generator().manual_seed(0)
+    clients = Federation.from_clients(
+        [
+            (torch.randn(3 + i % 3, 6, generator=generator), torch.randn(3 + i % 3, generator=generator))
+            for i in range(9)
+        ]
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0))
+    test = clients.client(0)
+    given = {"local": Sgd(lr=0.1, steps=2), "test": test, "progress": False, "device": device, **options}
+    run = train(model, clients, algorithm, **given)
+    return run, nn.utils.parameters_to_vector(run.model.parameters()).detach().cpu()
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("short", [True, False], ids=["on the processor", "on the GPU"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_gpu_trains_what_a_processor_trains(name, short, monkeypatch):
+    if not short:
+        monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", 0)
+    (there, w), (here, right) = (trained(ALGORITHMS[name], device, rounds=5) for device in ("cuda", "cpu"))
+    assert torch.allclose(w, right, rtol=1e-3, atol=1e-4)
+    assert [r["eta_g"] for r in there.history] == pytest.approx([r["eta_g"] for r in here.history], rel=1e-3)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["free", "adaptive", "scaffold"])
+def test_a_resumed_run_on_a_gpu_is_the_same(name, tmp_path):
+    options = {"rounds": 6, "checkpoint": tmp_path / "run"}
+
+    def interrupt(record: dict) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(ALGORITHMS[name], "cuda", on_round=interrupt, **options)
+    _, w = trained(ALGORITHMS[name], "cuda", resume=True, **options)
+    assert torch.equal(w, trained(ALGORITHMS[name], "cuda", rounds=6)[1])
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"secure": True},
+        {"aggregation": "two-party"},
+        {"diagnostics": True},
+        {"noise_cohort": 100},
+        {"local": Sgd(lr="auto", steps=2)},
+        {"local": Sgd(lr="auto", steps=2), "secure": True},
+    ],
+    ids=lambda options: " and ".join(options),
+)
+@pytest.mark.parametrize("short", [True, False], ids=["on the processor", "on the GPU"])
+def test_every_kind_of_run_works_wherever_its_server_is(options, short, monkeypatch):
+    if not short:
+        monkeypatch.setattr("dpfedexp.algorithms.round.SHORT", 0)
+    run, w = trained(ALGORITHMS["adaptive"], "cuda", rounds=3, **options)
+    assert len(run.history) == 3
+    assert torch.isfinite(w).all()

@@ -1,0 +1,190 @@
+"""A run that ends early is a whole run: returned, charged for what it made, and stated with what decided its end."""
+
+import json
+
+import pytest
+
+from dpfedexp import EarlyStopping, InputError, Stop
+from dpfedexp.engine.stopping import Interrupted
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.report.runs import read_run, run_section
+from tests.engine.small import ROUNDS, small_run
+
+
+def raises(error):
+    def on_round(record):
+        if record["round"] == 2:
+            raise error
+
+    return on_round
+
+
+def returns(record):
+    return Stop("enough", source="public") if record["round"] == 2 else None
+
+
+@pytest.mark.parametrize(
+    ("on_round", "reason", "source"),
+    [
+        (raises(Stop("enough", source="private")), "enough", "private"),
+        (raises(Stop()), "on_round stopped it", "unknown"),
+        (raises(StopIteration), "on_round stopped it", "unknown"),
+        (raises(StopIteration("low enough")), "low enough", "unknown"),
+        (returns, "enough", "public"),
+        ([lambda record: None, returns], "enough", "public"),
+    ],
+)
+def test_a_callback_ends_the_run_and_loses_nothing(on_round, reason, source, tmp_path):
+    run = small_run(on_round=on_round, out=tmp_path / "run")
+    assert (len(run.history), len(run.ledger), run.stopped) == (2, 2, reason)
+    assert (run.privacy.rounds, run.privacy.planned_rounds, run.privacy.stopping) == (2, ROUNDS, source)
+    assert f"2 of {ROUNDS} planned rounds ran." in run.privacy.text
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["stopped"] == reason
+
+
+def test_the_statement_of_a_run_that_stopped_itself_has_the_cost_of_the_whole_plan(tmp_path):
+    """When it stops depends on what was released, so no figure but the plan's holds however that was decided."""
+    whole, short = small_run(), small_run(on_round=returns, out=tmp_path / "run")
+    assert short.privacy.epsilon_total == pytest.approx(whole.privacy.epsilon_total, rel=1e-12)
+    assert short.privacy.attack_success == whole.privacy.attack_success
+    assert short.privacy.epsilon_total > short.history[-1]["epsilon_total"]
+    assert short.privacy.planned_epsilon_total == pytest.approx(whole.privacy.epsilon_total, rel=1e-12)
+    assert "the figures are those of all the rounds that were planned" in short.privacy.text
+    assert f"all {ROUNDS} planned" in short.privacy.text
+    assert "Stopped early" not in whole.privacy.text
+    assert f"stopped early, epsilon of all {ROUNDS} planned" in repr(short.privacy)
+    # A statement that claims the rounds that ran alone is found out.
+    path = tmp_path / "run" / "privacy.json"
+    claim = json.loads(path.read_text())
+    claim["epsilon_total"] = short.history[-1]["epsilon_total"]
+    path.write_text(json.dumps(claim))
+    assert outcome(verify_run(tmp_path / "run")) == "false"
+
+
+def test_the_page_of_a_run_that_stopped_itself_says_so(tmp_path):
+    run = small_run(on_round=returns, out=tmp_path / "run")
+    header = read_run(tmp_path / "run").header
+    assert header.stopped == "enough"
+    assert f"ε = {run.privacy.epsilon_total:.3f}" in header.text
+    assert f"(of all {ROUNDS} planned rounds)" in header.text
+    text = run_section(read_run(tmp_path / "run")).text
+    assert "Stopped early: enough" in text
+    assert any(line.startswith(f"2 of {ROUNDS} planned rounds") for line in text)
+
+
+def test_every_callback_hears_of_the_last_round():
+    seen = []
+    small_run(on_round=[returns, lambda record: seen.append(record["round"])])
+    assert seen == [1, 2]
+
+
+def test_stopping_after_the_last_round_stops_nothing():
+    run = small_run(on_round=lambda record: Stop() if record["round"] == ROUNDS else None)
+    assert run.stopped is None
+    assert run.privacy.stopping == ""
+
+
+def test_patience_counts_measurements_and_a_nan_is_no_improvement():
+    stop = EarlyStopping("test_loss", patience=2)
+    values = [3.0, float("nan"), 2.0, None, None]
+    records = [{"round": t} if v is None else {"round": t, "test_loss": v} for t, v in enumerate(values, 1)]
+    assert [stop(record) for record in records] == [None] * 5
+    assert stop({"round": 6, "test_loss": float("nan")}) is None
+    assert "has not improved on 2 (round 3) for 2 measurements" in stop({"round": 7, "test_loss": 2.0}).reason
+
+
+def test_what_is_better_follows_from_the_name_and_least_is_asked_for():
+    for metric, better, values in (
+        ("test_accuracy", None, [0.1, 0.2]),
+        ("score", "higher", [1.0, 2.0]),
+        ("error", None, [2.0, 1.0]),
+    ):
+        stop = EarlyStopping(metric, patience=1, better=better)
+        assert [stop({"round": t, metric: v}) for t, v in enumerate(values)] == [None, None]
+    stop = EarlyStopping("test_loss", patience=1, least=0.5)
+    assert stop({"round": 1, "test_loss": 2.0}) is None
+    assert stop({"round": 2, "test_loss": 1.6}) is not None
+
+
+@pytest.mark.parametrize(
+    ("metric", "source"),
+    [
+        ("update_norm", "private"),
+        ("vote_loss", "private"),
+        ("test_loss", "test"),
+        ("score", "unknown"),
+        ("nonprivate_x", "unknown"),
+    ],
+)
+def test_what_decided_is_known_from_the_metric(metric, source):
+    assert EarlyStopping(metric).source == source
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 0}, "patience is 0; it must be"),
+        ({"least": -1.0}, "least is -1.0; it must be"),
+        ({"better": "up"}, "better is 'up'; it must be"),
+        ({"source": "secret"}, "source is 'secret'; it must be one of"),
+        ({"metric": "test_loss", "source": "private"}, "no mechanism releases 'test_loss'; write 'public' or 'test'"),
+        ({"metric": "nonprivate_x", "source": "private"}, "no mechanism releases"),
+        ({"patient": 3}, "Did you mean 'patience'"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(options, words):
+    with pytest.raises(InputError, match=words):
+        EarlyStopping(**options)
+
+
+@pytest.mark.parametrize("on_round", [3, [print, 3], EarlyStopping])
+def test_what_is_no_callback_is_refused(on_round):
+    with pytest.raises(InputError, match="it must be a function of one record, or a list of such functions"):
+        small_run(on_round=on_round)
+
+
+def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
+    def stopping():
+        return EarlyStopping("test_loss", patience=3, least=100.0, source="public")
+
+    def interrupt(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small_run(out=tmp_path / "run", on_round=[stopping(), interrupt])
+    resumed = small_run(out=tmp_path / "run", resume=True, on_round=stopping())
+    whole = small_run(on_round=stopping())
+    assert len(resumed.history) == len(whole.history) == 4
+    again = small_run(out=tmp_path / "run", resume=True, on_round=stopping())
+    assert len(again.history) == 4
+    assert again.stopped == whole.stopped
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_an_interrupt_holds_the_run_so_far(checkpoint, tmp_path):
+    options = {"checkpoint": tmp_path / "run"} if checkpoint else {}
+    with pytest.raises(Interrupted, match=f"after 2 of {ROUNDS} rounds") as caught:
+        small_run(on_round=raises(KeyboardInterrupt), **options)
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert ("resume=True" in str(caught.value)) == checkpoint
+    run = caught.value.run
+    assert (len(run.history), len(run.ledger), run.privacy.rounds, run.privacy.stopping) == (2, 2, 2, "hand")
+
+
+def test_an_interrupt_between_charge_and_release_pays_for_the_round_and_plans_no_more(monkeypatch):
+    from dpfedexp.engine.rounds import Simulation
+
+    original = Simulation._advance
+
+    def cut(self, state, release):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return original(self, state, release)
+
+    monkeypatch.setattr(Simulation, "_advance", cut)
+    with pytest.raises(Interrupted) as caught:
+        small_run()
+    statement = caught.value.run.privacy
+    assert (len(caught.value.run.history), statement.rounds, statement.planned_rounds) == (2, 3, ROUNDS)

@@ -1,0 +1,165 @@
+"""A run's claim is checked against its own ledger; every kind of disagreement is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpfedexp.accounting import Ledger, PrivacyStatement
+from dpfedexp.engine.verify import read_claim, recompute, verify_run
+from dpfedexp.errors import InputError
+from tests.accounting.events_by_hand import central, local
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """What a run of ten rounds leaves."""
+    with Ledger.create(tmp_path / "ledger.jsonl", delta=1e-5, algorithm="CDP-FedEXP", clients=1000) as ledger:
+        for t in range(10):
+            ledger.charge(t, central(5.0))
+        statement = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="CDP-FedEXP", clients=1000)
+    (tmp_path / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
+    (tmp_path / "privacy.txt").write_text(statement.text, encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"round": t}) + "\n" for t in range(10)))
+    return tmp_path
+
+
+def failed(run: Path, planned=None) -> list[str]:
+    return [check.name for check in verify_run(run, planned) if not check.passed]
+
+
+def test_an_honest_run_passes(run):
+    assert failed(run) == []
+    assert failed(run, central(5.0)) == []
+    assert failed(run, central(5.0, clip=0.3)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("epsilon_total", 3.0), ("epsilon_round", 0.1), ("rounds", 9), ("adjacency", "add-remove")]
+)
+def test_a_claim_that_the_ledger_does_not_support_fails(run, field, value):
+    claim = read_claim(run)
+    (run / "privacy.json").write_text(replace(claim, **{field: value}).to_json(), encoding="utf-8")
+    assert field in failed(run)
+
+
+def test_a_line_that_is_too_long_hides_no_round_behind_it(run):
+    """A torn line ends the file, so what is taken for one must not be followed by more."""
+    for length in (2**20 - 1, 2**20, 2**20 + 1):
+        (run / "metrics.jsonl").write_text(" " * length + '\n{"round": 99}\n')
+        with pytest.raises(InputError, match="line 1: not a record"):
+            verify_run(run)
+
+
+def test_a_released_round_that_was_never_charged_fails(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 10}\n')
+    assert failed(run) == ["released rounds"]
+
+
+def test_what_a_deployment_released_is_in_its_checkpoint(run):
+    (run / "metrics.jsonl").unlink()
+    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 2}]}')
+    assert "2 released, all" in next(check.detail for check in verify_run(run) if check.name == "released rounds")
+    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 10}]}')
+    assert failed(run) == ["released rounds"]
+    (run / "checkpoint.json").write_text('{"history": [1]}')
+    with pytest.raises(InputError, match="not the checkpoint"):
+        verify_run(run)
+
+
+def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl", run="a") as ledger:
+        ledger.charge(1, central(5.0), run="a")
+        ledger.charge(2, central(5.0), run="b")
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert failed(tmp_path) == ["claim"]
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    assert failed(tmp_path) == ["released rounds", "claim"]
+
+
+def test_a_torn_last_metric_is_no_failure(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"rou')
+    assert failed(run) == []
+
+
+@pytest.mark.parametrize("field", ["epsilon_total", "exact", "accountant"])
+def test_a_claimed_view_that_the_ledger_does_not_support_fails(run, field):
+    claim = read_claim(run)
+    better = {"epsilon_total": 0.1, "exact": False, "accountant": "magic"}
+    view = replace(claim.other_adjacency, **{field: better[field]})
+    (run / "privacy.json").write_text(replace(claim, other_adjacency=view).to_json(), encoding="utf-8")
+    assert "other_adjacency" in failed(run)
+
+
+def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        for t in range(10):
+            ledger.charge(t, local(0.7))
+        claim = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="x", clients=1000, reporting=800)
+    (tmp_path / "privacy.json").write_text(claim.to_json(), encoding="utf-8")
+    assert failed(tmp_path) == []
+    (tmp_path / "privacy.json").write_text(replace(claim, reporting=700).to_json(), encoding="utf-8")
+    assert failed(tmp_path) == ["models_only"]
+
+
+@pytest.mark.parametrize("field", ["other_adjacency", "exact"])
+def test_a_claim_that_leaves_out_what_the_ledger_gives_fails(run, field):
+    claim = json.loads((run / "privacy.json").read_text())
+    del claim[field]
+    (run / "privacy.json").write_text(json.dumps(claim))
+    assert field in failed(run)
+
+
+def test_a_claim_of_another_version_is_one_sentence(run):
+    claim = json.loads((run / "privacy.json").read_text())
+    del claim["version"]
+    (run / "privacy.json").write_text(json.dumps(claim))
+    with pytest.raises(InputError, match="its version is None, and this library reads version 2"):
+        verify_run(run)
+
+
+def test_an_edited_ledger_fails(run):
+    path = run / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"noise":5.0', b'"noise":9.0', 1))
+    assert failed(run) == ["ledger"]
+
+
+def test_an_edited_text_fails(run):
+    (run / "privacy.txt").write_text("perfectly private\n")
+    assert failed(run) == ["privacy.txt"]
+
+
+def test_a_configuration_with_other_noise_or_adjacency_fails(run):
+    assert failed(run, central(4.0)) == ["configuration"]
+    assert failed(run, central(2.5, adjacency="add-remove")) == ["configuration"]
+
+
+def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
+    (run / "privacy.json").unlink()
+    assert failed(run) == ["claim"]
+    statement = recompute(run)
+    assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
+
+
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="is not a folder"):
+        verify_run(tmp_path / "nowhere")
+    (tmp_path / "privacy.json").write_text("{}")
+    with pytest.raises(InputError, match="is not a privacy statement"):
+        read_claim(tmp_path)
+
+
+def test_a_ledger_that_names_no_delta_is_read_at_1e_minus_5(tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(0, central(5.0))
+    statement = recompute(tmp_path)
+    assert (statement.delta, statement.clients, statement.simulated) == (1e-5, 0, True)
+    assert (
+        statement.epsilon_total
+        == PrivacyStatement.from_charges([(central(5.0), 1)], 1e-5, algorithm="", clients=0).epsilon_total
+    )

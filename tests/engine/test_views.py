@@ -1,0 +1,94 @@
+"""A run and its statement where somebody looks at them: a short repr, escaped HTML, a figure without a display; and exports."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from dpfedexp import InputError
+from dpfedexp.engine.advice.message import Advice
+from tests.engine.small import small_run
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def tags(text):
+    parser = Tags()
+    parser.feed(text)
+    assert parser.open == []
+    return parser.seen
+
+
+@pytest.fixture(scope="module")
+def run():
+    return small_run()
+
+
+def test_a_statements_repr_is_one_short_line(run):
+    text = repr(run.privacy)
+    assert len(text) < 200
+    assert f"epsilon {run.privacy.shown['epsilon_total']} at delta 1e-05 (replace-one, central)" in text
+
+
+def test_html_is_escaped_and_takes_its_colours_from_the_page(run):
+    evil = replace(
+        run, privacy=replace(run.privacy, algorithm=EVIL), stopped=EVIL, advice=(Advice("warning", "dead", EVIL),)
+    )
+    for text in (evil._repr_html_(), evil.privacy._repr_html_()):
+        assert "script" not in tags(text)
+        assert "&lt;script&gt;" in text
+        assert "color:#" not in text
+        assert "background:#" not in text
+        assert text.count("<table") == text.count("color:inherit'><tr>")
+    assert "Failed:" in evil._repr_html_()
+    assert "Failed:" not in run._repr_html_()
+    assert run.privacy.shown["epsilon_total"] in run._repr_html_()
+
+
+def test_a_run_is_drawn_without_a_display(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    figure = run.plot()
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[0] == "test loss"
+    assert titles[-2:] == ["global step size η_g", "clip C"]
+    drawn = figure.axes[0].lines[0].get_ydata()
+    assert list(drawn) == [record["test_loss"] for record in run.history]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="no rounds"):
+        replace(run, history=[]).plot()
+
+
+def test_a_small_negative_number_is_shown_as_zero(run):
+    assert "-0.0" not in repr(replace(run, history=[{"round": 1, "loss": -0.00001}]))
+    assert "-0<" not in replace(run, history=[{"round": 1, "loss": -0.0}])._repr_html_()
+
+
+def test_the_trained_model_is_exported_by_torch(run):
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(run.model, (inputs,))
+    assert torch.equal(program.module()(inputs), run.model(inputs))
+
+
+def test_the_trained_model_is_exported_as_onnx(run, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    torch.onnx.export(run.model, (inputs,), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    evaluated = onnx.reference.ReferenceEvaluator(onnx.load(tmp_path / "model.onnx"))
+    (outputs,) = evaluated.run(None, {evaluated.input_names[0]: inputs.numpy()})
+    # Single precision, three products to a sum.
+    assert torch.allclose(torch.from_numpy(outputs), run.model(inputs), atol=1e-6)

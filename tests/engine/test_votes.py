@@ -1,0 +1,125 @@
+"""Votes in a simulated round: who answers, what is recorded, and that nothing else of a run changes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
+from dpfedexp.accounting import Ledger
+from dpfedexp.core.votes import Ask
+from dpfedexp.data import Federation, synthetic_regression
+from dpfedexp.engine.file_names import METRICS
+from dpfedexp.engine.outlets import recorded, right
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.errors import InputError
+from dpfedexp.models import linear_regression
+
+D, M = 12, 30
+LENGTH, NUMBER = Ask("length", 0.0, 2.0), Ask("number", 0.0, M - 1.0)
+CLIENTS = synthetic_regression(M, D, seed=1).federation
+
+
+def answers(state, clients, updates, number):
+    lengths = updates[: len(clients)].double().norm(dim=1)
+    return torch.stack([lengths, clients.to(lengths)], dim=1)
+
+
+def simulation(algorithm, clients=CLIENTS, ballots=answers, votes=(LENGTH, NUMBER), **options):
+    made, _ = prepare(
+        linear_regression(D), clients, algorithm, local=Sgd(lr=0.02, steps=3), rounds=2, device="cpu", **options
+    )
+    secure = options.get("secure", False)
+    mechanism = algorithm.bind(D, made.participation.expected(M), made.sampling, 2, secure, votes=votes)
+    return replace(made, mechanism=mechanism, ballots=ballots)
+
+
+def rounds_of(made):
+    state, ledger, found = made.begin(), Ledger.in_memory(), []
+    for _ in range(2):
+        state, result = made.step(state, ledger)
+        found.append(result)
+    return state, found, ledger
+
+
+def test_released_votes_are_recorded_by_name_and_charged_together():
+    _, found, ledger = rounds_of(simulation(cdp_fedexp(clip="adaptive", noise_multiplier=1e-6)))
+    assert list(found[0].extra) == ["vote_within_clip", "vote_length", "vote_number"]
+    [(event, count)] = ledger.charges()
+    assert (count, [query.name for query in event.queries]) == (2, ["update", "within clip", "length", "number"])
+
+
+def test_every_client_answers_for_itself_whatever_the_chunks():
+    """A run without privacy shows the exact means: of the clients' numbers it is known."""
+    found = [rounds_of(simulation(fedavg(), execution=Execution(chunk_size=n)))[1][0].extra for n in (1, 7, 30)]
+    for extra in found:
+        assert extra["vote_number"] == pytest.approx((M - 1) / 2, abs=1e-9)
+        assert extra == pytest.approx(found[0], rel=1e-5)
+    assert 0.0 < found[0]["vote_length"] < 2.0
+
+
+def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
+    """The same noise on the update, but for the little that the votes cost it: with z = 5 and 30 clients 0.995%."""
+    algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
+    with_votes = simulation(algorithm)
+    assert 1.0 < with_votes.mechanism.noise_multiplier / 5.0 <= 1.01
+    without = replace(with_votes, mechanism=replace(with_votes.mechanism, votes=()), ballots=None)
+    (ours, _, _), (theirs, _, _) = rounds_of(with_votes), rounds_of(without)
+    assert torch.equal(ours.w, theirs.w)
+
+
+@pytest.mark.parametrize("secure", [True, "strict"])
+def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys(secure):
+    if secure == "strict":
+        pytest.importorskip("opendp")
+    made = simulation(
+        cdp_fedexp(clip="adaptive", noise_multiplier=1e-4), secure=secure, execution=Execution(chunk_size=8)
+    )
+    assert made.unit is not None
+    # The noise of 30 clients' default is 1.5, and the range of numbers 29: 29·1.5/30·8 is eight deviations.
+    quiet = replace(made.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in made.mechanism.votes))
+    _, found, _ = rounds_of(replace(made, mechanism=quiet))
+    assert found[0].extra["vote_number"] == pytest.approx((M - 1) / 2, abs=29 * 1e-3 / 30 * 8)
+    _, plain, _ = rounds_of(simulation(fedavg()))
+    # Eight deviations of the noise, and float32 rounding of other shapes.
+    assert found[0].extra["vote_length"] == pytest.approx(plain[0].extra["vote_length"], abs=2 * 1e-3 / 30 * 8 + 1e-5)
+
+
+def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
+    some = Federation.from_clients([(torch.ones(n, D), torch.zeros(n)) for n in (0, 2, 3)])
+    made = simulation(fedavg(), some)
+    _, found, _ = rounds_of(made)
+    assert found[0].extra["vote_number"] == pytest.approx(1.0, abs=1e-9)
+    state = made.begin()
+    sums, _, _ = made.cohort_part(state, made.mechanism, torch.zeros(0, dtype=torch.int64), 1)
+    assert (sums.count, sums.votes.tolist()) == (0, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("value", [1e30, math.nan, -math.inf])
+def test_no_ballot_of_one_client_leaves_the_range(value):
+    def odd(state, clients, updates, number):
+        return torch.where((clients == 4)[:, None], value, answers(state, clients, updates, number))
+
+    honest, hostile = (rounds_of(simulation(fedavg(), ballots=b))[1][0].extra["vote_number"] for b in (answers, odd))
+    assert abs(honest - hostile) <= (M - 1) / M
+
+
+@pytest.mark.parametrize(
+    ("ballots", "reason"),
+    [
+        (None, "'length' is asked for, and nobody answers it"),
+        (lambda s, c, u, n: torch.zeros(len(c), 1), r"ballots have shape \(30, 1\)"),
+        (lambda s, c, u, n: torch.zeros(3, 2), r"ballots have shape \(3, 2\)"),
+    ],
+)
+def test_votes_that_nobody_answers_are_one_sentence_and_cost_nothing(ballots, reason):
+    made, ledger = simulation(cdp_fedexp(clip=0.3, noise_multiplier=1.0), ballots=ballots), Ledger.in_memory()
+    with pytest.raises(InputError, match=reason):
+        made.step(made.begin(), ledger)
+    assert len(ledger) == 0
+
+
+def test_a_vote_in_the_history_is_a_released_value_and_stays_in_a_secure_run():
+    assert right(METRICS, "vote_within_clip") == "released"
+    assert recorded(METRICS, {"vote_loss": 0.5, "seconds": 1.0}, secure=True) == {"vote_loss": 0.5}

@@ -1,0 +1,171 @@
+"""A target ε is kept by the mechanism that runs: plain, on the grid, and with discrete noise."""
+
+import itertools
+
+import pytest
+import torch
+
+from dpfedexp import (
+    AdaptiveClip,
+    Execution,
+    FixedSize,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.accounting import compose
+from dpfedexp.algorithms.participation import Full
+from dpfedexp.cli.train import execute
+from dpfedexp.config import load, parse
+from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.folder import RunFolder
+from dpfedexp.engine.verify import verify_run
+from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
+from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
+from dpfedexp.mechanisms.privunit import SecurePrivUnit
+from dpfedexp.models import linear_regression
+
+M, D, ROUNDS = 30, 12, 10
+MODES = (False, True, "strict")
+PROBLEM = synthetic_regression(M, D, seed=1)
+
+
+def bound(algorithm, participation=Full(), secure=False):
+    """The mechanism, and the ε of all the rounds with its own events."""
+    sampling = participation.sampling(M)
+    mechanism = algorithm.bind(D, participation.expected(M), sampling, ROUNDS, secure)
+    return mechanism, compose([(mechanism.event(sampling), ROUNDS)], algorithm.delta).epsilon
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("participation", [Full(), Poisson(0.4), FixedSize(10)], ids=repr)
+def test_the_target_is_met_and_never_exceeded_by_the_noise_that_is_drawn(participation, adjacency):
+    clips, numerators = (0.3, "adaptive", AdaptiveClip(count_noise=3.0)), (None, "free", "paper")
+    if participation != Full():
+        # Their accountants are slow, and neither the grid nor the free rule changes what they are told.
+        clips, numerators = clips[2:], ("paper",)
+    for clip, numerator, secure in itertools.product(clips, numerators, MODES):
+        given = {"clip": clip, "target_epsilon": 8.0, "adjacency": adjacency}
+        algorithm = dp_fedavg(**given) if numerator is None else cdp_fedexp(numerator=numerator, **given)
+        mechanism, epsilon = bound(algorithm, participation, secure)
+        assert isinstance(mechanism, SecureCentralGaussian) == bool(secure)
+        assert getattr(mechanism, "strict", False) == (secure == "strict")
+        assert 8.0 * (1 - 1e-6) < epsilon <= 8.0
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_the_target_of_a_local_run_is_kept_too(secure):
+    for numerator in ("free", "paper", "naive"):
+        mechanism, epsilon = bound(ldp_fedexp(clip=0.3, numerator=numerator, target_epsilon=8.0), secure=secure)
+        assert isinstance(mechanism, SecureLocalGaussian) == bool(secure)
+        assert 8.0 * (1 - 1e-6) < epsilon <= 8.0
+
+
+@pytest.mark.parametrize("target", [0.3, 8.0, 111.0])
+@pytest.mark.parametrize("per", ["total", "round"])
+def test_a_pure_target_is_kept_at_delta_0_by_every_split(target, per):
+    """The ε of a report is recomputed from its probabilities, whose rounding shows where p is near to 1."""
+    for secure in (False, True):
+        algorithm = ldp_fedexp(clip=0.3, mechanism="privunit", target_epsilon=target, target_per=per)
+        mechanism = algorithm.bind(D, M, Full().sampling(M), ROUNDS, secure)
+        assert isinstance(mechanism, SecurePrivUnit) == secure
+        count = ROUNDS if per == "total" else 1
+        pure = compose([(mechanism.event(Full().sampling(M)), count)], 0.0).epsilon
+        assert 0.9 * target < pure <= target
+
+
+def test_what_has_no_secure_form_is_refused_when_it_is_bound():
+    with pytest.raises(InputError, match="strict"):
+        bound(ldp_fedexp(clip=0.3, mechanism="privunit"), secure="strict")
+    with pytest.raises(InputError, match="not private"):
+        bound(dp_fedavg(clip=0.3, mechanism="none"), secure=True)
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_the_plain_noise_would_exceed_the_target_where_the_excess_is_charged(secure):
+    """What went wrong: z found for plain noise, then charged for discrete noise, costs 8.00001 to 8.00004."""
+    algorithm = cdp_fedexp(clip=0.3, target_epsilon=8.0, numerator="paper")
+    plain, _ = bound(algorithm)
+    ours, _ = bound(algorithm, secure=secure)
+    assert (ours.noise_multiplier > plain.noise_multiplier) == bool(secure)
+    assert ours.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-5)
+
+
+def test_a_count_that_costs_more_than_the_target_is_one_sentence():
+    with pytest.raises(InputError, match=r"count_noise is 0\.1.*target_epsilon of 8"):
+        bound(cdp_fedexp(clip=AdaptiveClip(count_noise=0.1), target_epsilon=8.0))
+
+
+RUNS = {
+    "free": (cdp_fedexp(clip=0.3, target_epsilon=8.0), {}),
+    "paper": (cdp_fedexp(clip=0.3, target_epsilon=8.0, numerator="paper"), {}),
+    "adaptive, paper": (cdp_fedexp(clip="adaptive", target_epsilon=8.0, numerator="paper"), {}),
+    "poisson": (
+        cdp_fedexp(clip="adaptive", target_epsilon=8.0, adjacency="add-remove"),
+        {"participation": Poisson(0.4), "population": M + 3, "rounds": 3},
+    ),
+    "local": (ldp_fedexp(clip=0.3, target_epsilon=8.0), {}),
+    "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit", target_epsilon=8.0), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "secure"), [(name, mode) for name in RUNS for mode in MODES if (name, mode) != ("privunit", "strict")]
+)
+def test_a_budget_equal_to_the_target_lets_all_rounds_run(name, secure):
+    algorithm, more = RUNS[name]
+    given = {
+        "local": Sgd(lr=0.02, steps=1),
+        "rounds": ROUNDS,
+        "progress": False,
+        "device": "cpu",
+        "execution": Execution(trainer="loop"),
+    }
+    given |= more
+    done = train(linear_regression(D), PROBLEM.federation, algorithm, budget=8.0, secure=secure, **given)
+    assert done.stopped is None
+    assert len(done.history) == given["rounds"]
+    assert done.privacy.epsilon_total <= 8.0
+    assert bool(torch.isfinite(next(done.model.parameters())).all())
+
+
+@pytest.mark.parametrize("secure", [True, "strict"])
+def test_a_folder_of_a_secure_run_agrees_with_what_its_configuration_plans(tmp_path, secure):
+    settings = parse(
+        {
+            "data": {"clients": 12, "dimension": 4},
+            "algorithm": {"clip": 0.3, "target_epsilon": 8.0, "numerator": "paper", "adjacency": "add-remove"},
+            "local": {"steps": 1, "lr": 0.01},
+            "participation": {"population": 15},
+            "run": {"rounds": 3, "secure": secure, "device": "cpu"},
+        }
+    )
+    settings.check()
+    folder = RunFolder(tmp_path / "run", resume=False)
+    done = execute(settings, folder, progress=False)
+    written = load(folder.path / "config.toml")
+    assert (written.resolved.clients, written.resolved.cohort) == (15, 15.0)
+    assert done.privacy.clients == 15
+    checks = verify_run(folder.path, written.planned_event())
+    assert [check.name for check in checks if not check.passed] == []
+    assert "configuration" in [check.name for check in checks]
+
+
+@pytest.mark.parametrize("secure", MODES)
+def test_a_configuration_plans_the_event_of_the_noise_that_it_asks_for(secure):
+    """With the noise given, so that the excess of grid and strict noise is seen in the plan itself."""
+    settings = parse(
+        {
+            "algorithm": {"clip": 0.3, "noise_multiplier": 2.0, "numerator": "paper"},
+            "run": {"rounds": ROUNDS, "secure": secure},
+            "resolved": {"parameters": D, "clients": M, "cohort": float(M)},
+        }
+    )
+    mechanism, _ = bound(settings.build_algorithm(), secure=secure)
+    assert settings.planned_event() == mechanism.event(Full().sampling(M))
+    plain, _ = bound(settings.build_algorithm())
+    assert (settings.planned_event().mu > plain.event(Full().sampling(M)).mu) == bool(secure)

@@ -1,0 +1,393 @@
+"""One two-party round over real files: the sums, and every way of asking the helper for more that is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dpfedexp.accounting import Ledger
+from dpfedexp.core.noise.masks import from_words
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.errors import InputError
+from dpfedexp.flower.node.price import Refused
+from dpfedexp.flower.two_party.helper_file import HelperFile
+from dpfedexp.mechanisms.aggregation.binding import Round, set_digest
+from dpfedexp.mechanisms.aggregation.helper import Answer, BadSeeds, unmasked
+from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, new_key, seal
+from dpfedexp.mechanisms.text import encode
+
+from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
+
+
+class Silence:
+    def normal(self, clients, width, device, dtype):
+        return torch.zeros(len(clients), width, device=device, dtype=dtype)
+
+
+@pytest.fixture
+def file(tmp_path) -> HelperFile:
+    return helper_file(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+
+
+def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(file):
+    round_, units = round_of(), rows()
+    messages = sent(round_, public_key(file), units)
+    words = [message.words for message in messages.values()]
+    answer = file.helper(Silence).answer(round_, seeds(messages))
+    assert torch.equal(from_words(unmasked(words, answer.words)), units.sum(0))
+    assert answer.digest == set_digest(round_, seeds(messages))
+
+    again = round_of(number=2)
+    messages = sent(again, public_key(file), units)
+    streams = iter([Streams(1).at("vector", 1), Streams(1).at("scalars", 1)])
+    noisy = file.helper(lambda: next(streams)).answer(again, seeds(messages))
+    drawn = MECHANISM.noise_units(round_.columns, "helper", Streams(1).at("vector", 1), Streams(1).at("scalars", 1))
+    words = [message.words for message in messages.values()]
+    assert torch.equal(from_words(unmasked(words, noisy.words)), units.sum(0) + drawn)
+    assert charges(file) == 2
+
+
+def test_dropouts_need_no_recovery(file):
+    round_, units = round_of(), rows()
+    messages = sent(round_, public_key(file), units)
+    there = list(messages)[2:7]
+    answer = file.helper(Silence).answer(round_, seeds(messages, there))
+    assert torch.equal(from_words(unmasked([messages[n].words for n in there], answer.words)), units[2:7].sum(0))
+
+
+def asked_by_a_hostile_server(name, file, round_, messages):
+    """The helper is asked for something that it must refuse; returns the words of the refusal."""
+    helper, key = file.helper(), public_key(file)
+    everybody = seeds(messages)
+    if name == "singleton set":
+        helper.answer(round_, everybody[:1])
+    elif name == "too few":
+        helper.answer(round_, everybody[:3])
+    elif name == "one client twice":
+        helper.answer(round_, [*everybody[:3], everybody[0]])
+    elif name == "repeated round":
+        helper.answer(round_, everybody)
+        again = replace(round_, nonce="ab" * 16)
+        helper.answer(again, seeds(sent(again, key, rows())))
+    elif name == "repeated nonce":
+        helper.answer(round_, everybody)
+        helper.answer(round_, everybody)
+    elif name == "two sets":
+        helper.answer(round_, everybody)
+        helper.answer(round_, everybody[:-1])
+    elif name == "old nonce":
+        helper.answer(round_, everybody)
+        later = replace(round_, number=2)
+        helper.answer(later, seeds(sent(later, key, rows())))
+    elif name == "old round":
+        later = round_of(number=5)
+        helper.answer(later, seeds(sent(later, key, rows())))
+        helper.answer(round_, everybody)
+    elif name == "swapped clip":
+        larger = replace(MECHANISM, clip=0.75)
+        helper.answer(replace(round_, clip=0.75, mechanism=encode(larger)), everybody)
+    elif name == "clip beside the mechanism":
+        helper.answer(replace(round_, clip=0.75), everybody)
+    elif name == "less noise":
+        quieter = replace(MECHANISM, noise_multiplier=1.9)
+        helper.answer(replace(round_, mechanism=encode(quieter)), everybody)
+    elif name == "another run":
+        helper.answer(replace(round_, run="another"), everybody)
+    elif name == "another dimension":
+        helper.answer(replace(round_, columns=round_.columns + 1), everybody)
+    elif name == "swapped clients":
+        (a, first), (b, second), *rest = everybody
+        helper.answer(round_, [(a, second), (b, first), *rest])
+    elif name == "forged ciphertext":
+        node, good = everybody[0]
+        helper.answer(round_, [(node, good[:-1] + bytes([good[-1] ^ 1])), *everybody[1:]])
+    elif name == "another helper's seed":
+        node, _ = everybody[0]
+        other = PrivateKey(bytes(range(32))).public
+        helper.answer(round_, [(node, seal(bytes(32), other, round_.info(node))), *everybody[1:]])
+    elif name == "a central mechanism":
+        text = encode(replace(MECHANISM)).replace('"kind":"two-party"', '"kind":"central-gaussian"')
+        helper.answer(replace(round_, mechanism=text.replace('"strict":false,', "")), everybody)
+
+
+HOSTILE = {
+    "singleton set": ("no fewer than 4", 0),
+    "too few": ("no fewer than 4", 0),
+    "one client twice": ("twice", 0),
+    "repeated round": ("every round is answered once", 1),
+    "repeated nonce": ("every round is answered once", 1),
+    "two sets": ("every round is answered once", 1),
+    "old nonce": ("nonce was answered before", 1),
+    "old round": ("rounds go up", 1),
+    "swapped clip": ("don't open", 0),
+    "clip beside the mechanism": ("the mechanism says 0.5", 0),
+    "less noise": ("don't open", 0),
+    "another run": ("don't open", 0),
+    "another dimension": ("don't open", 0),
+    "swapped clients": ("seeds of 2 clients don't open", 0),
+    "forged ciphertext": ("seeds of 1 clients don't open", 0),
+    "another helper's seed": ("seeds of 1 clients don't open", 0),
+    "a central mechanism": ("has no helper", 0),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_helper_refuses_a_server_that_asks_for_more(name, file):
+    words, paid = HOSTILE[name]
+    round_ = round_of()
+    with pytest.raises(InputError, match=words):
+        asked_by_a_hostile_server(name, file, round_, sent(round_, public_key(file), rows()))
+    assert charges(file) == paid
+
+
+def test_a_bad_seed_is_named_and_the_others_may_be_asked_for_again(file):
+    round_ = round_of()
+    messages = sent(round_, public_key(file), rows())
+    (node, _), *rest = seeds(messages)
+    with pytest.raises(BadSeeds) as refused:
+        file.helper().answer(round_, [(node, bytes(80)), *rest])
+    assert refused.value.nodes == [node]
+    file.helper().answer(round_, rest)
+    assert charges(file) == 1
+
+
+@pytest.mark.parametrize("dropped", ["by the server", "by the helper"])
+def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(dropped, file):
+    round_ = round_of()
+    messages = sent(round_, public_key(file), rows())
+    answer = file.helper().answer(round_, seeds(messages)[1:])
+    assert answer.digest != set_digest(round_, seeds(messages))
+    total = unmasked([message.words for message in messages.values()], answer.words)
+    with pytest.raises(InputError, match="a mask is still on it"):
+        MECHANISM.decode(from_words(total), CLIENTS, CLIENTS)
+
+
+def test_each_limit_of_the_helpers_file_is_kept(tmp_path):
+    for number, (limits, words) in enumerate(
+        [
+            ({"max_clip": 0.4}, "above this helper's max_clip"),
+            ({"per_round": 0.1}, "max_epsilon_per_round"),
+            ({"total": 0.1}, "max_epsilon_total"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = helper_file(folder, **limits)
+        round_ = round_of()
+        with pytest.raises(InputError, match=words):
+            file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+        assert charges(file) == 0
+
+
+def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charged(file):
+    """The attack: HPKE's base mode lets a server seal seeds of its own, for rows of 32 GB."""
+    round_ = round_of(columns=2**32)
+    sealed = [(node, seal(secrets.token_bytes(32), public_key(file), round_.info(node))) for node in range(CLIENTS)]
+    with pytest.raises(InputError, match="above this helper's max_columns of 100000000"):
+        file.helper().answer(round_, sealed)
+    assert charges(file) == 0
+
+
+def test_of_two_sets_that_are_asked_for_at_the_same_moment_one_is_answered(file):
+    round_ = round_of()
+    messages = seeds(sent(round_, public_key(file), rows()))
+
+    def ask(some):
+        try:
+            return file.helper().answer(round_, some)
+        except InputError as reason:
+            return str(reason)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, [messages, messages[1:], messages[2:], messages[:-1]]))
+    assert sum(isinstance(answer, Answer) for answer in answers) == 1
+    assert charges(file) == 1
+
+
+def test_two_servers_share_the_helpers_budget_and_its_nonces(tmp_path):
+    """Each knows nothing of the other; a nonce that one of them used is refused to the other."""
+    file = helper_file(tmp_path, total=15.0)
+    nonce, answered, refused = "ab" * 16, [], []
+    for number, run in itertools.product(range(1, 50), ("theirs", "ours")):
+        round_ = round_of(number=number, run=run, nonce=nonce if number == 1 else None)
+        try:
+            file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+            answered.append((number, run))
+        except InputError as reason:
+            refused.append(((number, run), str(reason)))
+            if number > 1:
+                break
+    (first, nonce_again), (_, spent) = refused
+    assert first == (1, "ours")
+    assert "the nonce was answered before" in nonce_again
+    assert "max_epsilon_total" in spent
+    assert {run for _, run in answered} == {"theirs", "ours"}
+    with Ledger.open(file.ledger, read_only=True) as ledger:
+        assert len(ledger) == len(answered)
+        assert ledger.guarantee(1e-5).epsilon <= 15.0
+
+
+def test_sets_that_differ_by_one_client_in_successive_rounds_are_charged_until_the_budget_is_spent(tmp_path):
+    """What their difference shows is what two rounds cost; there is no third where the budget is for two."""
+    one = 10.0
+    file = helper_file(tmp_path, total=one)
+    refused = None
+    for number in range(1, 100):
+        round_ = round_of(number=number)
+        messages = seeds(sent(round_, public_key(file), rows()))
+        try:
+            file.helper().answer(round_, messages[: CLIENTS - number % 2])
+        except InputError as reason:
+            refused = (number, str(reason))
+            break
+    with Ledger.open(file.ledger, read_only=True) as ledger:
+        assert ledger.guarantee(1e-5).epsilon <= one < ledger.would_cost(ledger.entries[0].event, 1e-5).epsilon
+        assert len(ledger) == refused[0] - 1
+    assert "max_epsilon_total" in refused[1]
+
+
+def test_an_old_back_up_of_the_helpers_ledger_is_refused(tmp_path):
+    file = helper_file(tmp_path)
+
+    def ask(number):
+        round_ = round_of(number=number)
+        return file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+
+    ask(1)
+    copies = [path for path in tmp_path.iterdir() if path.is_file() and path.name.startswith("helper")]
+    back_up = tmp_path / "back-up"
+    back_up.mkdir()
+    for path in copies:
+        shutil.copy2(path, back_up)
+    ask(2)
+    for path in back_up.iterdir():
+        shutil.copy2(path, tmp_path)
+    with pytest.raises(Refused, match="was put back together with its anchor") as refused:
+        ask(3)
+    assert str(tmp_path) not in refused.value.shown
+
+
+def test_no_two_bindings_have_the_same_bytes():
+    rounds = [
+        round_of(run=run, number=number, nonce=nonce, columns=columns, mechanism=mechanism)
+        for run, number, nonce, columns, mechanism in itertools.product(
+            ("a", "a\0", "b"), (1, 2), ("00" * 16, "01" * 16), (6, 7), (MECHANISM, replace(MECHANISM, clip=0.25))
+        )
+    ]
+    infos = {round_.info(node) for round_ in rounds for node in (1, 2)}
+    assert len(infos) == 2 * len(rounds)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"nonce": "g" * 32}, {"nonce": "0" * 31}, {"number": 0}, {"columns": 0}, {"columns": 2**40}]
+)
+def test_a_round_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(InputError):
+        Round(**{"run": "r", "number": 1, "nonce": "0" * 32, "columns": 3, "clip": 1.0, "mechanism": "{}"} | wrong)
+
+
+def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path):
+    public = new_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert PrivateKey.load(tmp_path / "key").public == public
+    with pytest.raises(InputError, match="never replaced"):
+        new_key(tmp_path / "key")
+
+
+def test_a_public_key_of_small_order_is_refused():
+    with pytest.raises(InputError, match="helper_key"):
+        seal(bytes(32), "00" * 32, b"info")
+
+
+def test_masks_and_seeds_are_new_for_every_message(file):
+    round_, units = round_of(), rows()
+    first, second = (sent(round_, public_key(file), units) for _ in range(2))
+    for node in first:
+        assert first[node].sealed != second[node].sealed
+        assert not np.array_equal(first[node].words, second[node].words)
+
+
+MURDER = """
+import json, os, signal, sys
+from pathlib import Path
+from dpfedexp.accounting import chain
+from dpfedexp.mechanisms.aggregation.binding import Round
+from dpfedexp.flower.node import guard_ledger
+from dpfedexp.flower.two_party.helper_file import HelperFile
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+place, folder = sys.argv[1], Path(sys.argv[2])
+asked = json.loads((folder / "asked.json").read_text())
+if place == "before the charge":
+    chain.ChainWriter.append = die
+elif place == "after the charge":
+    append = chain.ChainWriter.append
+    def then_die(self, content):
+        append(self, content)
+        die()
+    chain.ChainWriter.append = then_die
+elif place == "before the anchor":
+    guard_ledger.write_mark = die
+elif place == "before the noise":
+    TwoPartyGaussian.noise_units = die
+file = HelperFile.load(folder / "helper.toml")
+seeds = [(node, bytes.fromhex(sealed)) for node, sealed in asked["seeds"]]
+answer = file.helper().answer(Round(**asked["round"]), seeds)
+if place == "before the answer":
+    die()
+(folder / "answer").write_bytes(answer.words.tobytes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "paid"),
+    [
+        ("before the charge", 0),
+        ("after the charge", 1),
+        ("before the anchor", 1),
+        ("before the noise", 1),
+        ("before the answer", 1),
+        ("never", 1),
+    ],
+)
+def test_a_helper_that_is_killed_has_given_no_answer_that_it_did_not_charge(place, paid, file):
+    folder = file.path.parent
+    # The ledger exists, so that only the charge itself is in question.
+    first = round_of(run="before")
+    file.helper().answer(first, seeds(sent(first, public_key(file), rows())))
+    round_ = round_of()
+    messages = sent(round_, public_key(file), rows())
+    asked = {"round": vars(round_), "seeds": [[node, sealed.hex()] for node, sealed in seeds(messages)]}
+    (folder / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", MURDER, place, str(folder)], env=os.environ, timeout=120)
+    answered = (folder / "answer").exists()
+    assert done.returncode == (0 if place == "never" else -signal.SIGKILL)
+    assert answered == (place == "never")
+    assert charges(file) == 1 + paid
+    # Whoever resumes is a new run, and is answered.
+    resumed = round_of(run="resumed")
+    file.helper().answer(resumed, seeds(sent(resumed, public_key(file), rows())))
+    assert charges(file) == 2 + paid
+    if paid:
+        with pytest.raises(InputError, match="every round is answered once"):
+            file.helper().answer(round_, seeds(messages))
