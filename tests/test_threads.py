@@ -8,7 +8,7 @@ from torch import nn
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
 from dpfedexp.core.clipping import BLOCK, row_norms
-from dpfedexp.mechanisms.reports import total
+from dpfedexp.mechanisms.base import total
 from dpfedexp.threads import spread, without_subnormals
 from dpfedexp.trainers.execution import Execution
 

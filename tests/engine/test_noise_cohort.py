@@ -11,7 +11,7 @@ import torch
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import Sampling, compose
-from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.algorithms.participation import LargerCohort
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.prepare import prepare

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
 from dpfedexp.core.server import Extrapolate, ServerOptimiser, check_server

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.notebook import card, summary
-from dpfedexp.accounting.statements.wording import caveats
+from dpfedexp.accounting.wording import card, caveats, summary
 from dpfedexp.arguments import checked
 from dpfedexp.engine.advice.message import Advice
 from dpfedexp.engine.facts import RunFacts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.accounting.wording import Source
 from dpfedexp.arguments import checked
 from dpfedexp.engine.file_names import METRICS
 from dpfedexp.engine.outlets import right

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.accounting.wording import Source
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation

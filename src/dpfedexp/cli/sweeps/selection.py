@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import compose, gdp
-from dpfedexp.accounting.selection import number_of_runs, selection_epsilon
+from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli.sweeps.grid import Trial, check_one_promise
 from dpfedexp.cli.sweeps.page import higher_is_better, last, metric_of

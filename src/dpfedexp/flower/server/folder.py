@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.ledger import Mark
+from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.core.layout import Params
 from dpfedexp.engine.advice.message import Advice
 from dpfedexp.engine.anchor import OneWriter
