@@ -32,10 +32,9 @@ from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Ask
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import log
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.outlets import OUTLETS, recorded
+from dpfedexp.engine.plan import Plan, log
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
 from dpfedexp.files import undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
