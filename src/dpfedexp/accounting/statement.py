@@ -37,9 +37,8 @@ from dpfedexp.accounting.wording import (
     statement_text,
     summary,
 )
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked, require
+from dpfedexp.files import finite
 
 VERSION = 2
 """Of the JSON form."""

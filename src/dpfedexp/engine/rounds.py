@@ -34,8 +34,8 @@ from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
+from dpfedexp.machine import zero_rows
 from dpfedexp.mechanisms import Mechanism, Release, Secure
-from dpfedexp.memory import zero_rows
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
 from dpfedexp.trainers.task import Task, Trainer

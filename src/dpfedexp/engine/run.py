@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
 from dpfedexp.accounting.wording import card, caveats, summary
-from dpfedexp.arguments import checked
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.outlets import (
@@ -37,9 +36,8 @@ from dpfedexp.engine.outlets import (
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
-from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_tensors, replace_text, undate
-from dpfedexp.json_values import finite
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.files import finite, replace_tensors, replace_text, undate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,16 +19,14 @@ from torch import Tensor
 from dpfedexp.accounting import calibrate_noise, compose
 from dpfedexp.accounting.charges import GammaRule, RoundSettings
 from dpfedexp.accounting.events import Adjacency, Event, NonPrivateEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import WITHIN, Ask, Vote, check_votes, collected, estimate, shares
 from dpfedexp.core.votes import Secure as Secure
-from dpfedexp.errors import InputError, require
-from dpfedexp.memory import has_triton
-from dpfedexp.threads import spread
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.machine import has_triton, spread
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]

@@ -34,7 +34,7 @@ from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_text, try_lock, undate
-from dpfedexp.processes import cores
+from dpfedexp.machine import cores
 from dpfedexp.report.runs import read_run
 
 BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
