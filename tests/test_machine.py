@@ -9,7 +9,7 @@ from torch import nn
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
 from dpfedexp.core.clipping import BLOCK, row_norms
 from dpfedexp.machine import JobProgress, run_all, spread, without_subnormals
-from dpfedexp.mechanisms.reports import total
+from dpfedexp.mechanisms.base import total
 from dpfedexp.trainers.execution import Execution
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpfedexp.core.losses import resolve
-from dpfedexp.engine.checkpoint_settings import flatten
+from dpfedexp.engine.checkpoint import flatten
 from dpfedexp.evaluation import on_test_set
 from dpfedexp.files import finite
 from dpfedexp.trainers.execution import Execution

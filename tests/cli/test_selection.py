@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dpfedexp import Run
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.selection import selection_epsilon
+from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.cli import app
 from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 from tests.cli.test_sweep import FILE, sweep

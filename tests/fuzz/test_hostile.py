@@ -22,7 +22,7 @@ from dpfedexp import config
 from dpfedexp.accounting import Ledger
 from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.errors import InputError, LedgerError
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.train import train
 from dpfedexp.evaluation import Evaluate
 from dpfedexp.files import finite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.algorithms.rules import FixedRate
+from dpfedexp.core.step_size import FixedRate
 from dpfedexp.errors import checked
 
 

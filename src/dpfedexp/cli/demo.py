@@ -107,7 +107,7 @@ def settings(setting: str, algorithm: str) -> Settings:
 def train(settings: Settings) -> Trained:
     """A whole simulated run on the CPU."""
     from dpfedexp.config import problem
-    from dpfedexp.engine.advice.commentary import silence
+    from dpfedexp.engine.advice import silence
     from dpfedexp.engine.train import train as run_training
     from dpfedexp.files import finite
 

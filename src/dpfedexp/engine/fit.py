@@ -15,12 +15,10 @@ from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.participation import Full, Participation, public_population
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.advice.plan import default_delta
-from dpfedexp.engine.folder import restate
+from dpfedexp.engine.plan import Advice, default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run
+from dpfedexp.engine.run import Run, restate
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.train import train
 from dpfedexp.errors import checked, is_count, is_number, require

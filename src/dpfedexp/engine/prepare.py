@@ -21,8 +21,7 @@ from dpfedexp.core.local_rate import USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.rounds import Simulation
-from dpfedexp.engine.self_rate import answering
+from dpfedexp.engine.rounds import Simulation, answering
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.checks.isolation import (

@@ -21,7 +21,7 @@ from dpfedexp.audit.runs.observed import mu_of
 from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
 from dpfedexp.errors import checked

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpfedexp.accounting import PrivacyStatement
-from dpfedexp.engine.file_names import LEDGER, STATUS
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.outlets import LEDGER, STATUS, recorded
 from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 

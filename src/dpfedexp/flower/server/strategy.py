@@ -24,17 +24,16 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, Poisson
 from dpfedexp.algorithms.round import State, advance
-from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Ask
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import log
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.outlets import OUTLETS, recorded
+from dpfedexp.engine.plan import Plan, log
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, checked, require
 from dpfedexp.files import finite, undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
