@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
@@ -509,26 +509,34 @@ class RoundProgress:
     def __init__(self, name: str, rounds: int, enabled: bool = True, *, secure: bool = False, whose: str = "") -> None:
         times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
         self.whose = whose
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
-            TextColumn("{task.fields[shown]}"),
+        self.bar: Any = None
+        # A run that shows nothing needs no package of the command line.
+        if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+            return
+        from rich import progress
+
+        self.bar = progress.Progress(
+            progress.TextColumn("[bold]{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
+            progress.TextColumn("{task.fields[shown]}"),
             transient=True,
-            disable=not enabled,
         )
         self.row = self.bar.add_task(name, total=rounds, shown="")
 
     def __enter__(self) -> RoundProgress:
-        self.bar.start()
+        if self.bar:
+            self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+        if self.bar:
+            self.bar.stop()
 
     def update(self, record: dict[str, Any]) -> None:
-        self.bar.update(self.row, completed=record["round"], shown=show(record, self.whose))
+        if self.bar:
+            self.bar.update(self.row, completed=record["round"], shown=show(record, self.whose))
 
 
 def show(record: dict[str, Any], whose: str = "") -> str:
