@@ -15,7 +15,7 @@ from dpfedexp.engine import checkpoint
 from tests.engine.victim import ROUNDS, live
 from tests.sizes import sized
 
-KILLS = sized(25, 100)
+KILLS = sized(8, 100)
 
 
 def check_that_everything_released_was_charged(folder: Path) -> int:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
 from dpfedexp.engine import checkpoint
-from dpfedexp.engine import folder as output
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
+from tests.engine.small import Crash
 
 TOML = """
 data = { kind = "synthetic", clients = 10, dimension = 4 }
@@ -41,10 +42,6 @@ def records(folder):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-class Crash(BaseException):
-    pass
-
-
 def test_an_interrupted_run_goes_on_and_ends_like_a_whole_one(call, tmp_path, monkeypatch):
     call("whole")
     broken = tmp_path / "broken"
@@ -56,8 +53,8 @@ def test_an_interrupted_run_goes_on_and_ends_like_a_whole_one(call, tmp_path, mo
                 raise Crash
             original(self, line)
 
-        original = output.RunFolder.record
-        patch.setattr(output.RunFolder, "record", torn)
+        original = RunFolder.record
+        patch.setattr(RunFolder, "record", torn)
         with pytest.raises(Crash):
             call("broken")
     assert not (broken / "model.safetensors").exists()
@@ -70,12 +67,6 @@ def test_an_interrupted_run_goes_on_and_ends_like_a_whole_one(call, tmp_path, mo
     assert charges[0] == charges[1]
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (broken, tmp_path / "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_resume_starts_an_empty_folder_so_that_one_command_can_be_repeated(call, tmp_path):
-    call("new", "--resume")
-    call("new", "--resume")
-    assert len(records(tmp_path / "new")) == 5
 
 
 def test_resume_leaves_a_folder_alone_that_holds_something_else(call, tmp_path):
@@ -96,12 +87,6 @@ def test_resuming_with_other_settings_names_them_as_the_file_does(call, tmp_path
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_a_folder_with_a_run_is_refused_and_resume_is_suggested(call):
-    call("run")
-    with pytest.raises(InputError, match="--resume"):
-        call("run")
-
-
 def test_resume_without_a_folder_is_one_sentence(tmp_path):
     (tmp_path / "run.toml").write_text(TOML)
     done = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml"), "--resume"])
@@ -109,7 +94,7 @@ def test_resume_without_a_folder_is_one_sentence(tmp_path):
 
 
 def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(call, tmp_path, monkeypatch):
-    original = output.RunFolder.record
+    original = RunFolder.record
 
     def meddled(self, line):
         original(self, line)
@@ -117,7 +102,7 @@ def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(c
             done = call("run", "--resume", catch=True)
             assert "in use by another run" in str(done.exception)
 
-    monkeypatch.setattr(output.RunFolder, "record", meddled)
+    monkeypatch.setattr(RunFolder, "record", meddled)
     call("run")
     assert [line["round"] for line in records(tmp_path / "run")] == [1, 2, 3, 4, 5]
     assert checkpoint.read_progress(tmp_path / "run").round == 5

@@ -12,8 +12,9 @@ from dpfedexp.cli.train import execute
 from dpfedexp.config import parse
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.engine.run import RunFolder
+from tests.sizes import sized
 
-ROUNDS = 50
+ROUNDS = sized(20, 50)
 SETTINGS = parse(
     {
         "data": {"kind": "synthetic", "clients": 12, "dimension": 6},
