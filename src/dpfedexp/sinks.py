@@ -16,10 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dpfedexp.arguments import checked
 from dpfedexp.engine.outlets import FACTS, recorded
 from dpfedexp.engine.run import Run, RunFacts
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 
 __all__ = ["MLflow", "TensorBoard", "WandB"]
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
-from dpfedexp.accounting.events.charges import central_gaussian, privunit
+from dpfedexp.accounting.charges import central_gaussian, privunit
 from dpfedexp.cli import app
 from dpfedexp.cli.sweeps.price import price
 from dpfedexp.errors import InputError

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import LedgerError

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from dpfedexp import files, flower
 from dpfedexp.accounting import Ledger
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.core.local import Sgd
 from dpfedexp.engine.outlets import right

@@ -28,7 +28,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
-    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.accounting.wording import wrap
     from dpfedexp.engine.verify import read_claim, recompute
 
     statement = recompute(run, read_claim(run))

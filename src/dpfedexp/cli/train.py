@@ -214,7 +214,7 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
-    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.accounting.wording import wrap
     from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
     from dpfedexp.engine.train import LARGER, show
 

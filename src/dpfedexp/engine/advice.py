@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.local_rate import HELPED
 from dpfedexp.core.server import Extrapolate
 from dpfedexp.engine.plan import (
@@ -30,6 +29,7 @@ from dpfedexp.engine.plan import (
     is_longer_than_noise,
     number,
 )
+from dpfedexp.errors import checked
 
 FEW_CLIENTS = 20
 """Below this many clients one of them is more than 5% of every mean, and what hides it hides as much of the others."""

@@ -14,8 +14,7 @@ from scipy.special import chdtrc
 from dpfedexp.accounting import Event, Sampling, compose
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.algorithms.participation import Full, Participation, Poisson
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Mechanism, Secure
 
 Level = Literal["note", "warning"]

@@ -23,7 +23,6 @@ from dpfedexp.algorithms import Algorithm, probe
 from dpfedexp.algorithms.participation import LargerCohort, Participation
 from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.algorithms.round import State, advance, server_device
-from dpfedexp.algorithms.rules import initial_memory
 from dpfedexp.core import step_size
 from dpfedexp.core.batches import Plans, Schedule, schedule
 from dpfedexp.core.clipping import AdaptiveClip, clip, row_norms
@@ -31,11 +30,12 @@ from dpfedexp.core.local_rate import HELPED, chosen, located, nearest, preferred
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
+from dpfedexp.machine import zero_rows
 from dpfedexp.mechanisms import Mechanism, Release, Secure
-from dpfedexp.memory import zero_rows
 from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
 from dpfedexp.trainers.task import Task, Trainer

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.notebook import card, summary
-from dpfedexp.accounting.statements.wording import caveats
-from dpfedexp.arguments import checked
+from dpfedexp.accounting.wording import card, caveats, summary
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.outlets import (
@@ -38,9 +36,8 @@ from dpfedexp.engine.outlets import (
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
-from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_tensors, replace_text, undate
-from dpfedexp.json_values import finite
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.files import finite, replace_tensors, replace_text, undate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

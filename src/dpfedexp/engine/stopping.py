@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dpfedexp.accounting.statements.promise import Source
-from dpfedexp.arguments import checked
+from dpfedexp.accounting.wording import Source
 from dpfedexp.engine.outlets import METRICS, right
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
     from dpfedexp.engine.run import Run, RunFacts

@@ -16,12 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
-from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.accounting.wording import Source
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
 from dpfedexp.algorithms.round import State
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
 from dpfedexp.engine.advice import Commentary
@@ -34,7 +33,7 @@ from dpfedexp.engine.ranks import Team, world
 from dpfedexp.engine.rounds import Simulation, describe, probed
 from dpfedexp.engine.run import Run, RunFolder
 from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, is_count, is_number, require
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure

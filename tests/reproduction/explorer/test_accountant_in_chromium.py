@@ -9,7 +9,7 @@ import pytest
 from reproduction.suite.command import explore
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.statements.views import models_only
+from dpfedexp.accounting.statement import models_only
 from dpfedexp.engine.plan import DEVIATIONS
 from tests.browser import visit
 from tests.reproduction.explorer.settings import plan, settings

@@ -14,7 +14,6 @@ import torch
 
 from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
@@ -25,6 +24,7 @@ from dpfedexp.data import Federation
 from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
+from dpfedexp.errors import checked
 from dpfedexp.models import linear_regression
 
 DELTA = 1e-9

@@ -14,7 +14,7 @@ from dpfedexp.cli.sweeps.grid import Trial, check_one_promise
 from dpfedexp.engine.outlets import ERROR, STATEMENT, recorded
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
-from dpfedexp.processes import JobProgress, cores
+from dpfedexp.machine import JobProgress, cores
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.ledger import Mark
+from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.core.layout import Params
 from dpfedexp.engine.outlets import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT, recorded
 from dpfedexp.engine.plan import Advice

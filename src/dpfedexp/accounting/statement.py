@@ -1,6 +1,6 @@
-"""What a run promises, to whom, in words and numbers.
+"""What a run promises, to whom: a statement made only from what was charged, under each adjacency and for each observer.
 
-A statement is made only from what was charged. Its text is for people who are not experts; its JSON holds every
+Where the charges prove nothing, there is a reason and no number. The text is for people who are not experts; the JSON holds every
 number of the text.
 """
 
@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from dpfedexp.accounting import gdp
+from dpfedexp.accounting import gdp, pld, privunit
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import Event, GaussianEvent
-from dpfedexp.accounting.events.gaussian import NoiseBy
-from dpfedexp.accounting.statements.notebook import statement_html, summary
-from dpfedexp.accounting.statements.promise import (
+from dpfedexp.accounting.events import (
+    Adjacency,
+    Event,
+    GaussianEvent,
+    NoiseBy,
+    PrivUnitEvent,
+    PureEvent,
+    ReportEvent,
+)
+from dpfedexp.accounting.wording import (
     METRICS,
     NOT_SECRET,
     OTHER_TUNING,
@@ -26,15 +32,40 @@ from dpfedexp.accounting.statements.promise import (
     Promise,
     Source,
     View,
+    shown,
+    statement_html,
+    statement_text,
+    summary,
 )
-from dpfedexp.accounting.statements.views import models_only, other_adjacency, round_delta, view
-from dpfedexp.accounting.statements.wording import shown, statement_text
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked, require
+from dpfedexp.files import finite
 
 VERSION = 2
-"""Of the JSON form. Version 1, which named no version, had one adjacency, one view and another wording."""
+"""Of the JSON form."""
+
+OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
+
+NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
+NO_ADD_REMOVE = "a client's own message shows that the client is there; only what it holds can be hidden"
+NOT_COUNTED = (
+    "it is not known how many clients report in every round, each from its own data and the released models alone"
+)
+SAMPLED = "only some of the clients report in a round, and how much noise they add together is not fixed"
+UNSAID = "the ledger was written before it said what the server computes from the reports"
+MORE_THAN_THE_SUM = {
+    "unknown": UNSAID,
+    "squares": "the step size uses the squared norm of every report, so the models show more than the sum of the reports",
+    "rounding": "strict noise is rounded in every report, so the models show slightly more than the sum of the reports",
+}
+NO_SHUFFLING = (
+    "hiding one report among the others (amplification by shuffling) is proven only for reports that say less or for "
+    "more clients"
+)
+MIXED = "the rounds use different kinds of noise"
+
+SHUFFLE = "amplification by shuffling"
+
+Counts = Sequence[tuple[Event, int]]
 
 
 @checked
@@ -140,21 +171,19 @@ class PrivacyStatement(Promise):
             runs: the mean of the secret, geometric number of runs.
             mu: μ of the most expensive of them.
         """
-        from dpfedexp.accounting.selection import RENYI, selection_epsilon
-
         require(
             total.mu is not None,
             f"the run was charged by {total.accountant!r}; a selection has a figure for Gaussian noise without sampling only.",
         )
         mu = max(mu, total.mu or 0.0)
-        epsilon = selection_epsilon(mu, self.delta, runs)
+        epsilon = pld.selection_epsilon(mu, self.delta, runs)
         advantage = membership_advantage(replace(total, epsilon=epsilon, mu=None))
         return replace(
             self,
             epsilon_round=epsilon,
             epsilon_total=epsilon,
             delta_round=self.delta,
-            accountant=RENYI,
+            accountant=pld.SELECTION,
             exact=False,
             membership_advantage=advantage,
             attack_success=0.5 * (1.0 + advantage),
@@ -269,3 +298,104 @@ def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
         "planned_rounds": _rounds(planned),
         "planned_epsilon_total": compose(planned, delta).epsilon,
     }
+
+
+def round_delta(charges: Counts, delta: float) -> float:
+    """The δ at which a single round is quoted: 0 where every round is pure."""
+    return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
+
+
+def view(charges: Counts, delta: float) -> View:
+    """The charges as they are: the most expensive round, and all of them together."""
+    total = compose(charges, delta)
+    single = round_delta(charges, delta)
+    one = max((compose([(event, 1)], single).epsilon for event, _ in charges), default=0.0)
+    return View(total.adjacency, one, total.epsilon, total.accountant, total.exact)
+
+
+def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
+    """The view under the other adjacency, or None and why there is none."""
+    turned: list[tuple[Event, int]] = []
+    for event, n in charges:
+        if event.setting in ("local", "two-party"):
+            return None, NO_ADD_REMOVE
+        if event.family == "none":
+            return None, ""
+        if event.family == "report" and event.adjacency == "replace-one":
+            return None, NOT_LEFT_OUT
+        turned.append((event.under(OTHER[event.adjacency]), n))
+    return (view(turned, delta), "") if turned else (None, "")
+
+
+def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
+    """A local or two-party run against whoever sees nothing but the models, or None and why there is no figure.
+
+    Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
+    their noise in every round and keep it to themselves.
+    """
+    if charges and all(isinstance(event, GaussianEvent) and event.setting == "two-party" for event, _ in charges):
+        return view([(e.to_readers(), n) for e, n in charges if isinstance(e, GaussianEvent)], delta), ""
+    if not charges or any(event.setting != "local" for event, _ in charges):
+        return None, ""
+    gaussian = [(event, n) for event, n in charges if isinstance(event, GaussianEvent)]
+    reports = [(event, n) for event, n in charges if isinstance(event, PrivUnitEvent | PureEvent)]
+    if gaussian and reports:
+        return None, MIXED
+    return _shuffled(reports, delta, reporting) if reports else _summed(gaussian, delta, reporting, clients)
+
+
+def _summed(
+    charges: Sequence[tuple[GaussianEvent, int]], delta: float, reporting: int, clients: int
+) -> tuple[View | None, str]:
+    """The sum of n reports is the sum of their rows with noise of √n times the standard deviation."""
+    for event, _ in charges:
+        if event.beside_sum != "nothing":
+            return None, MORE_THAN_THE_SUM[event.beside_sum]
+        if event.sampling.kind != "full":
+            return None, SAMPLED
+    if reporting < 1:
+        return None, NOT_COUNTED
+    return view([(_of_the_sum(event, reporting, clients), n) for event, n in charges], delta), ""
+
+
+def _of_the_sum(event: GaussianEvent, reporting: int, clients: int) -> GaussianEvent:
+    queries = tuple(replace(q, noise=q.noise * math.sqrt(reporting)) for q in event.queries)
+    return replace(event, queries=queries, attained=event.attained and reporting == clients)
+
+
+def _shuffled(charges: Sequence[tuple[ReportEvent, int]], delta: float, reporting: int) -> tuple[View | None, str]:
+    """The server's sums do not depend on the order of the reports, so whoever sees the models sees no more than a shuffle."""
+    for event, _ in charges:
+        if event.sampling is None:
+            return None, UNSAID
+        if event.sampling.kind != "full":
+            return None, SAMPLED
+    if reporting < 1:
+        return None, NOT_COUNTED
+    total = shuffled_epsilon(charges, delta, reporting)
+    rounds = [shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in charges]
+    if total is None or total >= compose(charges, delta).epsilon:
+        return None, NO_SHUFFLING
+    one = max(epsilon for epsilon in rounds if epsilon is not None)
+    return View("replace-one", one, total, SHUFFLE, False), ""
+
+
+def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
+    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem says nothing."""
+    if clients < 1 or delta <= 0.0 or epsilon0 > math.log(clients / (16.0 * math.log(2.0 / delta))):
+        return None
+    spread = 8.0 * math.sqrt(math.exp(epsilon0) * math.log(4.0 / delta) / clients) + 8.0 * math.exp(epsilon0) / clients
+    return min(epsilon0, math.log1p(math.tanh(epsilon0 / 2.0) * spread))
+
+
+def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
+    """ε at δ over all the rounds for whoever sees each of them shuffled; None where a round is not amplified."""
+    rounds = sum(n for _, n in charges)
+    share = delta if rounds == 1 else delta / (2.0 * rounds)
+    each = [(amplified(event.epsilon, clients, share), n) for event, n in charges]
+    if not each or any(one is None for one, _ in each):
+        return None
+    known = [(one, n) for one, n in each if one is not None]
+    if rounds == 1:
+        return known[0][0]
+    return privunit.response_epsilon(known, delta / 2.0)

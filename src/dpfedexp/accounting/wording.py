@@ -1,11 +1,107 @@
-"""The privacy statement in plain language. Every number comes from `shown`, which the JSON holds too."""
+"""What a run promises: the numbers in one frozen value, and the same in plain language.
+
+Every number of the text comes from `shown`, which the JSON holds too.
+"""
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
 
-from dpfedexp.accounting.statements.promise import Promise, View
+from dpfedexp.accounting.events import NoiseBy
+
+TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
+METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
+Source = Literal["private", "public", "test", "unknown"]
+"""What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
+server's own test data, or something that the run does not know."""
+OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
+NOT_SECRET = "whoever saw one of the other runs, how many there were, or how long the selection took"
+OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
+
+
+@dataclass(frozen=True)
+class View:
+    """The same run, accounted under `adjacency` for one observer.
+
+    `epsilon_round` is the most expensive single round. `exact` says of the total that no smaller one holds at the same δ;
+    otherwise it is an upper bound.
+    """
+
+    adjacency: str
+    epsilon_round: float
+    epsilon_total: float
+    accountant: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The claim of one run. `epsilon_round` is the most expensive single round; δ is for the total.
+
+    Args:
+        exact: no smaller total holds at this δ; otherwise the total is an upper bound.
+        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two
+            neighbouring data sets apart, and `attack_success` its rate of right guesses when both were equally likely:
+            (1 + advantage)/2.
+        nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
+        large_delta: δ is at least 1/clients.
+        other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no
+            meaning.
+        models_only: a local or two-party run against whoever sees only the released models, when `reporting` clients at
+            least report in every local round; None, with the reason beside it, where there is no such figure.
+        votes: what else was released beside the updates, each with noise of its own: the names of the votes.
+        chosen: what `fit` chose, in words; empty where everything was given.
+        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
+        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
+        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
+            run. `stand_ins` simulated clients stood for them in every round.
+        selection_runs: the mean of the secret number of runs of which this one is the best; None where nothing was selected. All
+            figures are then those of the whole selection.
+        selection_mu: μ of the most expensive of those runs.
+    """
+
+    algorithm: str
+    private: bool
+    setting: str
+    adjacency: str
+    clients: int
+    rounds: int
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    delta_round: float
+    accountant: str
+    membership_advantage: float
+    attack_success: float
+    strength: str
+    simulated: bool
+    pure_epsilon_total: float | None = None
+    planned_rounds: int | None = None
+    planned_epsilon_total: float | None = None
+    not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
+    exact: bool = False
+    nominal_epsilon_round: float | None = None
+    large_delta: bool = False
+    sampling: str = "full"
+    other_adjacency: View | None = None
+    no_other_adjacency: str = ""
+    reporting: int | None = None
+    models_only: View | None = None
+    no_models_only: str = ""
+    votes: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    stopping: Source | Literal["hand", ""] = ""
+    noise_by: NoiseBy = ""
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
+    selection_runs: float | None = None
+    selection_mu: float | None = None
+
 
 _AGAINST = {
     "central": (
@@ -96,37 +192,89 @@ def statement_text(s: Promise) -> str:
     if s.rounds == 0 and not s.votes:
         return f"{s.algorithm}: nothing has been released yet, so no privacy has been spent.\n"
     n = shown(s)
-    paragraphs = [
-        f"Privacy of {s.algorithm}: {n['rounds']} {_plural('round', s.rounds)}, "
-        f"{n['clients']} {_plural('client', s.clients)}",
-        *_larger(s, n),
-        *_selected(s, n),
-        "Who is protected: every client, with all of its data at once, not only single records.",
-        _against(s),
+    return "\n\n".join([*_scope(s, n), *_figures(s, n), *_remarks(s, n)]) + "\n"
+
+
+def _scope(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """Which run it is, who is protected, and against whom."""
+    rounds, clients = (
+        word if count == 1 else f"{word}s" for word, count in (("round", s.rounds), ("client", s.clients))
+    )
+    yield f"Privacy of {s.algorithm}: {n['rounds']} {rounds}, {n['clients']} {clients}"
+    if "noise_cohort" in n:
+        yield (
+            f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part "
+            f"in a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
+            "promises nothing to the clients whose data it used."
+        )
+    if "selection_runs" in n:
+        yield (
+            f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
+            "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
+            "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
+            "that are not the clients'."
+        )
+    yield "Who is protected: every client, with all of its data at once, not only single records."
+    text = _AGAINST[s.setting]
+    yield f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
+
+
+def _figures(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """How much is promised, one round and all of them, and what the figures include."""
+    yield (
         "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
-        f"probability delta = {n['delta']}. Smaller is better. Epsilon is:",
-        _table(s, n),
-        _total(s, n),
-        *_stopping(s, n),
-        *_votes(s),
-        *_chosen(s),
-        _changes(s),
-        *_models_only(s, n),
-        *_nominal(s, n),
-        *_large_delta(s, n),
+        f"probability delta = {n['delta']}. Smaller is better. Epsilon is:"
+    )
+    yield _table(s, n)
+    yield _total(s, n)
+    if s.stopping:
+        # An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells.
+        yield (
+            f"Stopped early: {n['rounds']} of {n.get('planned_rounds', n['rounds'])} planned rounds ran. {_STOPPING[s.stopping]} "
+            "Where a run ends may itself tell something about the clients, so the figures are those of all the rounds that were "
+            "planned."
+        )
+    if s.votes:
+        named = ", ".join(f'"{name}"' for name in s.votes)
+        yield (
+            "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
+            f"{named}. Each has noise of its own, and the figures cover all of them together."
+        )
+    if s.chosen:
+        yield (
+            f"Nobody tuned this run: it chose {'; '.join(s.chosen)}. All of that follows from public numbers and from what was "
+            "released."
+        )
+
+
+def _remarks(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """What the figures mean, for whom else they hold, and what they do not cover."""
+    yield _changes(s)
+    yield from _models_only(s, n)
+    if s.nominal_epsilon_round is not None:
+        why = (
+            "the rule that chose the report's cap is safe but does not use up what it was given"
+            if s.nominal_epsilon_round > s.epsilon_round
+            else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
+        )
+        yield (
+            f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
+            f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
+            "the figures here come from the exact one."
+        )
+    if s.large_delta:
+        yield (
+            f"Delta is large: a delta this large allows a mechanism that gives away everything about {n['clients_given_away']} of "
+            f"the {n['clients']} clients on average. Choose one well below one in the number of clients."
+        )
+    yield (
         f"In practice: suppose an attacker knows everything except {_QUESTION[s.adjacency]}, and both answers are equally "
         f"likely. A blind guess is right {n['guessing_percent']}% of the time. With everything that was released, no "
-        f"attack of any kind is right more than {n['attack_success_percent']}% of the time. {_VERDICT[s.strength]}",
-        "What is not covered:\n" + "\n".join(f"  - {item}" for item in s.not_covered),
-    ]
+        f"attack of any kind is right more than {n['attack_success_percent']}% of the time. {_VERDICT[s.strength]}"
+    )
+    yield "\n".join(["What is not covered:", *(f"  - {item}" for item in s.not_covered)])
     if s.simulated:
-        paragraphs.append(_SIMULATION)
-    return "\n\n".join(paragraphs) + "\n"
-
-
-def _against(s: Promise) -> str:
-    text = _AGAINST[s.setting]
-    return f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
+        yield _SIMULATION
 
 
 def wrap(text: str, width: int) -> str:
@@ -238,72 +386,6 @@ def _changes(s: Promise) -> str:
     return "\n".join(["What it means that one client changed:", *lines])
 
 
-def _larger(s: Promise, n: dict[str, str]) -> list[str]:
-    if "noise_cohort" not in n:
-        return []
-    return [
-        f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part in "
-        f"a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
-        "promises nothing to the clients whose data it used."
-    ]
-
-
-def _selected(s: Promise, n: dict[str, str]) -> list[str]:
-    if "selection_runs" not in n:
-        return []
-    return [
-        f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
-        "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
-        "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
-        "that are not the clients'."
-    ]
-
-
-def caveats(s: Promise) -> list[str]:
-    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
-    n = shown(s)
-    found = []
-    if "noise_cohort" in n:
-        found.append(
-            f"the promise of a larger deployment with {n['noise_cohort']} clients in a round, and none to the clients of this run"
-        )
-    if "selection_runs" in n:
-        found.append(
-            f"the epsilon of the whole selection, of which this is the best of {n['selection_runs']} runs on average"
-        )
-    return found
-
-
-def _votes(s: Promise) -> list[str]:
-    if not s.votes:
-        return []
-    named = ", ".join(f'"{name}"' for name in s.votes)
-    return [
-        "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
-        f"{named}. Each has noise of its own, and the figures cover all of them together."
-    ]
-
-
-def _stopping(s: Promise, n: dict[str, str]) -> list[str]:
-    """An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells."""
-    if not s.stopping:
-        return []
-    planned = n.get("planned_rounds", n["rounds"])
-    return [
-        f"Stopped early: {n['rounds']} of {planned} planned rounds ran. {_STOPPING[s.stopping]} Where a run "
-        "ends may itself tell something about the clients, so the figures are those of all the rounds that were planned."
-    ]
-
-
-def _chosen(s: Promise) -> list[str]:
-    if not s.chosen:
-        return []
-    listed = "; ".join(s.chosen)
-    return [
-        f"Nobody tuned this run: it chose {listed}. All of that follows from public numbers and from what was released."
-    ]
-
-
 def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
     view = s.models_only
     if view is not None and s.setting == "two-party":
@@ -328,38 +410,10 @@ def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
     return []
 
 
-def _nominal(s: Promise, n: dict[str, str]) -> list[str]:
-    if s.nominal_epsilon_round is None:
-        return []
-    why = (
-        "the rule that chose the report's cap is safe but does not use up what it was given"
-        if s.nominal_epsilon_round > s.epsilon_round
-        else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
-    )
-    return [
-        f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
-        f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
-        "the figures here come from the exact one."
-    ]
-
-
-def _large_delta(s: Promise, n: dict[str, str]) -> list[str]:
-    if not s.large_delta:
-        return []
-    return [
-        f"Delta is large: a delta this large allows a mechanism that gives away everything about "
-        f"{n['clients_given_away']} of the {n['clients']} clients on average. Choose one well below one in the number of clients."
-    ]
-
-
 def _all_rounds(s: Promise, n: dict[str, str]) -> str:
     if s.stopping and s.planned_rounds is not None:
         return f"all {n['planned_rounds']} planned"
     return "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def _percent(value: float) -> str:
@@ -369,3 +423,65 @@ def _percent(value: float) -> str:
         if float(text) < 100.0:
             return text
     return "100"
+
+
+def caveats(s: Promise) -> list[str]:
+    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
+    n = shown(s)
+    sentences = {
+        "noise_cohort": "the promise of a larger deployment with {} clients in a round, and none to the clients of this run",
+        "selection_runs": "the epsilon of the whole selection, of which this is the best of {} runs on average",
+    }
+    return [sentence.format(n[name]) for name, sentence in sentences.items() if name in n]
+
+
+def summary(s: Promise) -> str:
+    """One line: the algorithm, its rounds and clients, what it promises, and to whom where that is not these clients."""
+    rounds = f"{s.rounds} round{'' if s.rounds == 1 else 's'}"
+    if not s.private:
+        return f"{s.algorithm}, {rounds}, {s.clients} clients, not private"
+    if s.rounds == 0 and not s.votes:
+        return f"{s.algorithm}, nothing released yet"
+    n = shown(s)
+    bound = "" if s.exact else "at most "
+    plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
+    return "; ".join(
+        [
+            f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
+            f"({s.adjacency}, {s.setting}), {s.strength}{plan}",
+            *caveats(s),
+        ]
+    )
+
+
+def statement_html(s: Promise) -> str:
+    """The line of `summary`, and the whole text folded away."""
+    return card("Privacy", [summary(s)], folded=("The whole statement", statement_text(s)), failed=not s.private)
+
+
+def card(
+    title: str,
+    lines: Iterable[str],
+    *,
+    rows: Iterable[tuple[str, str]] = (),
+    folded: tuple[str, str] | None = None,
+    failed: bool = False,
+) -> str:
+    """A small box; everything given is text and is escaped.
+
+    Args:
+        title: in bold.
+        lines: paragraphs.
+        rows: a table of two columns.
+        folded: a heading, and the text that a click on it shows.
+        failed: whether the box is marked as bad news.
+    """
+    colour = "#d9534f" if failed else "#4a90c2"
+    parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    if cells:
+        parts.append(f"<table style='margin:4px 0;color:inherit'>{cells}</table>")
+    if folded is not None:
+        text = f"<pre style='white-space:pre-wrap;background:none;color:inherit'>{escape(folded[1])}</pre>"
+        parts.append(f"<details><summary>{escape(folded[0])}</summary>{text}</details>")
+    return f"<div style='border-left:3px solid {colour};padding:2px 12px;margin:4px 0'>{''.join(parts)}</div>"
