@@ -41,6 +41,7 @@ from tests.engine.plain import cases
 
 D, M = 12, 30
 LOCAL = Sgd(lr=0.02, steps=3)
+LOOP = Execution(device="cpu", trainer="loop")
 
 
 def uneven():
@@ -117,9 +118,8 @@ class Remembers(nn.Module):
 def remembering(client):
     """A run in which one of two clients, and so one of two ranks, is remembered; the larger client is rank 0's."""
     rows = [(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)]
-    execution = Execution(device="cpu", trainer="loop")
     model, clients = Remembers(100.0 * (client + 1)), Federation.from_clients(rows)
-    train(model, clients, fedavg(), local=Sgd(lr=1e-6, steps=1), rounds=2, progress=False, execution=execution)
+    train(model, clients, fedavg(), local=Sgd(lr=1e-6, steps=1), rounds=2, progress=False, execution=LOOP)
 
 
 def work(rank, world, at, folder):
@@ -138,6 +138,12 @@ def work(rank, world, at, folder):
             remembering(client)
         except (InputError, RoundFailed) as error:
             found["remembers", client] = f"{type(error).__name__}: {error}"
+    rows = [(torch.full((3, 3), 100.0), torch.zeros(3, 1)) for _ in range(2)]
+    how = {"local": Sgd(lr=1e-6, steps=1), "rounds": 2, "progress": False}
+    try:
+        train(InterruptedHere(3, 1), Federation.from_clients(rows), fedavg(), execution=LOOP, **how)
+    except BaseException as error:
+        found["interrupt"] = type(error).__name__
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.leave()
 
@@ -177,38 +183,17 @@ def test_a_module_that_remembers_on_one_rank_ends_the_round_on_all(ranks, client
     assert ended[1 - client].startswith(f"RoundFailed: rank {client} failed in round 1")
 
 
-class Interrupted(nn.Linear):
+def test_an_interrupt_waits_for_nobody_and_the_others_notice(ranks):
+    assert [found["interrupt"] for found in ranks] == ["Interrupted", "RoundFailed"]
+
+
+class InterruptedHere(nn.Linear):
     """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
 
     def forward(self, x):
         if distributed.rank() == 0 and len(x) == 3:
             raise KeyboardInterrupt
         return super().forward(x)
-
-
-def interrupted(rank, world, at, folder):
-    os.environ |= environment(rank, world, at)
-    distributed.join()
-    rows = [(torch.full((3, 3), 100.0), torch.zeros(3, 1)) for _ in range(2)]
-    execution = Execution(device="cpu", trainer="loop")
-    how = {"local": Sgd(lr=1e-6, steps=1), "rounds": 2, "progress": False, "execution": execution}
-    try:
-        train(Interrupted(3, 1), Federation.from_clients(rows), fedavg(), **how)
-    except BaseException as error:
-        with open(f"{folder}/{rank}", "w") as file:
-            file.write(type(error).__name__)
-    distributed.leave()
-
-
-def test_an_interrupt_waits_for_nobody_and_the_others_notice(tmp_path):
-    began = time.monotonic()
-    both = mp.spawn(interrupted, (2, port(), str(tmp_path)), nprocs=2, join=False)
-    while not both.join(1.0):
-        if time.monotonic() - began > 60:
-            for process in both.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["Interrupted", "RoundFailed"]
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -243,7 +228,7 @@ noise_multiplier = 1.0
 lr = 0.02
 steps = 3
 [run]
-rounds = 40
+rounds = 15
 device = "cpu"
 chunk_size = 4
 """
@@ -274,12 +259,12 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
     assert "--resume" in said.replace("\n", " ")
     assert "Traceback" not in said
     done = len(metrics.read_text().splitlines())
-    assert done < 40
+    assert done < 15
     settings = load(config)
     execute(settings, RunFolder(tmp_path / "out", resume=True), resume=True, progress=False)
     execute(settings, RunFolder(tmp_path / "whole"), progress=False)
     ends = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("out", "whole")]
-    assert ends[0]["round"] == ends[1]["round"] == 40
+    assert ends[0]["round"] == ends[1]["round"] == 15
     assert ends[0]["distance"] == pytest.approx(ends[1]["distance"], rel=1e-4)
     assert ends[0]["epsilon_total"] == ends[1]["epsilon_total"]
 

@@ -36,18 +36,10 @@ _LARGEST_TEXT = 2**26
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run knows beside its tensors.
+    """What a run knows beside its tensors, after the last completed round.
 
-    Attributes:
-        round: the last completed round.
-        radius: the clip in force.
-        settings: what the run is.
-        run: the name that the ledger knows it by.
-        ledger: how far the ledger had come.
-        history: the records of the completed rounds.
-        controls: whether the clients' control variates of this round are in the private folder.
-        chunk_size: clients per tensor program, which decides how sums round; not recorded in a secure run.
-        trainer: how local updates were computed, which decides how they round; not recorded in a secure run.
+    `controls` says whether the clients' control variates of this round are in the private folder. Chunk size and trainer decide how
+    a run rounds; they are not recorded in a secure run.
     """
 
     round: int
@@ -85,11 +77,7 @@ class Records:
 def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
     """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
 
-    Args:
-        folder: where it lies.
-        state: whose tensors it holds.
-        progress: everything else.
-        records: the texts of the records that this run has saved before.
+    `records` are the texts of the records that this run has saved before.
     """
     tensors = state_tensors(state)
     known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
@@ -163,14 +151,8 @@ def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
 
 
 def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to go on from.
-
-    Args:
-        checkpoint: the completed round.
-        start: the state that the run began with; what is read must look like it.
-        folder: for the sentence that refuses a state that does not fit.
-        controls: what SCAFFOLD's clients remember; zeros where it is None.
-    """
+    """The state to go on from, which must look like the one that the run began with; `controls` are what SCAFFOLD's clients
+    remember, zeros where it is None."""
     progress, device = checkpoint.progress, start.w.device
     given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
     try:
@@ -328,16 +310,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
 
 
 def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
-    """The state that `state_tensors` wrote.
-
-    Args:
-        tensors: what the file holds.
-        round: the last completed round.
-        radius: the clip in force.
-
-    Raises:
-        InputError: these are other tensors than a state's. Whether they fit a model is `check_fits`' question.
-    """
+    """The state that `state_tensors` wrote; `InputError` for other tensors. Whether they fit a model is `check_fits`' question."""
     count = sum(name.startswith("recent.") for name in tensors)
     recent = [earlier(number) for number in range(count)]
     known = {"w", "control", *recent}

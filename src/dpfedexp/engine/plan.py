@@ -73,10 +73,7 @@ DEVIATIONS = 2.326
 def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], dimension: int) -> bool:
     """Whether updates are longer than noise alone: Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom if they are not.
 
-    Args:
-        squares: ‖c̄_t‖² of each round.
-        variances: v_t, the variance of the noise in a coordinate of each.
-        dimension: d.
+    v_t is the variance of the noise in a coordinate.
 
     >>> is_longer_than_noise([100.0, 100.0], [1.0, 1.0], 100), is_longer_than_noise([200.0], [1.0], 100)
     (False, True)
@@ -91,11 +88,6 @@ def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float
     Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
     2((Σa²)² − Σa⁴)/d. Rounds that push the same way end farther, rounds that take back what others did nearer. A signal that stays
     adds up over rounds while noise averages out, so this finds signals that no single round shows. It needs no noise level.
-
-    Args:
-        moves: a_t, how far the model moved in each round.
-        travelled: how far it is from its start.
-        dimension: d.
 
     >>> alignment([1.0] * 9, 3.0, 50)
     0.0
