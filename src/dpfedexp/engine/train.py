@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -485,7 +486,8 @@ def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Ite
 
     In a secure run it shows no durations, which depend on what the clients hold.
     """
-    if not enabled:
+    # A run that shows nothing needs no package of the command line.
+    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
         yield lambda record: None
         return
     from rich.progress import (
