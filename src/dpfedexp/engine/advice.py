@@ -1,6 +1,5 @@
-"""What can be said before anything is spent, from public numbers alone.
-
-`docs/advice.md` lists the messages and their thresholds.
+"""What a run says about itself: before it, from public numbers alone (`preflight`); during it, from what its rounds release anyway
+(`Watch`); from start to end, for all runtimes (`Commentary`). `docs/advice.md` lists the messages and their thresholds.
 """
 
 from __future__ import annotations

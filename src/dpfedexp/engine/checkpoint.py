@@ -6,6 +6,16 @@ draw of a simulation is a function of seed, purpose, round and client.
 
 It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
 clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
+
+Its tensors: `w`, the parameters; `recent.<number>`, the earlier iterates that the reported model averages, oldest first, of which
+the newest is `w` itself; `server.<name>`, the server optimiser's own state; `memory.<name>`, what the step-size rule and others
+remember of earlier rounds; `control`, SCAFFOLD's server control variate. The checkpoint of a deployment has the same ones.
+
+It carries the settings that make a run the run that it is: everything that its result depends on, by name. So it is continued only
+by the run that made it, and a run that it is refused to is told what differs. The device, the trainer, the size of the chunks and
+the budget are left out: they change where a run stops or how it rounds, not what it computes. So are the clients' data: a hash of
+them would tell whoever guesses a value whether it is right. They are known by `data_tag`, whose key and whose value never leave the
+run's private folder.
 """
 
 from __future__ import annotations

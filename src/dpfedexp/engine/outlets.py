@@ -1,4 +1,17 @@
-"""The names of the files in a run folder, for whoever writes or reads one."""
+"""Everything that leaves a run: every file and every field that it writes or prints, and by what right each is public.
+
+released      computed from what the mechanism released, and from nothing else of the clients'
+public        given to the run by whoever started it, and the same whatever the clients hold
+server        measured by the server on data of its own
+accounting    what was charged, and names drawn at random
+nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
+
+A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
+refuses it, and a test compares the files of whole runs with it. A run's private folder (`private_folder`) is not an outlet; it
+stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
+Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
+leaves such a run.
+"""
 
 from __future__ import annotations
 

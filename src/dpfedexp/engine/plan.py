@@ -1,4 +1,12 @@
-"""One piece of advice: a sentence that names its numbers and what to do."""
+"""A run by its public numbers, before anything is spent: how its noise compares with the most that clients can say.
+
+The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
+central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
+noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
+farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
+signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`is_heard`).
+At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
+"""
 
 from __future__ import annotations
 

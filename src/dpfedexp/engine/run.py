@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""What a run returns, and the folder that it leaves: configuration, ledger, metrics, model and privacy statement."""
 
 from __future__ import annotations
 

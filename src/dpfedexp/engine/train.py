@@ -1,4 +1,4 @@
-"""`train`: a simulated run from start to end."""
+"""`train`: a simulated run from start to end; how its model is measured and its rounds are shown."""
 
 from __future__ import annotations
 
