@@ -29,7 +29,8 @@ from safetensors.torch import load
 from typer.testing import CliRunner
 
 from dpfedexp import Execution, Sgd, config, dp_scaffold
-from dpfedexp.accounting import Ledger, Sampling, chain
+from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.accounting import ledger as chain
 from dpfedexp.accounting.events import to_json
 from dpfedexp.cli import app
 from dpfedexp.cli.train import TEMPLATE
@@ -37,13 +38,13 @@ from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.votes import within_clip
 from dpfedexp.data import synthetic_regression
-from dpfedexp.data.idx import read_idx
+from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint as checkpoints
 from dpfedexp.engine import verify as verification
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.open_run import settings_of
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.settings import settings_of
-from dpfedexp.engine.state_tensors import digest
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
 from dpfedexp.flower import messages as wire
 from dpfedexp.flower.node.guard import Guard
