@@ -6,7 +6,7 @@ import json
 
 import pytest
 from reproduction.__main__ import app
-from reproduction.paper.results.cache import Cache
+from reproduction.paper.results.collected import Cache
 from reproduction.paper.results.planned import Place
 from reproduction.paper.sections import Maker
 from typer.testing import CliRunner

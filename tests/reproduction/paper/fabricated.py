@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reproduction.paper.figure2_reports import InitialStepRun
+from reproduction.paper.figure2 import InitialStepRun
 from reproduction.paper.results.planned import Place, PlannedRun, Result, TrainingRun, columns, finals
-from reproduction.paper.table2_points import GridPoint
+from reproduction.paper.table2 import GridPoint
 
 from dpfedexp.config import Settings
 

@@ -15,8 +15,7 @@ from typing import Any
 import matplotlib
 import pytest
 from reproduction.paper.results.collected import Results, file_of, images_of, key_of, missing
-from reproduction.paper.results.images import MNIST
-from reproduction.paper.results.record import Record
+from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
 
 from dpfedexp.report import figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reproduction.paper.figure2_reports import RULES, InitialStepRun, from_updates
+from reproduction.paper.figure2 import RULES, InitialStepRun, from_updates
 from reproduction.paper.results.planned import Place
 
 from dpfedexp.core import step_size

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.results.planned import Place, TrainingRun
-from reproduction.paper.table2_points import GridPoint
+from reproduction.paper.table2 import GridPoint
 
-from reproduction.paper import table2_points
+from reproduction.paper import table2
 
 TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
 SETTINGS = vary(experiment("synthetic-cdp-fedexp"), TINY)
@@ -27,7 +27,7 @@ def test_one_seed_that_diverges_makes_the_point_diverge(monkeypatch):
         def run(self, place):
             return {"finals": {"distance": next(values)}, "curves": {"round": [1]}}
 
-    monkeypatch.setattr(table2_points, "TrainingRun", Stub)
+    monkeypatch.setattr(table2, "TrainingRun", Stub)
     result = GridPoint(SETTINGS, 2).run(Place("cpu"))
     assert result == {"finals": {"distance": None, "distance, seed 0": 1.0, "distance, seed 1": None}, "curves": {}}
 

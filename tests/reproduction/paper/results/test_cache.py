@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from reproduction.paper.experiments import experiment, vary
-from reproduction.paper.results.cache import Cache
-from reproduction.paper.results.collected import key_of
+from reproduction.paper.results.collected import Cache, key_of
 from reproduction.paper.results.planned import DIVERGED, Place, TrainingRun, points
 
 from tests.reproduction.paper.fabricated import Counting

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from reproduction.paper.experiments import experiment
 from reproduction.paper.results.collected import Results, all_records, file_of, images_of, missing
-from reproduction.paper.results.images import MNIST
 from reproduction.paper.results.planned import Place, TrainingRun
+from reproduction.paper.results.record import MNIST
 
 from reproduction.paper.results import record as recording
 from tests.reproduction.paper.fabricated import Counting

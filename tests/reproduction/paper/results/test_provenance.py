@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import dpfedexp
-from reproduction.paper.results import provenance
+from reproduction.paper.results import record as provenance
 
 
 @pytest.fixture(autouse=True)
