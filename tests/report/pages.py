@@ -10,7 +10,7 @@ from reproduction.paper.results.size import Size
 from dpfedexp.engine.run import RunFacts
 from dpfedexp.report.write import save
 from reproduction.paper import sections
-from tests.reproduction.paper.fabricated import Fabricated
+from tests.reproduction.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"
 

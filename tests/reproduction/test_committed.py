@@ -14,18 +14,21 @@ from typing import Any
 
 import matplotlib
 import pytest
+from reproduction.paper import SECTIONS, sections
+from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import Results, file_of, images_of, key_of, missing
 from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
+from reproduction.suite import command, page
+from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.run import Lines
 
 from dpfedexp.report import figures
 from dpfedexp.report.document import Section
 from dpfedexp.report.folder import report, saved_sections
-from reproduction.paper import SECTIONS, sections
-from reproduction.paper.results import record as recording
 from tests.sizes import sized
 
-COMMITTED = Path(__file__).parents[3] / "reproduction" / "experiments" / "results"
+COMMITTED = Path(__file__).parents[2] / "reproduction" / "experiments" / "results"
 SIZE = Size(seeds=5)
 WITH_RUNS = [name for name in SECTIONS if name != "table1"]
 TWO_PARTY = "two-party"
@@ -166,6 +169,40 @@ def test_the_folder_of_results_holds_no_cache():
     assert all([file.name for file in (COMMITTED / name).iterdir()] == [recording.FILE] for name in names)
 
 
-def test_committed_sections_are_sections():
-    for name in SECTIONS:
-        assert Section.read(COMMITTED / f"{name}.json").name == name
+SUITE = Path(__file__).parents[2] / "reproduction" / "experiments" / "suite"
+AGAIN = "python -m reproduction suite --recorded --out reproduction/experiments/suite"
+
+
+@pytest.fixture(scope="module")
+def rebuilt() -> Section:
+    return page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
+
+
+def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, tmp_path):
+    committed = json.loads((SUITE / "suite.json").read_text(encoding="utf-8"))
+    for part, value in json.loads(rebuilt.to_json()).items():
+        assert same(value, committed[part]), f"{part}: {AGAIN}"
+    assert page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
+        encoding="utf-8"
+    ), AGAIN
+
+
+def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):
+    """Every mean and every server rate that the tables show is among the numbers against ε, and no other."""
+    shown = {}
+    for table in rebuilt.tables:
+        if found := re.fullmatch(r"ε = (\d+)", table.title):
+            for name, _, *cells in table.rows:
+                for label, cell in zip(table.columns[2:-1], cells[:-1], strict=True):
+                    rate = re.search(r"\[(.+)\]", cell)
+                    shown[name, label, float(found[1])] = float(cell.split()[0]), float(rate[1]) if rate else None
+    numbers = {
+        (problem["name"], contender["label"], point["epsilon"]): (point["mean"], point["server_rate"])
+        for problem in rebuilt.data["problems"]
+        for contender in problem["contenders"]
+        for point in contender["points"]
+    }
+    assert numbers.keys() == shown.keys()
+    for key, (mean, rate) in numbers.items():
+        assert mean == pytest.approx(shown[key][0], abs=0.0051 if mean > 2 else 0.000051), key
+        assert rate == shown[key][1], key
