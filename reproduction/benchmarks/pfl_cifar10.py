@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dpfedexp import Execution, Federation, FixedSize, Poisson, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.data.registry import DATA_SETS
+from dpfedexp.data.data_sets import DATA_SETS
 from reproduction.benchmarks.networks import build
 
 SYSTEMS = Path(__file__).resolve().parent / "systems"

@@ -18,8 +18,7 @@ from typing import Literal
 from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, Event, GaussianEvent, Sampling
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 Drawn = Literal["poisson", "fixed"]
 

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from dpfedexp.accounting import gdp
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 Adjacency = Literal["replace-one", "add-remove"]
 Family = Literal["gaussian", "report", "none"]

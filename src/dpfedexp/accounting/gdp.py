@@ -17,8 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 
 _SQRT2 = math.sqrt(2.0)
 _LOG2 = math.log(2.0)

@@ -24,8 +24,7 @@ from typing import Any, BinaryIO, Protocol
 
 from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent, from_json, to_json
-from dpfedexp.arguments import checked
-from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, require
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, checked, require
 from dpfedexp.files import create_file, replace_bytes, try_lock
 
 FORMAT = "dpfedexp-ledger"

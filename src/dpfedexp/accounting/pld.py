@@ -27,8 +27,7 @@ import numpy as np
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import Adjacency, GaussianEvent
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_number, require
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"

@@ -16,9 +16,8 @@ from dpfedexp.accounting import gdp, pld, privunit, wording
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, NoiseBy, PrivUnitEvent, PureEvent, ReportEvent
 from dpfedexp.accounting.wording import TUNING, Promise, Source, View
-from dpfedexp.arguments import checked
-from dpfedexp.errors import require
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked, require
+from dpfedexp.files import finite
 
 VERSION = 2
 """Of the JSON form."""

@@ -75,7 +75,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 def _planned_events(run: Path) -> tuple[list[Event], str]:
     """The event of one round by the run's own configuration and those before the first; without any, why they are not known."""
     from dpfedexp.config import load
-    from dpfedexp.engine.file_names import CONFIG
+    from dpfedexp.engine.outlets import CONFIG
 
     path = run / CONFIG
     if not path.exists():

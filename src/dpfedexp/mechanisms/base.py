@@ -19,15 +19,14 @@ from torch import Tensor
 from dpfedexp.accounting import calibrate_noise, compose
 from dpfedexp.accounting.charges import GammaRule, RoundSettings
 from dpfedexp.accounting.events import Adjacency, Event, NonPrivateEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import WITHIN, Ask, Vote, check_votes, collected, estimate, shares
 from dpfedexp.core.votes import Secure as Secure
-from dpfedexp.errors import InputError, require
-from dpfedexp.memory import has_triton
-from dpfedexp.threads import spread
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.machine import has_triton, spread
 
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
@@ -58,49 +57,6 @@ class Report:
             return self
         level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
         return Report(self.vector[:count], level, votes)
-
-
-@checked
-@dataclass(frozen=True)
-class Release:
-    """What leaves the mechanism, and may be seen by anyone.
-
-    Args:
-        c_bar: the mean update that moves the model.
-        statistic: the scalar that the step-size rule asks for, None where it asks for none.
-        votes: the noisy mean of every vote in its own range, by name; empty where there is none.
-        clip: the radius C that was in force.
-        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
-        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
-            mechanism does not say.
-    """
-
-    c_bar: Tensor
-    statistic: float | None
-    votes: dict[str, float]
-    clip: float
-    sigma: float = 0.0
-    variance: float = math.inf
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "votes", dict(self.votes or {}))
-
-    @property
-    def within(self) -> float | None:
-        """The noisy fraction of clients within the clip, None without adaptive clipping."""
-        return self.votes.get(WITHIN)
-
-    @property
-    def norm(self) -> float:
-        """‖c̄‖."""
-        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
-
-    @property
-    def numerator(self) -> float:
-        """The statistic, for a rule that can't do without."""
-        if self.statistic is None:
-            raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
-        return self.statistic
 
 
 def total(rows: Tensor) -> Tensor:

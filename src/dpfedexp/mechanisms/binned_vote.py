@@ -13,11 +13,10 @@ from torch import Tensor
 
 from dpfedexp.accounting.charges import two_party, votes_only
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, NoiseBy, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, masked_sum
 from dpfedexp.core.votes import Secure, Vote, bin_sums, centred, release_bins, step_of
-from dpfedexp.errors import is_count, require
+from dpfedexp.errors import checked, is_count, require
 
 
 @checked

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
@@ -31,7 +30,7 @@ from dpfedexp.core.votes import (
     shares,
     within_clip,
 )
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import (
     Gaussian,
     Mechanism,

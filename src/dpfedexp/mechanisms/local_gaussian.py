@@ -12,12 +12,11 @@ from torch import Tensor
 
 from dpfedexp.accounting.charges import local_gaussian
 from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
 from dpfedexp.core.sums import Sums
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms.base import (
     Gaussian,
     Mechanism,

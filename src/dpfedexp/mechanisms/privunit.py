@@ -19,11 +19,10 @@ from torch import Tensor
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.charges import Direction, GammaRule, direction, level_count, privunit
 from dpfedexp.accounting.events import PrivUnitEvent, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Sums
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Mechanism, Part, Release, Report, Secure, Terms, make_sums, total
 
 _FEW = 2**12

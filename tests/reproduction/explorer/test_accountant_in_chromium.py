@@ -10,7 +10,7 @@ from reproduction.suite.command import explore
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.statement import models_only
-from dpfedexp.engine.advice.evidence import DEVIATIONS
+from dpfedexp.engine.plan import DEVIATIONS
 from tests.browser import visit
 from tests.reproduction.explorer.settings import plan, settings
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.gdp import FREE_THRESHOLD
-from dpfedexp.arguments import checked
 from dpfedexp.core.votes import Vote, within_clip
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
 from dpfedexp.accounting.pld import selection_epsilon
-from dpfedexp.engine.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT
+from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT
 from dpfedexp.errors import InputError, LedgerError
 
 Charges = list[tuple[Event, int]]

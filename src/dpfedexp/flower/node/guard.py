@@ -30,8 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import LedgerError, require
+from dpfedexp.errors import LedgerError, checked, require
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits

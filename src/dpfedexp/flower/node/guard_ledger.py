@@ -31,8 +31,7 @@ from pathlib import Path
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.accounting.ledger import Mark, head_path
-from dpfedexp.engine.anchor import read_mark, write_mark
-from dpfedexp.engine.private_folder import SharedAnchor
+from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError
 
 _DRAWN = re.compile(r"[0-9a-f]{16}")

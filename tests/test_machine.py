@@ -1,4 +1,4 @@
-"""Work on threads: the smallest numbers are treated alike on all of them, and a row's norm does not depend on the others."""
+"""Threads treat the smallest numbers alike, and jobs run side by side with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
 from dpfedexp.core.clipping import BLOCK, row_norms
+from dpfedexp.machine import JobProgress, run_all, spread, without_subnormals
 from dpfedexp.mechanisms.base import total
-from dpfedexp.threads import spread, without_subnormals
 from dpfedexp.trainers.execution import Execution
 
 
@@ -68,3 +68,32 @@ def test_norms_and_sums_of_long_rows_do_not_depend_on_the_rows_beside_them(two_t
     assert torch.equal(norms, torch.cat([row_norms(row[None]) for row in rows]))
     torch.testing.assert_close(norms, rows.double().norm(dim=1), rtol=1e-13, atol=0)
     torch.testing.assert_close(total(rows), rows.double().sum(0), rtol=1e-13, atol=1e-13)
+
+
+def test_one_after_the_other_in_the_order_of_the_jobs():
+    assert run_all(lambda x: x * x, [3, 1, 2], "squares", workers=1) == [9, 1, 4]
+
+
+def test_a_failure_comes_through():
+    with pytest.raises(ZeroDivisionError):
+        run_all(lambda x: 1 / x, [1, 0], "divisions", workers=1)
+
+
+def test_the_time_left_is_weighed_by_cost(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("dpfedexp.machine.time.monotonic", lambda: now[0])
+    progress = JobProgress("runs", [3.0, 1.0])
+    assert progress.text == "0/2 in 0:00:00"
+    now[0] = 30.0
+    progress.advance(3.0)
+    assert progress.text == "1/2 in 0:00:30, about 0:00:10 left"
+
+
+def test_without_a_terminal_a_line_now_and_then(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("dpfedexp.machine.time.monotonic", lambda: now[0])
+    progress = JobProgress("runs", [1.0] * 4)
+    for moment in (5.0, 31.0, 40.0, 70.0):
+        now[0] = moment
+        progress.advance(1.0)
+    assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == ["runs: 2/4", "runs: 4/4"]

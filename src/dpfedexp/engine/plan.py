@@ -1,28 +1,121 @@
-"""A run by its public numbers, before anything is spent: how its noise compares with the most that clients can say.
-
-The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
-central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
-noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
-farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
-signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`evidence.is_heard`).
-At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
-"""
+"""One piece of advice: a sentence that names its numbers and what to do."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
+
+from scipy.special import chdtrc
 
 from dpfedexp.accounting import Event, Sampling, compose
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.algorithms.participation import Full, Participation, Poisson
-from dpfedexp.arguments import checked
-from dpfedexp.engine.advice.evidence import is_heard
-from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Mechanism, Secure
+
+Level = Literal["note", "warning"]
+
+
+@checked
+@dataclass(frozen=True)
+class Advice:
+    """Something worth knowing about a run.
+
+    Formal guarantee: it is computed from public numbers and released values alone, so it may be shown and written anywhere.
+
+    Args:
+        level: "warning" where the run is likely to be in vain or to promise little, "note" otherwise.
+        code: which message it is, as `docs/advice.md` lists them.
+        sentence: what is seen, and what to do.
+    """
+
+    level: Level
+    code: str
+    sentence: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def number(value: float) -> str:
+    """A number as people read it: 1,234 or 12 or 0.034.
+
+    >>> number(1234.5), number(12.34), number(0.0337)
+    ('1,234', '12', '0.034')
+    """
+    return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.2g}"
+
+
+def about(value: float) -> str:
+    """A number of which two digits matter.
+
+    >>> about(36_573_198), about(334), about(6.2)
+    ('37,000,000', '330', '6.2')
+    """
+    return f"{float(f'{value:.2g}'):,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+def log(logger: logging.Logger, advice: Advice) -> None:
+    """Tells an advice to a log, at its own level."""
+    logger.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
+
+
+LEVEL = 0.01
+"""How often a test takes noise for a signal. A run of nothing but noise is recognised all but one time in a hundred."""
+DEVIATIONS = 2.326
+"""How many standard deviations a normal number exceeds with probability `LEVEL`."""
+
+
+def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], dimension: int) -> bool:
+    """Whether updates are longer than noise alone: Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom if they are not.
+
+    Args:
+        squares: ‖c̄_t‖² of each round.
+        variances: v_t, the variance of the noise in a coordinate of each.
+        dimension: d.
+
+    >>> is_longer_than_noise([100.0, 100.0], [1.0, 1.0], 100), is_longer_than_noise([200.0], [1.0], 100)
+    (False, True)
+    """
+    total = sum(square / variance for square, variance in zip(squares, variances, strict=True))
+    return not float(chdtrc(dimension * len(squares), total)) > LEVEL
+
+
+def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float:
+    """How far the moves of T rounds agree in direction, in standard deviations of what independent random directions would do.
+
+    Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
+    2((Σa²)² − Σa⁴)/d. Rounds that push the same way end farther, rounds that take back what others did nearer. A signal that stays
+    adds up over rounds while noise averages out, so this finds signals that no single round shows. It needs no noise level.
+
+    Args:
+        moves: a_t, how far the model moved in each round.
+        travelled: how far it is from its start.
+        dimension: d.
+
+    >>> alignment([1.0] * 9, 3.0, 50)
+    0.0
+    >>> alignment([1.0] * 9, 9.0, 50) > 30
+    True
+    """
+    squares = [move**2 for move in moves]
+    total = sum(squares)
+    spread = math.sqrt(max(2 * (total**2 - sum(square**2 for square in squares)) / dimension, 0.0))
+    return (travelled**2 - total) / spread if spread > 0 else 0.0
+
+
+def is_heard(signal: float, dimension: int) -> bool:
+    """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
+
+    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
+    deviation of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
+    """
+    return signal**2 * math.sqrt(dimension / 2) >= DEVIATIONS
+
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 ROUNDS = (20, 50, 100, 200)

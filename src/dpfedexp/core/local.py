@@ -1,4 +1,10 @@
-"""The protocol of a local optimiser."""
+"""Algorithm 3, the local update: the protocol of a local optimiser, the optimisers, and the schedules of their rate.
+
+A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
+client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
+theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
+all its steps stands still (`trainers/stepping.py`). The rate of a round follows from its number alone, so it is public.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,107 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import Batching
 from dpfedexp.core.layout import Params
-from dpfedexp.core.local.rates import RateSchedule
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
+
+
+@checked
+@dataclass(frozen=True)
+class RateSchedule:
+    """The local rate over rounds, as a share of `lr`: all of it, after `warm_up` rounds of a straight rise to it.
+
+    The rate of a round follows from its number alone, so it is public. `CosineRate` and `StepRate` fall afterwards.
+
+    >>> [RateSchedule(warm_up=2).share(round) for round in (1, 2, 3)]
+    [0.5, 1.0, 1.0]
+
+    Attributes:
+        warm_up: rounds until the rate is `lr`; 0 for none.
+    """
+
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` where a field is out of range."""
+        require(
+            is_count(self.warm_up) or self.warm_up == 0,
+            f"schedule warm_up is {self.warm_up!r}; it must be a whole number of rounds, or 0.",
+        )
+
+    def share(self, round: int) -> float:
+        """What `lr` is multiplied with in a round, which are counted from 1."""
+        if round <= self.warm_up:
+            return round / self.warm_up
+        return self.after(round - self.warm_up)
+
+    def after(self, round: int) -> float:
+        """The same, by the number of the round after the warm-up."""
+        return 1.0
+
+
+@checked
+@dataclass(frozen=True)
+class CosineRate(RateSchedule):
+    """Falls along half a cosine from `lr` in the first round towards `floor`·lr, which it has after `rounds` rounds.
+
+    >>> [round(CosineRate(rounds=4).share(number), 3) for number in (1, 3, 5, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+
+    Attributes:
+        warm_up: rounds before it in which the rate rises to `lr`.
+        rounds: how many rounds the fall takes; usually the run's less the warm-up.
+        floor: the share of `lr` that stays.
+    """
+
+    rounds: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(is_count(self.rounds), f"schedule rounds is {self.rounds!r}; say over how many rounds the rate falls.")
+        _check_share("floor", self.floor, zero=True)
+
+    def after(self, round: int) -> float:
+        way = min(round - 1, self.rounds) / self.rounds
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * way))
+
+
+@checked
+@dataclass(frozen=True)
+class StepRate(RateSchedule):
+    """Multiplied by `factor` after every `every` rounds.
+
+    >>> [StepRate(every=2, factor=0.5).share(round) for round in (1, 2, 3, 5)]
+    [1.0, 1.0, 0.5, 0.25]
+
+    Attributes:
+        warm_up: rounds before it in which the rate rises to `lr`.
+        every: rounds at one rate.
+        factor: from one rate to the next.
+    """
+
+    every: int = 0
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(is_count(self.every), f"schedule every is {self.every!r}; say for how many rounds the rate stays.")
+        _check_share("factor", self.factor)
+
+    def after(self, round: int) -> float:
+        return float(self.factor ** ((round - 1) // self.every))
+
+
+def _check_share(name: str, value: object, *, zero: bool = False) -> None:
+    low = "from 0" if zero else "above 0"
+    right = is_number(value) and (0 <= value <= 1 if zero else 0 < value <= 1)  # type: ignore[operator]
+    require(right, f"schedule {name} is {value!r}; it must be a number {low} and at most 1.")
+
+
+SCHEDULES: dict[str, type[RateSchedule]] = {"constant": RateSchedule, "cosine": CosineRate, "step": StepRate}
+"""The schedules by the names that configuration files use."""
+
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
@@ -220,3 +322,126 @@ def check_decay(value: object) -> None:
         is_number(value) and 0 <= value < math.inf,  # type: ignore[operator]
         f"local weight_decay is {value!r}; it must be a number that is not negative.",
     )
+
+
+@checked(instead=TORCH)
+@dataclass(frozen=True)
+class Sgd(LocalOptimiser):
+    """Gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
+
+    With the fields below it takes the steps of `torch.optim.SGD`. What it remembers of earlier steps does not outlive the round.
+
+    >>> Sgd(lr=0.1, steps=10, momentum=0.9).momentum
+    0.9
+
+    Attributes:
+        momentum: the share of the last step's direction that stays in the next; 0 for none.
+        nesterov: whether the gradient counts once more beside the momentum, as Nesterov's.
+        weight_decay: of every step, λ·w beside the gradient.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            is_number(self.momentum) and 0 <= self.momentum < 1,
+            f"local momentum is {self.momentum!r}; it must be a number from 0 and below 1.",
+        )
+        require(
+            not self.nesterov or self.momentum > 0,
+            "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
+        )
+        check_decay(self.weight_decay)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        return ("v",) if self.momentum else ()
+
+    @property
+    def follows_gradient(self) -> bool:
+        return not self.momentum and not self.weight_decay and type(self).direction is Sgd.direction
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * w
+        if not self.momentum:
+            return gradient
+        v = moments["v"].mul_(self.momentum).add_(gradient)
+        return gradient + self.momentum * v if self.nesterov else v
+
+    def tau_eta_l(self, tau: Count) -> Count:
+        for name in ("momentum", "weight_decay", "clip_gradient", "schedule"):
+            require(
+                not getattr(self, name),
+                f"dp_scaffold divides updates by the local rate times the local steps, which Sgd with {name} does not have; leave "
+                f"{name} out.",
+            )
+        return tau * self.rate
+
+
+@checked
+def FedProx(
+    lr: float | Literal["auto"],
+    mu: float,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    max_examples: int | None = None,
+) -> Sgd:
+    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
+
+    >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
+    0.01
+    """
+    return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
+
+
+@checked(instead=TORCH)
+@dataclass(frozen=True)
+class AdamW(LocalOptimiser):
+    """The steps of `torch.optim.AdamW`, with weight decay apart from the gradient. Its moments do not outlive the round.
+
+    >>> AdamW(lr=0.001, steps=10).weight_decay
+    0.01
+
+    Attributes:
+        beta1: of the mean of gradients.
+        beta2: of the mean of their squares.
+        eps: the floor below their root.
+        weight_decay: of every step, λ·w beside the direction.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(
+                is_number(value) and 0 <= value < 1,
+                f"local {name} is {value!r}; it must be a number from 0 and below 1.",
+            )
+        require(is_number(self.eps) and self.eps > 0, f"local eps is {self.eps!r}; it must be a positive number.")
+        check_decay(self.weight_decay)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        m = moments["m"].lerp_(gradient, 1 - self.beta1)
+        v = moments["v"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        # The clock is in float64 and without dimensions, so the moments keep their own type.
+        one, two = (1 - beta ** (clock.step + 1) for beta in (self.beta1, self.beta2))
+        way = (m / one) / ((v / two).sqrt() + self.eps)
+        return way + self.weight_decay * w if self.weight_decay else way
+
+
+OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd, "adamw": AdamW}
+"""The local optimisers by the names that configuration files use."""

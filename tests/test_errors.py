@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from dpfedexp import InputError, cdp_fedexp, dp_fedavg
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 PACKAGES = (
     "dpfedexp",
