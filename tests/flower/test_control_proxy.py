@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.flower.local.deployment import Deployment, free_port
-from dpfedexp.flower.local.keys import Certificates, make_certificates
+from dpfedexp.flower.local import Certificates, Deployment, free_port, make_certificates
 
 from .app_folder import LOCAL, PATIENCE, make_app
 

@@ -27,10 +27,9 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.flower import train_local
-from dpfedexp.flower.identity import read_nodes
-from dpfedexp.flower.local.deployment import QUIET, Deployment, marked
-from dpfedexp.flower.local.keys import make_node_key
-from dpfedexp.flower.server.status import read_status
+from dpfedexp.flower.access import read_nodes
+from dpfedexp.flower.local import QUIET, Deployment, make_node_key, marked
+from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app

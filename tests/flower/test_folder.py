@@ -23,9 +23,9 @@ from dpfedexp.engine.outlets import right
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.node import mod
-from dpfedexp.flower.server import folder
-from dpfedexp.flower.server.folder import open_folder
+from dpfedexp.flower import client as mod
+from dpfedexp.flower import store as folder
+from dpfedexp.flower.store import open_folder
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -366,7 +366,7 @@ def test_the_checkpoints_hash_is_checked_without_assertions_too(tmp_path):
     tensors = next(tmp_path.glob("round-*.safetensors"))
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"x")
     code = (
-        "import sys; from pathlib import Path; from dpfedexp.flower.server.checkpoint import load_checkpoint\n"
+        "import sys; from pathlib import Path; from dpfedexp.flower.store import load_checkpoint\n"
         "assert False, 'assertions must be off'\n"
         "load_checkpoint(Path(sys.argv[1]))"
     )

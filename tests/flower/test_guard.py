@@ -26,11 +26,10 @@ from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import Guard, private_training
-from dpfedexp.flower.messages import REPORT, REQUEST, Request
-from dpfedexp.flower.node import guard_ledger
-from dpfedexp.flower.node.price import Refused, node_charge, total
-from dpfedexp.flower.node.show import guard_summary
-from dpfedexp.flower.noise import deployed
+from dpfedexp.flower import guard as guard_ledger
+from dpfedexp.flower.guard import Refused, node_charge, total
+from dpfedexp.flower.messages import REPORT, REQUEST, Request, deployed
+from dpfedexp.flower.monitor import guard_summary
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
@@ -449,7 +448,7 @@ def test_a_guard_file_that_the_node_can_not_write_needs_an_id_of_the_operators()
     try:
         place.chmod(0o777)
         guard_file(place, **WIDE).chmod(0o644)
-        code = "import sys; from pathlib import Path; from dpfedexp.flower.node.guard_ledger import guard_ledger\n"
+        code = "import sys; from pathlib import Path; from dpfedexp.flower.guard import guard_ledger\n"
         code += "with guard_ledger(Path(sys.argv[1])) as ledger: print(ledger.header['holder'])"
         command = as_nobody([sys.executable, "-c", code, str(place / "guard.toml")])
         given = {"env": {**os.environ, "DPFEDEXP_PRIVATE": str(place / "state")}, "capture_output": True, "text": True}

@@ -12,12 +12,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.router import router as fleet_router
 
 from dpfedexp.errors import InputError
-from dpfedexp.flower.identity import node_id, read_keys, read_nodes
-from dpfedexp.flower.link.address import parse_address
-from dpfedexp.flower.link.listeners import FLEET, Only, is_fleet, is_own_user
-from dpfedexp.flower.link.state import memory_factories
-from dpfedexp.flower.link.superlink import serve
-from dpfedexp.flower.local.keys import make_node_key
+from dpfedexp.flower.access import node_id, parse_address, read_keys, read_nodes
+from dpfedexp.flower.local import make_node_key
+from dpfedexp.flower.superlink import FLEET, Only, is_fleet, is_own_user, memory_factories, serve
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpfedexp.flower.local.deployment import free_port, program
-from dpfedexp.flower.local.run import app_hash
-from dpfedexp.flower.local_users import core_dumpers, peer
-from dpfedexp.flower.node.runtime import ACQUIRE, serve_runtime
+from dpfedexp.flower.access import core_dumpers, peer
+from dpfedexp.flower.app import app_hash
+from dpfedexp.flower.local import free_port, program
+from dpfedexp.flower.site import ACQUIRE, serve_runtime
 
 from .apart import Apart
 from .app_folder import LOCAL, PATIENCE, make_app

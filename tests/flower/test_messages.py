@@ -20,16 +20,16 @@ from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
-from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import (
     REPORT,
     REQUEST,
     Request,
+    as_array,
+    deployed,
     read_sums,
     report_content,
     sums_content,
 )
-from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
 from dpfedexp.mechanisms.text import decode, encode
 

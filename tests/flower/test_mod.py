@@ -17,8 +17,8 @@ from dpfedexp.accounting.compose import compose
 from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.flower import deployment_noise, private_training, privatize
+from dpfedexp.flower.guard import total
 from dpfedexp.flower.messages import HOSTED, REPORT, REQUEST, Request
-from dpfedexp.flower.node.price import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms.text import decode, encode
 

@@ -23,15 +23,12 @@ from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
-from dpfedexp.flower.local.deployment import Deployment
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides, run_app
-from dpfedexp.flower.local_users import check_file
+from dpfedexp.flower.access import check_file
+from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
+from dpfedexp.flower.guard import Guard
+from dpfedexp.flower.local import Deployment
 from dpfedexp.flower.messages import Request
-from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
-from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.show import guard_summary
-from dpfedexp.flower.server.status import read_status
+from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
 
 from ..mechanisms.parties import MECHANISM, helper_file, round_of
@@ -424,7 +421,7 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
     new_app(tmp_path / "app")
     start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
-    monkeypatch.setattr("dpfedexp.flower.local.run._stream", lambda *_: None)
+    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
     with pytest.raises(InputError, match=r"holds a run already; go on with it, -c 'federation.resume=true'"):
         run_app(tmp_path / "app", "up", [taken])
@@ -439,7 +436,7 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     def slow(command, **_):
         raise subprocess.TimeoutExpired(command, 60)
 
-    monkeypatch.setattr("dpfedexp.flower.local.run.program", str)
+    monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
     assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
     assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})

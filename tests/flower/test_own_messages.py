@@ -17,10 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 
 from dpfedexp.errors import InputError
-from dpfedexp.flower.identity import node_id
-from dpfedexp.flower.link import own_messages
-from dpfedexp.flower.link.own_messages import EXPECTED, OwnMessages, handlers
-from dpfedexp.flower.link.state import memory_factories
+from dpfedexp.flower import superlink as own_messages
+from dpfedexp.flower.access import node_id
+from dpfedexp.flower.superlink import EXPECTED, OwnMessages, handlers, memory_factories
 
 VICTIM, HOSTILE = node_id(b"victim"), node_id(b"hostile")
 

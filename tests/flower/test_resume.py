@@ -19,12 +19,12 @@ from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import Sgd
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.node import mod
-from dpfedexp.flower.server import saving
-from dpfedexp.flower.server import strategy as server
-from dpfedexp.flower.server.checkpoint import load_checkpoint
-from dpfedexp.flower.server.nodes import exchange
-from dpfedexp.flower.server.status import read_status
+from dpfedexp.flower import client as mod
+from dpfedexp.flower import store as saving
+from dpfedexp.flower import strategy as server
+from dpfedexp.flower.monitor import read_status
+from dpfedexp.flower.nodes import exchange
+from dpfedexp.flower.store import load_checkpoint
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

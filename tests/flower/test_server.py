@@ -17,10 +17,9 @@ from dpfedexp.core.local import Sgd
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
-from dpfedexp.flower.node import mod as client
-from dpfedexp.flower.noise import deployed
-from dpfedexp.flower.server.nodes import choose
+from dpfedexp.flower import client as client
+from dpfedexp.flower.messages import REPORT, REQUEST, Request, deployed, read_sums
+from dpfedexp.flower.nodes import choose
 from dpfedexp.mechanisms import CentralGaussian
 
 from .loopback import LoopbackGrid, plain_app, problem
@@ -260,7 +259,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
 
 
 def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.flower.server.strategy.choose", lambda *_: {})
+    monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda *_: {})
     strategy, result = start(tmp_path, CDP, grid_where(2, lambda r: r), participation=Poisson(0.5))
     assert strategy.state.round == 1
     assert result.train_metrics_clientapp[1]["epsilon_total"] > 0

@@ -19,9 +19,8 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
-from dpfedexp.flower.local.deployment import QUIET, free_port
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import app_hash
+from dpfedexp.flower.app import app_hash, new_app
+from dpfedexp.flower.local import QUIET, free_port
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
 

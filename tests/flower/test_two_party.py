@@ -16,9 +16,9 @@ from dpfedexp.algorithms.round import advance
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp, TwoPartyFedExp, strategy_from
+from dpfedexp.flower import helper as files
+from dpfedexp.flower.helper import HELPER
 from dpfedexp.flower.messages import REPORT, REQUEST
-from dpfedexp.flower.two_party import helper_file as files
-from dpfedexp.flower.two_party.node import HELPER
 
 from ..mechanisms.parties import charges, helper_file, public_key
 from .loopback import LoopbackGrid, plain_app, problem
@@ -288,7 +288,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
         return advance(algorithm, release, state, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dpfedexp.flower.server.strategy.advance", dies)
+        patched.setattr("dpfedexp.flower.strategy.advance", dies)
         with pytest.raises(RuntimeError, match="killed"):
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2

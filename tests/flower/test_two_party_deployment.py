@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.local.deployment import Deployment, marked
+from dpfedexp.flower.local import Deployment, marked
 
 from ..mechanisms.parties import helper_file, public_key
 from .app_folder import PATIENCE, make_app
@@ -33,7 +33,7 @@ CLIENT = """
 import os, signal
 from pathlib import Path
 import torch
-from dpfedexp.flower.two_party import helper_file
+from dpfedexp.flower import helper as helper_file
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 class Silence:
@@ -114,7 +114,7 @@ def app_of(place: Path, name: str, aggregation: str, *, silent=False, kills=Fals
         text = text.replace("from federation import task", "from federation import client_app, task")
     if kills:
         text += (
-            "\n\nfrom dpfedexp.flower.server import strategy as rounds\nfrom federation.client_app import once\n"
+            "\n\nfrom dpfedexp.flower import strategy as rounds\nfrom federation.client_app import once\n"
             "move = rounds.advance\n\n\ndef dies(algorithm, release, state, **more):\n    if state.round == 1:\n"
             '        once("server")\n    return move(algorithm, release, state, **more)\n\n\nrounds.advance = dies\n'
         )

@@ -19,11 +19,10 @@ from dpfedexp.core.votes import Ask, Vote, within_clip
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
-from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
-from dpfedexp.flower.node import mod
-from dpfedexp.flower.node.announcement import Announcement
-from dpfedexp.flower.node.price import Refused, node_charge
-from dpfedexp.flower.noise import bind
+from dpfedexp.flower import client as mod
+from dpfedexp.flower.client import Announcement
+from dpfedexp.flower.guard import Refused, node_charge
+from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request, bind
 from dpfedexp.mechanisms import CentralGaussian
 
 from .loopback import LoopbackGrid, plain_app, problem

@@ -20,7 +20,7 @@ with instrumented():
     from dpfedexp.core.votes import within_clip
     from dpfedexp.errors import InputError
     from dpfedexp.flower import messages as wire
-    from dpfedexp.flower.node.guard import Guard
+    from dpfedexp.flower.guard import Guard
     from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit
     from dpfedexp.mechanisms import text as spec
 
