@@ -21,7 +21,7 @@ from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
 from dpfedexp.flower import client as mod
 from dpfedexp.mechanisms import CentralGaussian
-from tests.sizes import sized
+from tests.sizes import long, sized
 
 from .loopback import LoopbackGrid, plain_app, problem
 
@@ -154,9 +154,9 @@ ROUNDS = sized(60, 200)
 @pytest.mark.parametrize(
     "algorithm",
     [
-        cdp_fedexp(clip=0.5, noise_multiplier=1.0),
+        pytest.param(cdp_fedexp(clip=0.5, noise_multiplier=1.0), marks=long),
         cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=1.0),
-        ldp_fedexp(clip=0.5, noise_multiplier=0.7),
+        pytest.param(ldp_fedexp(clip=0.5, noise_multiplier=0.7), marks=long),
         ldp_fedexp(clip=0.5, mechanism="privunit"),
     ],
     ids=["cdp free", "cdp paper", "ldp gaussian", "ldp privunit"],

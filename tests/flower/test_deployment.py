@@ -31,6 +31,7 @@ from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.local import QUIET, Deployment, make_node_key, marked
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
+from tests.sizes import long
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
 from .other_user import as_nobody, can_be_nobody
@@ -54,6 +55,7 @@ max_clip = 1.0
 """
 
 
+@long
 @pytest.mark.usefixtures("alone")
 def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_path):
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""

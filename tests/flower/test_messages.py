@@ -225,12 +225,6 @@ def test_a_number_of_a_mechanism_is_positive_finite_and_in_its_range(field, valu
         decode(json.dumps({**values, field: value}))
 
 
-def test_the_dimension_of_a_mechanism_is_whole():
-    values = json.loads(encode(PrivUnit(0.3, 4)))
-    with pytest.raises(InputError, match="dimension"):
-        decode(json.dumps({**values, "dimension": 4.0}))
-
-
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():
     mechanism = deployed(PAPER)
     given = Sums(torch.full((WIDTH,), 1 / 3).double(), torch.tensor(1 / 7).double(), torch.zeros(0).double(), 2)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.flower.local import Deployment, marked
+from tests.sizes import long
 
 from ..mechanisms.parties import helper_file, public_key
 from .app_folder import PATIENCE, make_app
@@ -137,10 +138,7 @@ def rounds_of(path: Path) -> list[int]:
         return [entry.round for entry in ledger.entries]
 
 
-pytestmark = pytest.mark.skipif(
-    not (os.environ.get("DPFEDEXP_DATA") and os.environ.get("DPFEDEXP_SLOW")),
-    reason="takes minutes: needs DPFEDEXP_SLOW=1, and MNIST in DPFEDEXP_DATA",
-)
+pytestmark = [long, pytest.mark.skipif(not os.environ.get("DPFEDEXP_DATA"), reason="needs MNIST in DPFEDEXP_DATA")]
 
 
 @pytest.fixture

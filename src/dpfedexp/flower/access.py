@@ -22,7 +22,7 @@ from typing import Any
 
 from dpfedexp.errors import InputError, require
 
-VERSIONS = ("1.41.0",)
+VERSIONS = ("1.41.0", "1.42.0")
 """The versions of Flower whose private functions `dpfedexp node`, `superexec` and `superlink` were read against."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Where Linux lists TCP sockets with the users who opened them."""

@@ -92,7 +92,7 @@ FLEET = frozenset(
         "confirm-message-received",
     )
 )
-"""All that a SuperNode of flwr 1.41 asks for."""
+"""All that a SuperNode asks for."""
 _HEARTBEAT = 30.0
 
 
