@@ -20,7 +20,6 @@ PACKAGES = [
     "dpfedexp.data",
     "dpfedexp.flower",
     "dpfedexp.mechanisms",
-    "dpfedexp.sinks",
 ]
 HEAVY = {"torch", "numpy", "scipy", "pydantic", "matplotlib", "dp_accounting", "typer", "rich", "flwr", "safetensors"}
 

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp
-from dpfedexp import processes as pool
+from dpfedexp import machine as pool
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.cost import noise_cost
 from dpfedexp.audit.jobs import Job, all_jobs

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedexp.data.assignment import as_assignment
-from dpfedexp.data.partition import Assignment
+from dpfedexp.data.partition import Assignment, as_assignment
 from dpfedexp.errors import InputError
 
 

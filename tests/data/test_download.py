@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from serving import mirror, send
 
-from dpfedexp.data.download import fetch
+from dpfedexp.data.data_sets import fetch
 from dpfedexp.errors import InputError
 
 CONTENT = bytes(range(256)) * 2000
@@ -107,7 +107,7 @@ def test_a_mirror_that_stalls_is_given_up(tmp_path: Path) -> None:
 def test_too_much_is_refused_before_it_fills_the_disk_or_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpfedexp.data.download._LARGEST", 100_000)
+    monkeypatch.setattr("dpfedexp.data.data_sets._LARGEST_DOWNLOAD", 100_000)
     with mirror(FILES) as large, pytest.raises(InputError, match="sent more than 100000 bytes"):
         fetch("a", MD5, [large.url], tmp_path)
     with mirror(FILES, bomb) as bombing, pytest.raises(InputError, match="unpacks to too much"):

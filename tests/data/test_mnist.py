@@ -12,9 +12,8 @@ from idx_files import idx_bytes
 from serving import mirror, send
 
 from dpfedexp.data import Standardise, load_mnist, mnist_federation
-from dpfedexp.data import mnist as module
-from dpfedexp.data.download import cache_folder
-from dpfedexp.data.mnist import FILES
+from dpfedexp.data import data_sets as module
+from dpfedexp.data.data_sets import MNIST_FILES, cache_folder
 from dpfedexp.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -40,7 +39,7 @@ def nowhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture
 def small_is_genuine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, array in SMALL.items():
-        monkeypatch.setitem(module.FILES, name, hashlib.md5(idx_bytes(array)).hexdigest())
+        monkeypatch.setitem(module.MNIST_FILES, name, hashlib.md5(idx_bytes(array)).hexdigest())
 
 
 def put(folder: Path, packed: bool = True, **replaced: np.ndarray) -> Path:
@@ -95,7 +94,7 @@ def test_a_named_folder_without_the_files_says_which_are_missing(
 def test_without_data_and_download_one_sentence_says_which_files_go_where() -> None:
     with pytest.raises(InputError, match="MNIST was not found; put") as caught:
         load_mnist(download=False)
-    for part in (*FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
+    for part in (*MNIST_FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
         assert part in str(caught.value)
 
 
@@ -105,7 +104,7 @@ def test_without_data_and_network_one_sentence_says_why_and_which_files_go_where
         address = f"http://127.0.0.1:{free.getsockname()[1]}/"
     with pytest.raises(InputError, match=r"could not be downloaded.*refused.* Otherwise put") as caught:
         load_mnist(mirrors=[address])
-    for part in (*FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
+    for part in (*MNIST_FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
         assert part in str(caught.value)
 
 
@@ -178,7 +177,7 @@ def test_real_mnist_is_what_it_should_be(mnist_folder: Path) -> None:
     assert data.test_images.shape == (10_000, 28, 28)
     assert data.train_images.dtype == data.train_labels.dtype == torch.uint8
     arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
-    for array, (name, md5) in zip(arrays, FILES.items(), strict=True):
+    for array, (name, md5) in zip(arrays, MNIST_FILES.items(), strict=True):
         assert hashlib.md5(idx_bytes(array.numpy())).hexdigest() == md5, name
     # The constants of Standardise are the training images' own.
     scaled = data.train_images.double() / 255

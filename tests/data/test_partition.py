@@ -111,17 +111,6 @@ def test_dirichlet_per_class_uses_every_row_once_with_unequal_sizes() -> None:
     assert sizes(split).max() > 2 * np.median(sizes(split))
 
 
-def test_dirichlet_per_class_honours_the_least_size() -> None:
-    split = partition.dirichlet_per_class(LABELS, 10, 20, 0.5, generator(0), min_size=120)
-    assert sizes(split).min() >= 120
-    assert sizes(partition.dirichlet_per_class(LABELS, 10, 20, 0.5, generator(0))).min() < 120
-
-
-def test_dirichlet_per_class_says_when_the_least_size_is_out_of_reach() -> None:
-    with pytest.raises(InputError, match=r"min_size is 59.*Lower min_size"):
-        partition.dirichlet_per_class(LABELS, 10, 100, 0.1, generator(0), min_size=59)
-
-
 def test_shards_give_each_client_few_classes_and_use_every_row() -> None:
     split = partition.shards(LABELS, 100, generator(0), shards_per_client=2)
     assert_disjoint(split, len(LABELS))
@@ -193,8 +182,6 @@ def test_any_integers_serve_as_labels() -> None:
         (lambda: partition.dirichlet(LABELS, 10, 5, "0.3", generator(0)), "alpha is '0.3'"),
         (lambda: partition.dirichlet(LABELS, 10, 5, 1, generator(0), 1201), "samples_per_client is 1201.*up to 1200"),
         (lambda: partition.dirichlet(LABELS, 10, 5, 1, generator(0), 0), "samples_per_client is 0"),
-        (lambda: partition.dirichlet_per_class(LABELS, 10, 5, 1, generator(0), -1), "min_size is -1"),
-        (lambda: partition.dirichlet_per_class(LABELS, 10, 5, 1, generator(0), 1201), "clients is 5; 6000 rows cannot"),
         (lambda: partition.shards(LABELS, 5, generator(0), 0), "shards_per_client is 0"),
         (lambda: partition.shards(LABELS, 5000, generator(0), 2), "clients is 5000; 6000 rows cannot"),
         (lambda: generator(-1), "seed is -1"),

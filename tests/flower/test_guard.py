@@ -445,9 +445,9 @@ def test_a_guard_file_that_the_node_can_not_write_needs_an_id_of_the_operators(g
     with pytest.raises(Refused, match=r"no id, and one can't be written into it \(Permission denied\); add a line"):
         guard.admit(request())
     assert {path.name for path in tmp_path.iterdir()} == {"guard.toml", "guard.lock"}
-    guard_file(tmp_path, id="ward 7", **WIDE)
+    guard_file(tmp_path, id="ward 8", **WIDE)
     guard.admit(request())
-    assert guard_summary(guard)["id"] == "ward 7"
+    assert guard_summary(guard)["id"] == "ward 8"
 
 
 def test_a_ledger_without_its_anchor_is_refused_and_its_head_can_be_copied(guard, tmp_path):

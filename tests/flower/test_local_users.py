@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import pytest
 
 from dpfedexp.flower.access import core_dumpers, peer
-from dpfedexp.flower.app import app_hash
-from dpfedexp.flower.local import free_port, program
+from dpfedexp.flower.app import app_hash, program
+from dpfedexp.flower.local import free_port
 from dpfedexp.flower.site import ACQUIRE, serve_runtime
 from tests.sizes import long
 

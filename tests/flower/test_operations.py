@@ -7,14 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
-import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -330,47 +327,6 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
     for wrong in ("nonsense", "a.b=", "a.b=1 a.b=2"):
         with pytest.raises(InputError, match=f"a setting is {wrong!r}; write settings as"):
             folder(wrong)
-
-
-def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(tmp_path, monkeypatch):
-    import importlib
-
-    from flwr.app import ArrayRecord
-
-    from dpfedexp.flower import strategy_from
-
-    from .loopback import LoopbackGrid
-
-    new_app(tmp_path / "app")
-    monkeypatch.syspath_prepend(str(tmp_path / "app"))
-    monkeypatch.setenv("DPFEDEXP_DATA", "")
-    try:
-        task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
-        rng = np.random.default_rng(0)
-        np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
-        np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
-        content = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        config = {f"{section}.{key}": value for section, values in content.items() for key, value in values.items()}
-        config |= {"federation.clients": 1, "federation.rounds": 1, "federation.node_timeout": 1.0}
-        norms = {}
-        for name in ("some", "none"):
-            config["federation.folder"] = str(tmp_path / name)
-            replies = []
-            grid = LoopbackGrid(
-                client_app.app,
-                1,
-                node_config={"data": str(tmp_path / f"{name}.npz")},
-                run_config=config,
-                reply_of=lambda _, reply, replies=replies: replies.append(reply) or reply,
-            )
-            strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
-            vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
-            norms[name] = float(np.linalg.norm(vector))
-        assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
-        assert norms["none"] == 0
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
-            del sys.modules[name]
 
 
 def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):

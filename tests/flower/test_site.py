@@ -25,7 +25,7 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfedexp.accounting import Ledger, Sampling
-from dpfedexp.core.noise.masks import expand, from_words
+from dpfedexp.core.noise.lattice import expand, from_words
 from dpfedexp.errors import InputError
 from dpfedexp.flower import site as seam_module
 from dpfedexp.flower.access import VERSIONS
@@ -36,8 +36,7 @@ from dpfedexp.flower.helper import HELPER
 from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, Request, read_sums
 from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, Seam, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.helper import unmasked
+from dpfedexp.mechanisms.aggregation import Round, unmasked
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 

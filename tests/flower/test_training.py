@@ -334,3 +334,21 @@ def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
     # The grid of secure noise adds a millionth to it.
     assert server.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
     assert server.config["quantile"] == server.algorithm.clip.quantile != 0.5
+
+
+def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(template, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
+    np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
+    task, app, config = template(federation={"clients": 1, "rounds": 1, "node_timeout": 1.0})
+    norms = {}
+    for name in ("some", "none"):
+        config["federation.folder"] = str(tmp_path / name)
+        replies, node = [], {"data": str(tmp_path / f"{name}.npz")}
+        keep = lambda _, reply, replies=replies: replies.append(reply) or reply  # noqa: E731
+        grid = LoopbackGrid(app, 1, node_config=node, run_config=config, reply_of=keep)
+        strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
+        vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
+        norms[name] = float(np.linalg.norm(vector))
+    assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
+    assert norms["none"] == 0

@@ -10,7 +10,7 @@ import pytest
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import WITHIN, Ask
-from dpfedexp.engine.progress import show
+from dpfedexp.engine.train import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.folder import report
 from dpfedexp.report.runs import RunRecord

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]

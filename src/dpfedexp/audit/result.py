@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dpfedexp.arguments import checked
 from dpfedexp.audit.power import Power
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked
+from dpfedexp.files import finite
 
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 

@@ -33,7 +33,7 @@ def audit(
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
     from dpfedexp.audit.jobs import all_jobs, do
     from dpfedexp.audit.section import audit_section
-    from dpfedexp.processes import run_all
+    from dpfedexp.machine import run_all
     from dpfedexp.report import console as terminal
     from dpfedexp.report.write import save
 

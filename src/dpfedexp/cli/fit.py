@@ -67,7 +67,7 @@ def fit(
     from dpfedexp.config.settings import apply_override, parse
     from dpfedexp.core.local import Sgd
     from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, chosen
-    from dpfedexp.engine.folder import RunFolder
+    from dpfedexp.engine.run import RunFolder
 
     if (arrays is None) == (data_set is None):
         raise InputError("give one of ARRAYS.npz and --data-set: where the clients' data are.")
@@ -128,8 +128,8 @@ def fit(
 
 def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
     """The settings with δ and the rounds that public numbers say, where they were not given."""
-    from dpfedexp.engine.advice.plan import default_delta
     from dpfedexp.engine.fit import rounds_for
+    from dpfedexp.engine.plan import default_delta
 
     participation = settings.build_participation()
     clients = settings.build_population(settings.build_algorithm(), participation, len(built.federation))

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from dpfedexp.errors import InputError
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
 # Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dpfedexp.accounting import Event, Sampling, guarantee
-from dpfedexp.accounting.events.charges import RoundSettings
-from dpfedexp.accounting.statements.views import models_only, other_adjacency
-from dpfedexp.accounting.statements.wording import figure
+from dpfedexp.accounting.charges import RoundSettings
+from dpfedexp.accounting.statement import models_only, other_adjacency
+from dpfedexp.accounting.wording import figure
 from dpfedexp.cli.options import AdjacencyName, GammaName, Mechanism, SamplingKind, print_json
 from dpfedexp.errors import require
 from dpfedexp.mechanisms.registry import round_event

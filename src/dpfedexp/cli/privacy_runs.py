@@ -28,7 +28,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
-    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.accounting.wording import wrap
     from dpfedexp.engine.verify import read_claim, recompute
 
     statement = recompute(run, read_claim(run))
@@ -75,7 +75,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 def _planned_events(run: Path) -> tuple[list[Event], str]:
     """The event of one round by the run's own configuration and those before the first; without any, why they are not known."""
     from dpfedexp.config import load
-    from dpfedexp.engine.file_names import CONFIG
+    from dpfedexp.engine.outlets import CONFIG
 
     path = run / CONFIG
     if not path.exists():

@@ -20,9 +20,8 @@ from dpfedexp.errors import InputError
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
     from dpfedexp.config.problem import Problem
-    from dpfedexp.engine.advice.message import Advice
-    from dpfedexp.engine.folder import RunFolder
-    from dpfedexp.engine.run import Run
+    from dpfedexp.engine.plan import Advice
+    from dpfedexp.engine.run import Run, RunFolder
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 """The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
@@ -89,7 +88,7 @@ def train(
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
     from dpfedexp.config import load
     from dpfedexp.engine import ranks as distributed
-    from dpfedexp.engine.folder import RunFolder
+    from dpfedexp.engine.run import RunFolder
 
     settings = load(file, set_ or ())
     settings.check()
@@ -215,9 +214,9 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
-    from dpfedexp.accounting.statements.wording import wrap
-    from dpfedexp.engine.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.engine.progress import LARGER, show
+    from dpfedexp.accounting.wording import wrap
+    from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.train import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")

@@ -13,7 +13,7 @@ from torch import nn
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
 from dpfedexp.data import Federation, Standardise, synthetic_regression
-from dpfedexp.data.registry import DATA_SETS, check_kind
+from dpfedexp.data.data_sets import DATA_SETS, check_kind
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.evaluation import Evaluate
 

@@ -15,7 +15,7 @@ from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config.sections import Section
 from dpfedexp.config.settings import Settings
 from dpfedexp.core.local import OPTIMISERS
-from dpfedexp.data.registry import DATA_SETS, OTHER_KINDS
+from dpfedexp.data.data_sets import DATA_SETS, OTHER_KINDS
 from dpfedexp.mechanisms import MECHANISMS
 
 FILE = Path(__file__).with_name("schema.json")

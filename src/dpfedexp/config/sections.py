@@ -11,7 +11,7 @@ from dpfedexp.algorithms.algorithm import Aggregation
 from dpfedexp.config.sentences import clause
 from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.core.losses import by_name
-from dpfedexp.data.registry import check_kind
+from dpfedexp.data.data_sets import check_kind
 from dpfedexp.errors import InputError, nearest
 
 

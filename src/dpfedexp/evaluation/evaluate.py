@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.losses import Loss, read, reading_of, resolve
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 from dpfedexp.evaluation.measures import Measure, Metric, OwnMetrics, check_metrics, measures
 from dpfedexp.inputs import Inputs, call, each, leaves
 

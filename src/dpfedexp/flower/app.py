@@ -7,9 +7,11 @@ Here the folder is meant from where the user is, and the end is read from the ru
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,13 +22,28 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.file_names import LEDGER, STATUS
+from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.errors import InputError
-from dpfedexp.flower.local import QUIET, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found
 
 
 def new_app(folder: Path | str) -> list[Path]:
@@ -59,8 +76,6 @@ def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
 
 def app_hash(app: Path | str) -> str:
     """The hash of an app as Flower bundles it, by which a site's guard file names it."""
-    import hashlib
-
     from flwr.cli.build import build_fab_from_disk
 
     try:

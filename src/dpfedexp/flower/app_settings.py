@@ -14,11 +14,10 @@ from flwr.app import Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
-from dpfedexp.arguments import checked
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.sentences import sentence
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round, check_rate
 from dpfedexp.mechanisms import mechanism_class
 

@@ -38,12 +38,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import further
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
 from dpfedexp.flower.app_settings import read_settings
 from dpfedexp.flower.guard import Guard, Refused, node_charge, total

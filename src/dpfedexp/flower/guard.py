@@ -49,17 +49,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dpfedexp.accounting import Event, Ledger
-from dpfedexp.accounting.chain import head_path
 from dpfedexp.accounting.compose import Charges, compose
 from dpfedexp.accounting.events import NonPrivateEvent
-from dpfedexp.accounting.ledger import Mark
-from dpfedexp.arguments import checked
-from dpfedexp.engine.anchor import read_mark, write_mark
-from dpfedexp.engine.private_folder import SharedAnchor
-from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.accounting.ledger import Mark, head_path
+from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
+from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
 from dpfedexp.flower.messages import Request
 from dpfedexp.mechanisms import Mechanism
-from dpfedexp.mechanisms.aggregation.sealing import check_public
+from dpfedexp.mechanisms.aggregation import check_public
 from dpfedexp.mechanisms.registry import check_name
 
 NODE_KEY = "dpfedexp-guard"

@@ -30,15 +30,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.masks import to_words
+from dpfedexp.core.noise.lattice import to_words
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.flower.guard import Guard, Limits, Refused, now, read_limits
 from dpfedexp.flower.messages import REPORT, Request, as_array, deployment_noise, refusal, reply_of
 from dpfedexp.mechanisms import Report
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.client import masked
-from dpfedexp.mechanisms.aggregation.helper import FEWEST, BadSeeds, Helper
-from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, check_public
+from dpfedexp.mechanisms.aggregation import FEWEST, BadSeeds, Helper, PrivateKey, Round, check_public, masked
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 

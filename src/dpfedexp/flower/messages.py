@@ -31,7 +31,7 @@ from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import HALF, Ask
-from dpfedexp.engine.ahead import LONG, Ahead
+from dpfedexp.engine.rounds import LONG, Ahead
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode

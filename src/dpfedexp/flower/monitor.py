@@ -22,12 +22,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpfedexp.accounting import PrivacyStatement, chain
-from dpfedexp.engine.file_names import LEDGER, SERVER_CHECKPOINT, STATUS
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.accounting.ledger import read_chain
+from dpfedexp.engine.outlets import LEDGER, SERVER_CHECKPOINT, STATUS, recorded
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.files import replace_text
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite, replace_text
 
 if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
@@ -127,7 +126,7 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
         ledger = read_ledger(place)
         if ledger is not None and len(ledger):
             summary["charges"], summary["epsilon"] = len(ledger), total(ledger.charges(), guard.delta)
-            lines = chain.read(place.ledger).records[-last:] if last else []
+            lines = read_chain(place.ledger).records[-last:] if last else []
             summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
     except LedgerError as error:
         summary["problem"] = str(error)

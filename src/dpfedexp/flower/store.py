@@ -1,4 +1,4 @@
-"""The server's folder: ledger, checkpoint, model and statement (`dpfedexp.engine.file_names` says what each file is).
+"""The server's folder: ledger, checkpoint, model and statement (`dpfedexp.engine.outlets` says what each file is).
 
 Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see `dpfedexp.engine`) remembers how far the ledger had come. Every
 charge moves it, on disk, before the round that it pays for is released.
@@ -31,17 +31,14 @@ from safetensors.torch import load
 from torch import Tensor
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.ledger import Mark
+from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Params
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.anchor import OneWriter
-from dpfedexp.engine.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
-from dpfedexp.engine.outlets import recorded
-from dpfedexp.engine.private_folder import VARIABLE, SharedAnchor, root
-from dpfedexp.engine.results import write_statement
-from dpfedexp.engine.state_tensors import digest, earlier, state_from, state_tensors
+from dpfedexp.engine.checkpoint import digest, earlier, state_from, state_tensors
+from dpfedexp.engine.outlets import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, SERVER_TENSORS, recorded, server_tensors
+from dpfedexp.engine.plan import Advice
+from dpfedexp.engine.private_folder import VARIABLE, OneWriter, SharedAnchor, root
+from dpfedexp.engine.run import write_statement
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 

@@ -25,20 +25,18 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, Poisson
 from dpfedexp.algorithms.round import State, advance
-from dpfedexp.algorithms.rules import initial_memory
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Ask
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import log
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.outlets import OUTLETS, recorded
-from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
-from dpfedexp.files import undate
+from dpfedexp.engine.plan import Plan, log
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, checked, require
+from dpfedexp.files import finite, undate
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.messages import (
     CONTROL,
@@ -58,7 +56,6 @@ from dpfedexp.flower.messages import (
 from dpfedexp.flower.monitor import Status, write_status
 from dpfedexp.flower.nodes import Places, choose, exchange
 from dpfedexp.flower.store import Checkpoint, Saving, open_folder, write_results
-from dpfedexp.json_values import finite
 from dpfedexp.mechanisms import Mechanism, Release, mechanism_class
 from dpfedexp.mechanisms.text import encode
 
@@ -155,7 +152,7 @@ class DpFedExp(Strategy):
         local: the clients' optimiser, which only DP-SCAFFOLD's control variates ask for.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
         votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
-        nodes: a file with the public keys of the nodes that take part, one to a line (`identity.py`): no other node is ever
+        nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and

@@ -14,14 +14,13 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor, nn
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.messages import HOSTED, MODEL, Request, as_array, at_round, check_rate, to_flat
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from dpfedexp.engine.file_names import METRICS, REPORT
+from dpfedexp.engine.outlets import METRICS, REPORT
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Section
 from dpfedexp.report.figures import draw

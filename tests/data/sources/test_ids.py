@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpfedexp.data import Federation
-from dpfedexp.data.sources.ids import by_ids
+from dpfedexp.data.partition import by_ids
 from dpfedexp.errors import InputError
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from dpfedexp.data import Federation
-from dpfedexp.data.sources.stacking import stack_dataset
+from dpfedexp.data.readers import stack_dataset
 from dpfedexp.errors import InputError
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 3

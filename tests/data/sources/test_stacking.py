@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dpfedexp.data.sources.stacking import concatenate_clients, stack_dataset
+from dpfedexp.data.readers import concatenate_clients, stack_dataset
 from dpfedexp.errors import InputError
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.mechanisms.release import gaussian_results
 from dpfedexp.audit.mechanisms.samples import affordable
@@ -17,6 +16,7 @@ from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.votes import Vote
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms.binned_vote import BinnedVote
 
 CLIENTS = 7

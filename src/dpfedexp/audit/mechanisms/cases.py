@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.accounting.joint import FREE_THRESHOLD
-from dpfedexp.arguments import checked
+from dpfedexp.accounting.charges import GammaRule
+from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.core.votes import Vote, within_clip
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit
 from dpfedexp.mechanisms.base import Numerator
 

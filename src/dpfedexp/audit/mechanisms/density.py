@@ -16,13 +16,13 @@ from scipy.integrate import quad
 from scipy.special import betainc, betaincc, gammaln
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
 from dpfedexp.audit.correlation import distance, distance_limit, rare
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
 from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms import PrivUnit
 
 

@@ -13,12 +13,12 @@ import math
 import numpy as np
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score
 from dpfedexp.audit.mechanisms.cases import Case
 from dpfedexp.audit.mechanisms.samples import samples_of
 from dpfedexp.audit.power import power_of_shift, power_of_tests
 from dpfedexp.audit.result import Result
+from dpfedexp.errors import checked
 
 DELTA = 0.01
 """Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""

@@ -19,7 +19,7 @@ from dpfedexp.audit.runs.observed import KIND, Observed, bounds, clip_and_noise,
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
 from dpfedexp.models import linear_regression

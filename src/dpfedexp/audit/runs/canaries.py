@@ -14,7 +14,6 @@ import torch
 
 from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats
 from dpfedexp.audit.power import Power
 from dpfedexp.audit.result import Result
@@ -22,9 +21,10 @@ from dpfedexp.audit.runs.observed import mu_of
 from dpfedexp.audit.runs.one_run import epsilon_of_guesses, mu_of_guesses
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
+from dpfedexp.errors import checked
 from dpfedexp.models import linear_regression
 
 DELTA = 1e-9

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
-from dpfedexp.accounting.selection import selection_epsilon
-from dpfedexp.engine.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT
+from dpfedexp.accounting.pld import selection_epsilon
+from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT
 from dpfedexp.errors import InputError, LedgerError
 
 Charges = list[tuple[Event, int]]

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfedexp.cli.sweeps.grid import Trial, check_one_promise
-from dpfedexp.engine.file_names import ERROR, STATEMENT
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.outlets import ERROR, STATEMENT, recorded
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
-from dpfedexp.processes import JobProgress, cores
+from dpfedexp.machine import JobProgress, cores
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import compose, gdp
-from dpfedexp.accounting.selection import number_of_runs, selection_epsilon
+from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli.sweeps.grid import Trial, check_one_promise
 from dpfedexp.cli.sweeps.page import higher_is_better, last, metric_of
 from dpfedexp.cli.sweeps.price import ledgers_below
 from dpfedexp.cli.sweeps.run import Plan, is_finished, make_runs
-from dpfedexp.engine.file_names import CONFIG
+from dpfedexp.engine.outlets import CONFIG
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_text, try_lock, undate
-from dpfedexp.processes import cores
+from dpfedexp.machine import cores
 from dpfedexp.report.runs import read_run
 
 BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
