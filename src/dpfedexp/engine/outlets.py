@@ -187,7 +187,7 @@ CLOCKS: Mapping[str, str] = {
     "flower.site": "waits for the app and for requests",
     "flower.strategy": "the one date that all files of the folder get",
     "flower.two_party": "waits for the helper",
-    "processes": "the time left of a bar, which a sweep of secure runs does not show",
+    "machine": "the time left of a bar, which a sweep of secure runs does not show",
     "engine.open_run": "the one date that all files of the folder get",
     "engine.run": "the one date that all files of the folder get",
     "engine.ranks": "watches the other ranks",
