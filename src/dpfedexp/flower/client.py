@@ -8,9 +8,18 @@
 The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
 local privacy, randomises it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
 record "dpfedexp.votes"; they leave the node centred and within ±½. All other metrics, losses, numbers of examples and error texts
-stay on the node.
+stay on the node. That a client answers at all, and when, is visible to the server.
 
-What is private about a client is what the message says about its data; that it answers at all, and when, is visible to the server.
+A node whose operator has set no guard file holds a run to what it announced: its configuration (`context.run_config`), which Flower
+fixes when the run is created, or its first request where that has no sections of this library's. Later requests may not be of
+another kind of mechanism, not cost more, not clip at a larger radius (unless the clip is adaptive, which a trusted server has),
+not ask for more hosted clients, and not be more than the announced number of rounds. A repeated round costs again, and a resumed
+run is a new run of Flower, which announces itself again. Updates without clip and noise (mechanism "none") leave the node only if
+the configuration itself announces an algorithm without privacy.
+
+The announcement and the number of answers are kept in `context.state`, in the SuperNode's memory: they bind one run. Flower works
+on several messages at once if a server sends them at once, each with the state from before them, so such answers are counted once;
+what each may cost is still limited. Limits over all runs, restarts and simultaneous messages need a guard file.
 """
 
 from __future__ import annotations
@@ -18,10 +27,14 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
@@ -30,28 +43,26 @@ from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.messages import (
-    BALLOTS,
-    FAILED_PRECONDITION,
-    HOSTED,
-    REFUSAL,
-    Request,
-    report_content,
-    sums_content,
-)
-from dpfedexp.flower.node.announcement import admit_announced
-from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.price import Refused
-from dpfedexp.flower.noise import deployment_noise
-from dpfedexp.flower.two_party.node import Sender, helper_reply, masked_content, pinned_key
+from dpfedexp.flower import messages
+from dpfedexp.flower.app_settings import read_settings
+from dpfedexp.flower.guard import Guard, Refused, node_charge, total
+from dpfedexp.flower.helper import Sender, helper_reply, masked_content, pinned_key
+from dpfedexp.flower.messages import MODEL, Request, deployed, deployment_noise, layout_of, refusal, to_arrays, to_flat
 from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.text import decode, encode
 
 _log = logging.getLogger("flwr")
 
 ENFORCED = "dpfedexp-enforced"
-MODEL, CONTROL, CORRECTION = "arrays", "dpfedexp.control", "correction"
+CORRECTION = "correction"
 _OWN_CONTROL = "dpfedexp.own-control"
+_ANNOUNCEMENT = "dpfedexp.announcement"
+_DELTA = 1e-5
+"""At which ε is shown; costs are compared by μ, or by the pure ε of a PrivUnit report."""
+_ROUNDING = 1 + 1e-6
+"""Two machines that calibrate the same noise may differ by rounding."""
+_SEARCH = 1 + 1e-4
+"""The best split of PrivUnit's ε is searched for, and found to about 1e-6 of it."""
 
 
 @checked
@@ -70,9 +81,8 @@ def privatize(
     tensor([[0.6000, 0.8000]])
     """
     rows = update[None] if update.dim() == 1 else update
-    clients = torch.arange(len(rows))
     clipped, given = clip(rows.float(), mechanism.clip), {} if ballots is None else {"ballots": ballots}
-    return mechanism.randomize(clipped, clients, noise or deployment_noise(), **given)
+    return mechanism.randomize(clipped, torch.arange(len(rows)), noise or deployment_noise(), **given)
 
 
 def reply_content(update: Tensor, request: Request, ballots: Tensor | None, sender: Sender) -> RecordDict:
@@ -81,8 +91,8 @@ def reply_content(update: Tensor, request: Request, ballots: Tensor | None, send
     if request.mechanism.needs_helper:
         return masked_content(report, request, sender)
     if request.clients:
-        return sums_content(request.mechanism.collect(report), request)
-    return report_content(report, request)
+        return messages.sums_content(request.mechanism.collect(report), request)
+    return messages.report_content(report, request)
 
 
 def enforced(context: Context) -> bool:
@@ -128,14 +138,14 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
                 guard.admit(request, run=str(context.run_id))
             else:
                 admit_announced(request, context, len(w))
-    except InputError as reason:
-        return _refuse(message, str(reason))
     except Refused as reason:
         if reason.shown != str(reason):
             _log.warning("this node refused a request: %s", reason)
-        return _refuse(message, reason.shown)
+        return refusal(message, reason.shown)
+    except InputError as reason:
+        return refusal(message, str(reason))
     except (ValueError, ArithmeticError):  # of no data: the app has not been called
-        return _refuse(message, "the mechanism can't be computed with these numbers.")
+        return refusal(message, "the mechanism can't be computed with these numbers.")
     try:
         if control is not None:
             correction = to_arrays(control - _own_control(context, len(w)), layout)
@@ -150,7 +160,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
     except Exception as error:
         _log.error("the app's train function failed on this node", exc_info=error)
-        return _refuse(message, "the app's train function failed; the node's own log says why.")
+        return refusal(message, "the app's train function failed; the node's own log says why.")
 
 
 def _guard(context: Context) -> Guard | None:
@@ -161,17 +171,13 @@ def _guard(context: Context) -> Guard | None:
         raise Refused(str(reason), shown="this node's guard file can't be used; the node's own log says why.") from None
 
 
-def _refuse(message: Message, reason: str) -> Message:
-    return Message(Error(FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
-
-
 def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
     """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
     records = trained.content.array_records
     if request.clients:
-        rows = records[HOSTED]["rows"].numpy()
+        rows = records[messages.HOSTED]["rows"].numpy()
         require(
             rows.shape == (len(request.clients), len(w)),
             f"the app returned updates of shape {rows.shape} for {len(request.clients)} hosted clients of {len(w)} parameters.",
@@ -186,7 +192,7 @@ def read_ballots(trained: Message, request: Request) -> Tensor | None:
     asked = further(request.mechanism.votes)
     if not asked:
         return None
-    record = trained.content.metric_records.get(BALLOTS) or MetricRecord()
+    record = trained.content.metric_records.get(messages.BALLOTS) or MetricRecord()
     values = torch.full((request.size, len(asked)), math.nan, dtype=torch.float64)
     for column, vote in zip(values.unbind(1), asked, strict=True):
         given = record.get(vote.name)
@@ -200,11 +206,12 @@ def _control(message: Message, request: Request, layout: Layout) -> Tensor | Non
     """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
     if request.tau_eta_l is None:
         return None
-    record = message.content.array_records.get(CONTROL)
+    record = message.content.array_records.get(messages.CONTROL)
     if record is None:
-        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {CONTROL!r}.")
+        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {messages.CONTROL!r}.")
     control = to_flat(record, layout, torch.float32)
-    require(bool(control.isfinite().all()), f"the control variate in the record {CONTROL!r} is not finite.")
+    finite = bool(control.isfinite().all())
+    require(finite, f"the control variate in the record {messages.CONTROL!r} is not finite.")
     return control
 
 
@@ -227,3 +234,87 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
     if not bool(own.isfinite().all()):
         own = torch.zeros_like(own)
     context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The mechanism of every round (but for an adaptive clip), how many rounds there are, and clients per node."""
+
+    mechanism: Mechanism
+    rounds: int
+    hosted: int
+
+    @staticmethod
+    def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
+        """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
+        return _of_run(tuple(run_config.items()), dimension)
+
+    @staticmethod
+    def of_request(request: Request) -> Announcement:
+        if not request.mechanism.is_private:
+            raise Refused(
+                "mechanism 'none' sends updates as they are, and the run's configuration announces no algorithm without privacy "
+                "(algorithm.name 'fedavg' or 'fedexp'); announce one, or list 'none' in this node's guard file."
+            )
+        return Announcement(request.mechanism, request.rounds, request.hosted)
+
+    def check(self, request: Request) -> None:
+        """Raises `Refused` if the request asks for more than this."""
+        kind, announced_kind = request.mechanism.kind, self.mechanism.kind
+        if kind != announced_kind:
+            raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
+        if request.size > self.hosted:
+            raise Refused(f"the request is for {request.size} hosted clients, and this run announced {self.hosted}.")
+        event, announced = request.mechanism.client_event(), self.mechanism.client_event()
+        if not event.strength <= announced.strength * _ROUNDING:
+            cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
+            raise Refused(
+                f"the round costs epsilon {cost:.4g} at delta {_DELTA:g}, above the {limit:.4g} that this run announced."
+            )
+        if not event.tells_no_more_than(announced, _SEARCH):
+            raise Refused(
+                "the parts of the report's epsilon are not those that this run announced, and compose to more."
+            )
+        clip, most = request.mechanism.clip, self.mechanism.clip
+        if not (self.mechanism.adapts_clip or clip <= most * _ROUNDING):
+            raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
+
+
+# Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
+@lru_cache(maxsize=16)
+def _of_run(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announcement | None:
+    try:
+        federation, settings = read_settings(dict(run_config))
+        algorithm, participation = settings.build_algorithm(), settings.build_participation()
+        mechanism = messages.bind(algorithm, participation, dimension, federation.clients, federation.rounds)
+    except InputError:
+        return None
+    return Announcement(mechanism, federation.rounds, federation.clients_per_node)
+
+
+def admit_announced(request: Request, context: Context, dimension: int) -> None:
+    """Returns when the request is within what its run announced, and counts the answer; raises `Refused` otherwise."""
+    # By run: Flower hands the state of one run to the next of the same series.
+    name = f"{_ANNOUNCEMENT}.{context.run_id}"
+    kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
+    if kept:
+        announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["hosted"])
+    else:
+        announcement = Announcement.of_run(context.run_config, dimension) or Announcement.of_request(request)
+    answers = kept.get("answers", 0)
+    announcement.check(request)
+    if answers >= announcement.rounds:
+        raise Refused(
+            f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
+        )
+    if not kept:
+        _log.info(
+            "This node has no guard file and joins a run of %d rounds with mechanism %r: epsilon %.4g a round at delta %g",
+            announcement.rounds,
+            announcement.mechanism.kind,
+            total([node_charge(announcement.mechanism, announcement.hosted)], _DELTA),
+            _DELTA,
+        )
+    mechanism = encode(announcement.mechanism)
+    rest: dict[str, Any] = {"rounds": announcement.rounds, "hosted": announcement.hosted, "answers": answers + 1}
+    context.state[name] = ConfigRecord({"mechanism": mechanism, **rest})

@@ -10,10 +10,11 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -36,27 +37,99 @@ from dpfedexp.engine.outlets import OUTLETS, recorded
 from dpfedexp.engine.plan import Plan, log
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, checked, require
 from dpfedexp.files import finite, undate
-from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
-from dpfedexp.flower.identity import read_nodes
-from dpfedexp.flower.messages import REQUEST, Request
-from dpfedexp.flower.node.mod import CONTROL, MODEL
-from dpfedexp.flower.noise import begun, bind, deployment_noise
-from dpfedexp.flower.rate import check_rate, tau_eta_l_of
-from dpfedexp.flower.server.checkpoint import Checkpoint
-from dpfedexp.flower.server.folder import open_folder, write_results
-from dpfedexp.flower.server.nodes import choose, exchange
-from dpfedexp.flower.server.places import Places
-from dpfedexp.flower.server.promise import no_other_adjacency, reporting, statement_of
-from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
-from dpfedexp.flower.server.saving import Saving
-from dpfedexp.flower.server.status import Status, write_status
+from dpfedexp.flower.access import read_nodes
+from dpfedexp.flower.messages import (
+    CONTROL,
+    MODEL,
+    REFUSAL,
+    REQUEST,
+    Request,
+    begun,
+    bind,
+    check_rate,
+    deployment_noise,
+    layout_of,
+    read_sums,
+    to_arrays,
+    to_flat,
+)
+from dpfedexp.flower.monitor import Status, write_status
+from dpfedexp.flower.nodes import Places, choose, exchange
+from dpfedexp.flower.store import Checkpoint, Saving, open_folder, write_results
 from dpfedexp.mechanisms import Mechanism, Release, mechanism_class
 from dpfedexp.mechanisms.text import encode
 
 _log = logging.getLogger("flwr")
 
+T = TypeVar("T")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 SEE_LOG = "the server's own log says why."
+TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
+WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
+PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
+WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Clients of one round, counted against the messages that were sent: Flower itself reports a hung client as no failure."""
+
+    asked: int
+    valid: int
+    refused: int
+
+    @property
+    def missing(self) -> int:
+        return self.asked - self.valid - self.refused
+
+    def shown(self) -> dict[str, int]:
+        return {"asked": self.asked, "valid": self.valid, "refused": self.refused, "missing": self.missing}
+
+
+def add_replies(
+    replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool, votes: int = 0
+) -> tuple[Sums, Counts]:
+    """The sums over valid replies, with so many votes. `name_nodes`: whether the log may say which node was asked."""
+    sums = Sums.zero(width, votes=votes)
+
+    def add(reply: Message, request: Request) -> None:
+        nonlocal sums
+        sums = sums.take(read_sums(reply, request, width))
+
+    _, refused = read_replies(replies, sent, add, name_nodes=name_nodes)
+    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
+
+
+def read_replies(
+    replies: Iterable[Message], sent: Mapping[int, Request], read: Callable[[Message, Request], T], *, name_nodes: bool
+) -> tuple[dict[int, T], int]:
+    """What `read` makes of the first reply of every node that was asked, by node, and how many clients' were refused.
+
+    `read` raises `InputError` for a reply that is not as it must be. `name_nodes` says whether the log may name nodes.
+    """
+    found: dict[int, T] = {}
+    waiting, refused = dict(sent), 0
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        request = waiting.pop(node, None)
+        if request is None:
+            continue
+        try:
+            require(not reply.has_error(), reason_of(reply))
+            found[node] = read(reply, request)
+        except InputError as reason:
+            refused += request.size
+            if name_nodes:
+                _log.warning("A reply of node %d was not counted: %s", node, reason)
+    return found, refused
+
+
+def reason_of(reply: Message) -> str:
+    """Only this library's own refusals are shown: any other text could hold something about the client's data."""
+    reason = (reply.error.reason or "") if reply.has_error() else ""
+    if not reason.startswith(REFUSAL):
+        return "it is an error"
+    return "".join(c for c in reason.removeprefix(REFUSAL) if c.isprintable())[:300]
 
 
 @checked
@@ -79,7 +152,7 @@ class DpFedExp(Strategy):
         local: the clients' optimiser, which only DP-SCAFFOLD's control variates ask for.
         noise: makes one fresh source of noise per purpose; a deployment's is the operating system's.
         votes: numbers that every client's app answers in its metrics record "dpfedexp.votes"; their noisy means are in the history.
-        nodes: a file with the public keys of the nodes that take part, one to a line (`identity.py`): no other node is ever
+        nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
@@ -125,20 +198,23 @@ class DpFedExp(Strategy):
         self.algorithm, self.clients, self.rounds = algorithm, clients, rounds
         self.folder, self.resume = Path(folder).expanduser().absolute(), resume
         self.clients_per_node, self.floor = clients_per_node, floor
-        self.places = Places(
-            clients // clients_per_node,
-            floor,
-            node_timeout,
-            open_to_all=algorithm.adjacency == "add-remove",
-            rebind=rebind,
-        )
+        open_to_all = algorithm.adjacency == "add-remove"
+        self.places = Places(clients // clients_per_node, floor, node_timeout, open_to_all, rebind)
         if nodes:
             self.places.allow(read_nodes(nodes))
         self.budget = None if budget is None else Budget(budget, algorithm.delta)
         self.noise, self.votes = noise, votes
         if local is not None:
             check_rate(local)
-        self.tau_eta_l = tau_eta_l_of(algorithm, local, clients_per_node)
+        self.tau_eta_l: float | None = None
+        if algorithm.scaffold:
+            require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
+            require(clients_per_node == 1, "dp_scaffold keeps a control variate per client: use one client per node.")
+            if local is None or local.steps is None:
+                raise InputError(
+                    "dp_scaffold needs the clients' local steps: pass local=Sgd(lr=…, steps=…) to DpFedExp."
+                )
+            self.tau_eta_l = local.tau_eta_l(local.steps)
         self.stopped: str | None = None
         self.history: list[dict[str, Any]] = []
         self._sent: dict[int, Request] = {}
@@ -181,8 +257,8 @@ class DpFedExp(Strategy):
             "nodes": None if self.places.allowed is None else list(self.places.allowed),
         }
         header = {"algorithm": self.algorithm.name, "clients": self.clients, "delta": self.algorithm.delta}
-        if no_other_adjacency(self.algorithm):
-            header["no_other_adjacency"] = no_other_adjacency(self.algorithm)
+        if self._no_other_adjacency:
+            header["no_other_adjacency"] = self._no_other_adjacency
         self.ledger, self.run, last = open_folder(self.folder, self.config, header, resume=self.resume)
         self._saving, self._began = Saving(self.folder), time.time()
         if last is not None:
@@ -226,16 +302,8 @@ class DpFedExp(Strategy):
         if mechanism.is_local:
             self._charge(server_round, event)
         self._central = begun(self.noise, mechanism, mechanism.width(self.layout.dimension))
-        return [
-            Message(
-                RecordDict({**records, REQUEST: request.to_record()}),
-                node,
-                "train",
-                group_id=str(server_round),
-                ttl=ttl,
-            )
-            for node, request in self._sent.items()
-        ]
+        contents = {n: RecordDict({**records, REQUEST: request.to_record()}) for n, request in self._sent.items()}
+        return [Message(c, node, "train", group_id=str(server_round), ttl=ttl) for node, c in contents.items()]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Add what is valid, charge, release, move the model; the files are on disk before the next charge, and at `finish`."""
@@ -244,7 +312,7 @@ class DpFedExp(Strategy):
         public = mechanism.counts_are_public(self.sampling)
         width, votes = mechanism.width(self.layout.dimension), len(mechanism.votes)
         sums, counts = self._added(replies, width, public, votes)
-        check_floor(server_round, counts, mechanism, self.sampling, self.clients, self.floor)
+        self._check_floor(server_round, counts, mechanism)
         if not mechanism.is_local:
             self._charge(server_round, event)
         release, counts = self._released(server_round, mechanism, sums, counts)
@@ -270,6 +338,22 @@ class DpFedExp(Strategy):
         self._saving.begin(checkpoint, self._publishing("running"))
         self.commentary.after(shown, state.w)
         return self.reported, _record(shown)
+
+    def _check_floor(self, number: int, counts: Counts, mechanism: Mechanism) -> None:
+        """Raises `RoundFailed` where fewer than the floor answered well.
+
+        Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
+        """
+        of = self.clients if self.sampling.kind == "full" else counts.asked
+        needed = math.ceil(self.floor * of)
+        if counts.valid >= needed:
+            return
+        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+        if not mechanism.counts_are_public(self.sampling):
+            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
+        local = mechanism.is_local
+        cost = "It was charged: the reports had been sent." if local else "Nothing was released or charged."
+        raise RoundFailed(f"round {number} failed: {why}. {cost} Resume to try it again.")
 
     def _added(self, replies: Iterable[Message], width: int, public: bool, votes: int) -> tuple[Sums, Counts]:
         return add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
@@ -391,18 +475,30 @@ class DpFedExp(Strategy):
         return publish
 
     @property
+    def _no_other_adjacency(self) -> str:
+        """Why there is no figure for the other adjacency; empty where there is one."""
+        return "" if self.algorithm.adjacency == "add-remove" else PLACES
+
+    @property
     def statement(self) -> PrivacyStatement:
-        """What was promised to whom, from what was charged."""
-        return statement_of(
-            self.ledger,
-            self.algorithm,
-            self.mechanism,
-            self.sampling,
+        """What was promised to whom, from what was charged, with what it leaves out."""
+        left_out = [WHO_ANSWERS]
+        if self.clients_per_node > 1:
+            left_out.append(TRUSTED_NODES)
+        if not self.mechanism.counts_are_public(self.sampling):
+            left_out.append(WHETHER_IT_FAILED)
+        # A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+        counts: list[int] = [line["valid"] for line in self.history if "valid" in line]
+        return PrivacyStatement.from_charges(
+            self.ledger.charges(),
+            self.algorithm.delta,
+            algorithm=self.algorithm.name,
             clients=self.clients,
-            clients_per_node=self.clients_per_node,
-            rounds_left=self.rounds - self.state.round,
-            rounds=self.rounds,
-            reporting=reporting(self.history, self.floor, self.clients),
+            simulated=False,
+            planned=[(self.mechanism.event(self.sampling), self.rounds)] if self.rounds != self.state.round else None,
+            not_covered=left_out,
+            reporting=min([math.ceil(self.floor * self.clients), *counts]),
+            no_other_adjacency=self._no_other_adjacency,
         )
 
 

@@ -19,12 +19,10 @@ from flwr.serverapp import Grid
 from dpfedexp.core.noise.lattice import Words, from_words, to_words
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import InputError, RoundFailed, require
-from dpfedexp.flower.arrays import strict_array
-from dpfedexp.flower.messages import REPORT, Request, read_parts
-from dpfedexp.flower.server.nodes import exchange
-from dpfedexp.flower.server.replies import Counts, read_replies, reason_of
-from dpfedexp.flower.server.strategy import DpFedExp
-from dpfedexp.flower.two_party.node import HELPER, round_of
+from dpfedexp.flower.helper import HELPER, round_of
+from dpfedexp.flower.messages import REPORT, Request, read_parts, strict_array
+from dpfedexp.flower.nodes import exchange
+from dpfedexp.flower.strategy import Counts, DpFedExp, read_replies, reason_of
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -149,19 +147,16 @@ class TwoPartyFedExp(DpFedExp):
             "nodes": [node for node, _ in seeds],
             "seeds": [sealed for _, sealed in seeds],
         }
-        content = RecordDict({HELPER: ConfigRecord(fields)})
+        failed = f"round {server_round} failed: the helper"
         if self.helper is None:
-            raise RoundFailed(f"round {server_round} failed: the helper is not known. It was charged.")
+            raise RoundFailed(f"{failed} is not known. It was charged.")
+        content = RecordDict({HELPER: ConfigRecord(fields)})
         message = Message(content, self.helper, "train", group_id=str(server_round), ttl=self._seconds)
         replies = exchange(self._grid, [message], self._seconds)
         if not replies:
-            raise RoundFailed(
-                f"round {server_round} failed: the helper did not answer. It was charged. Resume to try again."
-            )
+            raise RoundFailed(f"{failed} did not answer. It was charged. Resume to try again.")
         if replies[0].has_error():
-            raise RoundFailed(
-                f"round {server_round} failed: the helper refused: {reason_of(replies[0])} It was charged."
-            )
+            raise RoundFailed(f"{failed} refused: {reason_of(replies[0])} It was charged.")
         return replies[0]
 
 

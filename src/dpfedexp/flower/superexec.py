@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from dpfedexp.flower.local_users import forbid_core_dumps
-from dpfedexp.flower.versions import check_flower
+from dpfedexp.flower.access import check_flower, forbid_core_dumps
 
-_CHILD = "dpfedexp.flower.node.superexec"
+_CHILD = "dpfedexp.flower.superexec"
 _APP = "flwr-clientapp"
 _ARGUMENTS = ["runtime_api_address", "token", "insecure", "certificates", "parent_pid", "runtime_dependency_install"]
 

@@ -1,4 +1,4 @@
-"""`dpfedexp flower run`: `flwr run --stream` whose exit status says how the run ended.
+"""`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how the run ended.
 
 Flower's own command ends with 0 whatever became of the server app, and a relative folder lies where the SuperLink was started.
 Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
@@ -7,30 +7,75 @@ Here the folder is meant from where the user is, and the end is read from the ru
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.errors import InputError
-from dpfedexp.flower.local.deployment import QUIET, program
-from dpfedexp.flower.server.status import EXIT_CODES, read_status
+from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found
+
+
+def new_app(folder: Path | str) -> list[Path]:
+    """Write the app into a folder that is new or empty; returns the files."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
+        name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
+        return _copy(files("dpfedexp.flower") / "template", folder, name)
+    except OSError as error:
+        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+
+
+def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
+    written: list[Path] = []
+    for entry in source.iterdir():
+        if entry.name == "__pycache__":
+            continue
+        place = target / entry.name
+        if entry.is_dir():
+            place.mkdir(exist_ok=True)
+            written += _copy(entry, place, name)
+        else:
+            place.write_text(entry.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
+            written.append(place)
+    return sorted(written)
 
 
 def app_hash(app: Path | str) -> str:
     """The hash of an app as Flower bundles it, by which a site's guard file names it."""
-    import hashlib
-
     from flwr.cli.build import build_fab_from_disk
 
     try:

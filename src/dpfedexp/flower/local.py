@@ -9,34 +9,35 @@ at run time are off.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+
 from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_text
-from dpfedexp.flower.local.keys import Certificates, make_certificates, make_node_key
+from dpfedexp.files import replace_bytes, replace_text
+from dpfedexp.flower.app import QUIET, program
 
 CONNECTION = "up"
 _MARK = "DPFEDEXP_DEPLOYMENT"
 _GUARD = "dpfedexp-guard"
 _ID = re.compile(r"\s*id\s*=")
 _OURS = [sys.executable, "-m", "dpfedexp"]
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""What keeps Flower and Ray from talking to anybody."""
 
 
 class Deployment:
@@ -158,21 +159,6 @@ class Deployment:
         replace_text(own, text, mode=0o600)
         return own
 
-    def flwr(self, *arguments: str, timeout: float = 120.0, cwd: Path | None = None) -> str:
-        """Flower's own command line against this deployment; returns what it prints."""
-        done = subprocess.run(
-            [program("flwr"), *arguments],
-            env=self.environment,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        if done.returncode != 0:
-            raise InputError(f"`flwr {' '.join(arguments)}` failed: {(done.stdout + done.stderr).strip()[-600:]}")
-        return done.stdout
-
     def failed(self) -> str | None:
         """Which process has ended although nobody stopped it."""
         started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]
@@ -183,15 +169,15 @@ class Deployment:
 
     def stop(self) -> None:
         """Ask everything to end, then end it. Flower's helpers detach themselves: a mark in their environment finds them."""
-        for process in [*self.supernodes, self.superlink]:
-            if process is not None and process.poll() is None:
-                process.terminate()
+        started = [process for process in (*self.supernodes, self.superlink) if process is not None]
+        for process in started:
+            process.terminate()
         self._wait_for_the_end(5.0)
-        for process in [*self.supernodes, self.superlink]:
-            if process is not None and process.poll() is None:
-                process.kill()
+        for process in started:
+            process.kill()
         for pid in marked(self.mark):
-            _kill(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._wait_for_the_end(5.0)
         self.supernodes, self.superlink = [], None
 
@@ -254,15 +240,60 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+@dataclass(frozen=True)
+class Certificates:
+    """An authority of this deployment's own, and a server certificate for loopback that it signed."""
+
+    authority: Path
+    certificate: Path
+    key: Path
 
 
-def program(name: str) -> str:
-    """A program of Flower's, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
-    return found
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
+    """For loopback, and for the address of it that nodes connect to."""
+    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = _certificate("dpfedexp local authority", authority_key, None, authority_key)
+    server = _certificate("localhost", server_key, authority, authority_key, {"127.0.0.1", host})
+    paths = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    paths.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+    paths.certificate.write_bytes(server.public_bytes(Encoding.PEM))
+    secret = server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    replace_bytes(paths.key, secret, 0o600)
+    return paths
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A key pair with which a SuperNode proves who it is: the private file, and the public one that is registered."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private, public = folder / name, folder / f"{name}.pub"
+    replace_bytes(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return private, public
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate | None,
+    signer: ec.EllipticCurvePrivateKey,
+    addresses: Iterable[str] = (),
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if issuer is None:
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        return builder.add_extension(usage, critical=True).sign(signer, hashes.SHA256())
+    names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(one)) for one in addresses)]
+    return builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(signer, hashes.SHA256())
