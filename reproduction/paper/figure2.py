@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean, stdev
 
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper.experiments import experiment
 from reproduction.paper.figure2_reports import RULES, InitialStepRun
 from reproduction.paper.published import SETTINGS

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
 from reproduction.paper.results.collected import Results

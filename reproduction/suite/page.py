@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.files import replace_text
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.suite import table
 from reproduction.suite.contenders import CONTENDERS
 from reproduction.suite.curves import curves

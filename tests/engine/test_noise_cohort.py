@@ -173,7 +173,7 @@ def test_a_file_may_ask_for_it(tmp_path: Path):
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
     from dpfedexp.engine.progress import LARGER, show
-    from dpfedexp.report.folder import report
+    from dpfedexp.report.page import report
 
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=3.0)
     run = train(

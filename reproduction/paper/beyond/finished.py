@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dpfedexp.config import Settings
-from dpfedexp.report.document import Chart, Claim, Table
+from dpfedexp.engine.plot import Chart
+from dpfedexp.report.document import Claim, Table
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.results.planned import Result, points
 from reproduction.paper.results.spread import Paired, Spread, final, paired, spread

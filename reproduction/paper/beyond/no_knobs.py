@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from dpfedexp.report.document import Chart, Claim, Panel, Table
+from dpfedexp.engine.plot import Chart, Panel
+from dpfedexp.report.document import Claim, Table
 from reproduction.paper.beyond.finished import Answer, Finished, Variant, best_of_each_method, last
 from reproduction.paper.beyond.variants import (
     COLOURS,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpfedexp.report.document import Chart, Claim, Panel, Series, Table
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Claim, Table
 from reproduction.paper.beyond.finished import Answer, Changes, Finished, Variant, best_of_each_method
 from reproduction.paper.beyond.variants import (
     COLOURS,

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from dpfedexp.audit.cost import Cost
 from dpfedexp.audit.result import Result
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Claim, Section, Table
 
 _KINDS = {
     "mechanism": "Mechanism audit: two worst-case neighbours, told apart by the best test",

@@ -45,15 +45,14 @@ def sweep(
     from dpfedexp.cli.sweeps.run import Plan, run_trials
     from dpfedexp.cli.sweeps.selection import BEGUN
     from dpfedexp.errors import InputError
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.folder import report
-    from dpfedexp.report.write import save
+    from dpfedexp.report.document import wide
+    from dpfedexp.report.page import report
 
     plan = Plan(file, out, tuple(set_ or ()), data, jobs)
     planned = trials(grid or (), seeds)
     first = planned[0].settings(file, plan.overrides)
     delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
-    console = terminal.wide()
+    console = wide()
     options = [
         *(f"--grid={text}" for text in grid or ()),
         f"--seeds={seeds}",
@@ -76,9 +75,9 @@ def sweep(
         )
     outcome = run_trials(plan, planned)
     made = section(plan, outcome, select, delta, command)
-    save(made, out)
+    made.save(out)
     page = report(out)
-    terminal.show(console, made)
+    made.show(console)
     console.print(f"Written: [bold]{page}[/]", highlight=False)
     if outcome.failed:
         raise typer.Exit(3)

@@ -258,6 +258,6 @@ def report(
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""
-    from dpfedexp.report.folder import report as write_report
+    from dpfedexp.report.page import report as write_report
 
     Console().print(f"Wrote [bold]{write_report(folder)}[/].", highlight=False, soft_wrap=True)

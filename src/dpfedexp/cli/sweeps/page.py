@@ -10,9 +10,9 @@ from statistics import fmean, stdev
 from dpfedexp.cli.sweeps.grid import Trial
 from dpfedexp.cli.sweeps.price import price_below
 from dpfedexp.cli.sweeps.run import Outcome, Plan
-from dpfedexp.engine.plot import name_of
+from dpfedexp.engine.plot import Chart, Panel, Series, name_of
 from dpfedexp.errors import InputError, nearest
-from dpfedexp.report.document import Chart, Panel, Section, Series, Table
+from dpfedexp.report.document import Section, Table
 from dpfedexp.report.runs import RunRecord, read_run
 
 HIGHER = ("accuracy", "auc", "r2", "match", "helped")
