@@ -31,8 +31,7 @@ def audit(
     if context.invoked_subcommand is not None:
         return
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
-    from dpfedexp.audit.jobs import all_jobs, do
-    from dpfedexp.audit.section import audit_section
+    from dpfedexp.audit.jobs import all_jobs, audit_section, do
     from dpfedexp.processes import run_all
     from dpfedexp.report.document import wide
 
@@ -59,8 +58,8 @@ def cost(
     """How much longer a release takes with secure and with strict noise."""
     import torch
 
-    from dpfedexp.audit.cost import noise_cost
-    from dpfedexp.audit.section import cost_section
+    from dpfedexp.audit.jobs import cost_section
+    from dpfedexp.audit.noise import noise_cost
     from dpfedexp.report.document import wide
 
     torch.set_num_threads(1)
