@@ -16,9 +16,7 @@ from scipy.integrate import quad
 from scipy.special import betainc, betaincc, gammaln
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.audit.bounds import Floats, rate_at_least, rate_at_most
-from dpfedexp.audit.correlation import distance, distance_limit, rare
-from dpfedexp.audit.power import Power
+from dpfedexp.audit.bounds import Floats, Power, distance, distance_limit, interval, rare
 from dpfedexp.audit.result import Result
 from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise.streams import Streams
@@ -36,31 +34,17 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
     name = f"PrivUnit, {mechanism.gamma} γ, d = {mechanism.dimension}"
     height, across = drawn_heights(mechanism, samples, seed)
     failure = rare(confidence)
-    low, high = cap_rate(mechanism, height, failure)
-    seen = f"rate {low:.4f} to {high:.4f}, p {p:.4f}"
-    found = [
-        Result(
-            "density",
-            name,
-            "ε at δ = 0",
-            exact,
-            event.epsilon,
-            1.0,
-            "largest ratio",
-            power=Power(event.epsilon, 0.999 * event.epsilon),
-        ),
-        Result(
-            "density",
-            name,
-            "cap's rate off p",
-            max(0.0, low - p, p - high),
-            0.0,
-            1.0 - failure,
-            seen,
-            sees=f"≥ {high - low:.3f}",
-        ),
-    ]
     inside = height >= mechanism.direction.gamma
+    low, high = interval(float(inside.sum()), len(height), failure)
+    power, off = Power(event.epsilon, 0.999 * event.epsilon), max(0.0, low - p, p - high)
+
+    def result(unit: str, off: float, limit: float, detail: str, least: float) -> Result:
+        return Result("density", name, unit, off, limit, 1.0 - failure, detail, sees=f"≥ {least:.3f}")
+
+    found = [
+        Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", power=power),
+        result("cap's rate off p", off, 0.0, f"rate {low:.4f} to {high:.4f}, p {p:.4f}", high - low),
+    ]
     half = (mechanism.dimension - 1) / 2
     laws = {
         "height inside the cap": _upper_tail(height[inside], half) / cap,
@@ -70,18 +54,7 @@ def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: floa
         laws["direction across"] = _upper_tail(across, (mechanism.dimension - 2) / 2)
     for what, uniforms in laws.items():
         limit = distance_limit(len(uniforms), failure)
-        found.append(
-            Result(
-                "density",
-                name,
-                f"law of the {what}",
-                distance(uniforms),
-                limit,
-                1.0 - failure,
-                f"{len(uniforms)} reports",
-                sees=f"≥ {2 * limit:.3f}",
-            )
-        )
+        found.append(result(f"law of the {what}", distance(uniforms), limit, f"{len(uniforms)} reports", 2 * limit))
     return found
 
 
@@ -132,9 +105,3 @@ def drawn_heights(mechanism: PrivUnit, samples: int, seed: int) -> tuple[Floats,
     height = vectors[:, -1]
     rest = np.sqrt(np.maximum(1e-300, np.square(vectors[:, :-1]).sum(1)))
     return height, vectors[:, 0] / rest
-
-
-def cap_rate(mechanism: PrivUnit, height: Floats, failure: float) -> tuple[float, float]:
-    """How often a direction falls into its client's own cap: an interval."""
-    inside = np.array(float((height >= mechanism.direction.gamma).sum()))
-    return float(rate_at_least(inside, len(height), failure / 2)), float(rate_at_most(inside, len(height), failure / 2))

@@ -24,7 +24,7 @@ const charts = (() => {
       return front === "1" ? power(Number(exponent)) : `${front}·${power(Number(exponent))}`;
     }
     const rounded = Number(value.toPrecision(digits));
-    return size >= 1000 ? Math.round(rounded).toLocaleString("en") : String(rounded);
+    return size >= 1000 ? rounded.toLocaleString("en") : String(rounded);
   }
 
   function ticks({ min, max, log }, room) {
@@ -34,7 +34,8 @@ const charts = (() => {
         const found = [];
         for (let k = first - 1; k <= last; k++) for (const m of [1, 2, 5]) found.push(m * 10 ** k);
         const inside = found.filter((t) => t >= min * 0.999 && t <= max * 1.001);
-        if (inside.length >= 2) return inside;
+        if (inside.length >= 3) return inside;
+        if (max / min < 20) return ticks({ min, max }, room);
       }
       const every = Math.max(1, Math.ceil((last - first + 1) / room));
       return Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, i) => 10 ** (first + i * every));

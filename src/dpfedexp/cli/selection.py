@@ -25,10 +25,16 @@ from typing import Any
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.cli.sweeps.grid import Trial, check_one_promise
-from dpfedexp.cli.sweeps.page import higher_is_better, last, metric_of
-from dpfedexp.cli.sweeps.price import ledgers_below
-from dpfedexp.cli.sweeps.run import Plan, is_finished, make_runs
+from dpfedexp.cli.trials import (
+    Plan,
+    Trial,
+    check_one_promise,
+    higher_is_better,
+    last,
+    ledgers_below,
+    make_runs,
+    metric_of,
+)
 from dpfedexp.engine.outlets import CONFIG
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
@@ -68,7 +74,7 @@ def select(
     hidden = replace(plan, out=_begin(plan.out, facts, grid, repeats))
     with _one_process(hidden.out / DRAW):
         trials = [Trial(tuple(changes), seed) for changes, seed in json.loads((hidden.out / DRAW).read_text("utf-8"))]
-        unfinished = [trial for trial in trials if not is_finished(hidden.folder(trial))]
+        unfinished = [trial for trial in trials if not hidden.is_finished(trial)]
         # As many processes and threads whatever was drawn: neither the terminal nor a rounding may tell how many runs there are.
         failed = make_runs(hidden, unfinished, plan.jobs or cores())
         done = [trial for trial in trials if trial not in failed]
@@ -119,7 +125,7 @@ def _publish(
 
 def _planned(plan: Plan, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
     """μ of the dearest setting of the grid, drawn or not, and all settings: what one run with settings drawn from it costs."""
-    targets, settings = [], check_one_promise(grid, plan.file, plan.overrides)
+    targets, settings = [], check_one_promise(plan, grid)
     for trial, one in zip(grid, settings, strict=True):
         algorithm = one.build_algorithm()
         if algorithm.target_epsilon is None or algorithm.target_per != "total" or algorithm.delta != delta:
