@@ -5,7 +5,7 @@ import torch
 
 from dpfedexp.audit.runs.isolation import audit_isolation
 from dpfedexp.audit.runs.state import audit_state
-from dpfedexp.trainers.registry import trainer_names
+from dpfedexp.trainers.select import trainer_names
 
 
 @pytest.fixture(autouse=True)

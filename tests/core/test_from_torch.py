@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dpfedexp.core.losses import binary_cross_entropy, cross_entropy, mean_squared_error, plain, reading_of, resolve
 from dpfedexp.errors import InputError
-from dpfedexp.trainers.fast.objective import _differentiated, objective
+from dpfedexp.trainers.fast.program import _differentiated, objective
 
 torch.manual_seed(0)
 LOGITS, REAL = torch.randn(5, 3), torch.rand(5, 3)

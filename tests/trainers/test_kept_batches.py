@@ -10,7 +10,7 @@ from dpfedexp.core.batches import Plans, schedule
 from dpfedexp.data.client_rows import ClientRows
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
-from dpfedexp.trainers.stepped import Steps
+from dpfedexp.trainers.steps import Steps
 
 FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
 

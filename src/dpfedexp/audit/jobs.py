@@ -22,7 +22,7 @@ from dpfedexp.audit.runs.flower_run import audit_flower
 from dpfedexp.audit.runs.isolation import audit_isolation
 from dpfedexp.audit.runs.state import audit_state
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.trainers.registry import trainer_names
+from dpfedexp.trainers.select import trainer_names
 
 _DENSITY_NUMBERS = 2_000_000
 """Coordinates of all the reports of one density check."""

@@ -15,8 +15,8 @@ from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import InputError, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
-from dpfedexp.trainers.checks.application import applied
-from dpfedexp.trainers.task import Clients, first_line
+from dpfedexp.trainers.checks import applied, first_line
+from dpfedexp.trainers.task import Clients
 
 
 def evaluation_of(

@@ -19,7 +19,7 @@ from dpfedexp.core.local_rate import chosen, located, nearest, preferred, slowed
 from dpfedexp.engine.rounds import RATE, Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.mechanisms import Mechanism, Secure
-from dpfedexp.trainers.checks.isolation import learnt_apart, padded
+from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task
 
 BEFORE = 0

@@ -43,7 +43,7 @@ from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, 
 from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.registry import trainer_again
+from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients
 
 ELSEWHERE = {

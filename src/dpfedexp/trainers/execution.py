@@ -10,7 +10,7 @@ from dpfedexp.arguments import checked
 from dpfedexp.errors import InputError, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.precision import Precision, check_precision
-from dpfedexp.trainers.registry import check_trainer
+from dpfedexp.trainers.select import check_trainer
 
 
 @checked
