@@ -31,7 +31,7 @@ def applied(model: nn.Module, x: Inputs) -> Any:
     try:
         return call(model, x)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300].removesuffix(".")
+        first = first_line(error).removesuffix(".")
         why = f"{first}." if not inside else _why(*inside[-1], first)
         raise InputError(f"the model can't be applied to a batch of inputs of shape {shape_of(x)}: {why}") from error
     finally:
@@ -111,3 +111,8 @@ def furthest_rows(inputs: Inputs) -> Tensor:
             each = value.flatten(1) if value.dim() > 1 else value[:, None]
             rows += [int(each.amax(1).argmax()), int(each.amin(1).argmin())]
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
