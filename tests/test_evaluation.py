@@ -1,4 +1,6 @@
-"""Metrics of a whole test set against NumPy, in batches that do not divide it."""
+"""Metrics of a whole test set against NumPy and scikit-learn, in batches that do not divide it."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from dpfedexp import Federation, Sgd, fedavg, train
 from dpfedexp.errors import InputError
 from dpfedexp.evaluation import auc, on_test_set
 
@@ -42,9 +45,7 @@ def test_accuracy_of_labels_and_sequences_is_the_share_of_positions():
     assert measured(o, labels)["test_accuracy"] == pytest.approx(right[:, :4].mean())
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["whole targets", "real targets"])
-@pytest.mark.parametrize("shape", [(50,), (50, 1)])
-@pytest.mark.parametrize("loss", ["bce", nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+@pytest.mark.parametrize(("whole", "shape", "loss"), [(True, (50,), "bce"), (False, (50, 1), nn.BCEWithLogitsLoss())])
 def test_one_logit_with_binary_targets_has_accuracy_and_auc(whole, shape, loss):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, size=50)
@@ -60,11 +61,6 @@ def test_a_probability_says_one_above_a_half():
     assert measured(p, y, nn.BCELoss())["test_accuracy"] == 0.75
 
 
-def test_two_classes_have_an_auc_too():
-    y, o = np.random.default_rng(1).integers(0, 2, size=30), outputs_of(30, 2)
-    assert measured(o, y)["test_auc"] == pytest.approx(pairs(o[:, 1] - o[:, 0], y > 0), abs=1e-12)
-
-
 def test_several_labels_have_their_own_names():
     """This was an accuracy of 1.5."""
     y, o = np.random.default_rng(1).integers(0, 2, size=(30, 4)), outputs_of(30, 4)
@@ -76,8 +72,10 @@ def test_several_labels_have_their_own_names():
         assert found["test_exact_match"] == pytest.approx(right.all(1).mean())
 
 
-@pytest.mark.parametrize("columns", [None, 1, 3])
-@pytest.mark.parametrize("loss", [None, "mae", nn.HuberLoss(), lambda o, t: (o - t).reshape(len(o), -1).abs().mean(1)])
+@pytest.mark.parametrize(
+    ("columns", "loss"),
+    [(None, None), (1, "mae"), (3, nn.HuberLoss()), (3, lambda o, t: (o - t).reshape(len(o), -1).abs().mean(1))],
+)
 def test_numbers_have_their_errors(columns, loss):
     shape = (50,) if columns is None else (50, columns)
     y, o = 1000 + outputs_of(*shape, seed=1), 1000 + outputs_of(*shape, seed=2)
@@ -166,3 +164,60 @@ def test_an_evaluation_begins_anew_and_sees_targets_that_were_changed():
     assert measure(MODEL)["test_r2"] == 1.0
     numbers.mul_(2)
     assert measure(MODEL)["test_r2"] == pytest.approx(1 - 14 / 8)
+
+
+def draws(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(value):
+    """Scores are float32, sums of them are not: 1e-6 is the rounding of the former."""
+    return pytest.approx(value, rel=1e-6, abs=1e-9)
+
+
+def test_every_metric_is_scikit_learns():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    scores, labels = draws(5000, 5), (draws(5000, seed=1).abs() * 2).long().clamp_max(4)
+    found = measured(scores, labels, "cross-entropy")
+    assert found["test_accuracy"] == close(sklearn.accuracy_score(labels, scores.argmax(1)))
+    assert found["test_loss"] == close(sklearn.log_loss(labels, scores.double().softmax(1), labels=range(5)))
+    bits = (draws(5000, seed=3) > 0.7).long()
+    logits = (draws(5000) + bits).round(decimals=1)  # with ties
+    one = measured(logits[:, None], bits, "bce")
+    assert one["test_auc"] == close(sklearn.roc_auc_score(bits, logits))
+    assert one["test_loss"] == close(sklearn.log_loss(bits, logits.double().sigmoid()))
+    two = measured(torch.stack([torch.zeros_like(logits), logits], 1), bits, "cross-entropy")
+    assert two["test_auc"] == close(one["test_auc"])
+    several = (draws(5000, 4, seed=4) > 0).float()
+    found = measured(draws(5000, 4) + several, several, "bce")
+    assert found["test_exact_match"] == close(sklearn.accuracy_score(several, draws(5000, 4) + several > 0))
+    assert found["test_label_accuracy"] == close(1 - sklearn.hamming_loss(several, draws(5000, 4) + several > 0))
+    numbers = 3 * draws(5000, 3, seed=5) + 100
+    found, t, s = (
+        measured(numbers + draws(5000, 3), numbers, "mse"),
+        numbers.double(),
+        (numbers + draws(5000, 3)).double(),
+    )
+    assert found["test_mae"] == close(sklearn.mean_absolute_error(t, s))
+    assert found["test_rmse"] == close(np.sqrt(sklearn.mean_squared_error(t, s)))
+    assert found["test_r2"] == close(sklearn.r2_score(t, s))
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "rate", "rounds"), [("Linear", "mse", 0.4, 60), ("Logistic", "bce", 2.0, 200)]
+)
+def test_a_regression_without_privacy_ends_where_scikit_learns_does(kind, loss, rate, rounds):
+    """Equal clients that take one full-batch step a round are gradient descent on all rows, and nothing broadcasts."""
+    regression = getattr(pytest.importorskip("sklearn.linear_model"), f"{kind}Regression")
+    x = draws(40, 10, 3)
+    y = x @ torch.tensor([1.0, -1.0, 0.5]) + draws(40, 10, seed=7) - 0.2
+    y = (y > 0).long() if kind == "Logistic" else y
+    flat, answers = x.flatten(0, 1), y.flatten()
+    exact = regression(C=np.inf, tol=1e-10, max_iter=1000) if kind == "Logistic" else regression()
+    fitted = exact.fit(flat.double(), answers)
+    clients, options = Federation.from_clients(list(zip(x, y, strict=True))), {"progress": False, "device": "cpu"}
+    options |= {"local": Sgd(lr=rate, steps=1), "rounds": rounds, "evaluate_every": rounds, "test": (flat, answers)}
+    run = train(nn.Linear(3, 1), clients, fedavg(), loss=loss, **options)
+    np.testing.assert_allclose(run.model.weight.detach().numpy().ravel(), np.ravel(fitted.coef_), rtol=1e-3)
+    score = run.history[-1]["test_r2" if kind == "Linear" else "test_accuracy"]
+    assert score == pytest.approx(fitted.score(flat.double(), answers), abs=1e-5)

@@ -1,19 +1,102 @@
-"""What is measured over a whole test set: counts and sums that batches add to, never means of batches' values."""
+"""What the server measures of a released model on a test set of its own, on data that are not the clients' (docs/losses.md).
+
+Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpfedexp.core.losses import Reading
-from dpfedexp.core.losses.shapes import class_dimension, same_but_ones
-from dpfedexp.errors import InputError
+from dpfedexp.core.losses import Loss, Reading, class_dimension, read, reading_of, resolve, same_but_ones
+from dpfedexp.errors import InputError, checked
+from dpfedexp.inputs import Inputs, call, each, leaves
 
+__all__ = ["Evaluate", "Metric", "auc", "check_metrics", "on_test_set"]
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
 Metric = Callable[[Tensor, Tensor], float]
+
+
+@checked
+def on_test_set(
+    inputs: Inputs,
+    targets: Tensor,
+    loss: str | Loss | None = None,
+    batch: int = 2048,
+    *,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Evaluate:
+    """Mean loss, and whatever else is defined for this loss and these targets, over a test set that stays on its device.
+
+    Class labels: `test_accuracy`, over all positions of sequences, and `test_auc` of two classes. One logit with 0/1 targets:
+    `test_accuracy` and `test_auc`. Several labels per example: `test_label_accuracy` and `test_exact_match`. Numbers: `test_mae`,
+    `test_rmse` and `test_r2`. What is not defined is not reported (docs/losses.md).
+
+    Args:
+        inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
+        targets: one per input; what they are for is remembered, so NumPy must not change them afterwards.
+        loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
+        batch: rows that go through the model at a time.
+        metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with
+            test_ before the name.
+
+    Returns:
+        A function from a model to its metrics, for `train(..., evaluate=…)`.
+
+    Example:
+        >>> inputs, targets = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0.0, 1.0, 3.0])
+        >>> bias = lambda outputs, targets: float((outputs - targets).mean())
+        >>> evaluate = on_test_set(inputs, targets, "mse", metrics={"bias": bias})
+        >>> {name: round(value, 3) for name, value in evaluate(nn.Flatten(0)).items()}
+        {'test_loss': 0.333, 'test_mae': 0.333, 'test_rmse': 0.577, 'test_r2': 0.786, 'test_bias': -0.333}
+    """
+    rows = len(leaves(inputs)[0])
+    if rows != len(targets) or rows == 0:
+        raise InputError(
+            f"the test set has {rows} inputs and {len(targets)} targets; it needs equally many, at least 1."
+        )
+    check_metrics(metrics)
+    per_example = resolve(loss, targets)
+
+    known: dict[tuple[object, ...], list[Measure]] = {}
+
+    def fresh(outputs: Tensor) -> list[Measure]:
+        """What is measured, with nothing added yet. What that is follows from shapes and targets, and is asked once."""
+        asked = (outputs.shape[1:], None if targets.is_inference() else targets._version)
+        if asked not in known:
+            known.clear()
+            known[asked] = measures(reading_of(per_example), outputs, targets)
+        return copy.deepcopy(known[asked])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        # Numbers stay on the device until all is asked: nobody waits for a batch before the next.
+        total = torch.zeros((), dtype=torch.float64, device=targets.device)
+        taken: list[Measure] = []
+        with torch.no_grad():
+            for start in range(0, len(targets), batch):
+                part = slice(start, start + batch)
+                y = targets[part]
+                outputs = read(per_example, call(model, each(operator.itemgetter(part), inputs)))
+                total = total + per_example(outputs, y).sum()
+                if start == 0:
+                    # Outputs of several parts are the loss's own business: nothing else is known of them.
+                    taken = fresh(outputs) if isinstance(outputs, Tensor) else []
+                    taken += [OwnMetrics(metrics)] if metrics else []
+                for measure in taken:
+                    measure.add(outputs, y)
+        found = {"test_loss": float(total) / len(targets)}
+        for measure in taken:
+            found |= measure.result()
+        return found
+
+    return evaluate
 
 
 class Measure(Protocol):
@@ -24,56 +107,22 @@ class Measure(Protocol):
     def result(self) -> dict[str, float]: ...
 
 
-class Accuracy:
-    """The share of labels that have the highest output, over all positions whose label counts."""
+class Shares:
+    """Shares of what is right, each by a function of a batch: which are right, and how many count."""
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.right: Tensor | int = 0
-        self.counted: Tensor | int = 0
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        at = class_dimension(outputs, targets, second=self.reading.second)
-        if at is None:
-            return
-        counts = targets != self.reading.ignored
-        self.right = self.right + ((outputs.argmax(at) == targets) & counts).sum()
-        self.counted = self.counted + counts.sum()
-
-    def result(self) -> dict[str, float]:
-        counted = int(self.counted)
-        return {"test_accuracy": int(self.right) / counted} if counted else {}
-
-
-class BinaryAccuracy:
-    """The share of examples whose one output is on the right side of the threshold."""
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold, self.right, self.counted = threshold, 0, 0
+    def __init__(self, **parts: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]) -> None:
+        self.parts = parts
+        self.found: dict[str, tuple[Any, Any]] = dict.fromkeys(parts, (0, 0))
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        self.right += int(((outputs.flatten() > self.threshold) == (targets.flatten() > 0.5)).sum())
-        self.counted += len(targets)
+        for name, part in self.parts.items():
+            (before, all_before), (right, counted) = self.found[name], part(outputs, targets)
+            self.found[name] = before + right.sum(), all_before + counted
 
     def result(self) -> dict[str, float]:
-        return {"test_accuracy": self.right / self.counted}
-
-
-class LabelAccuracy:
-    """Of several 0/1 labels per example: the share of all labels that are right, and of examples of which every label is."""
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold, self.right, self.exact, self.labels, self.examples = threshold, 0, 0, 0, 0
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        right = ((outputs.reshape(targets.shape) > self.threshold) == (targets > 0.5)).flatten(1)
-        self.right += int(right.sum())
-        self.exact += int(right.all(1).sum())
-        self.labels += right.numel()
-        self.examples += len(right)
-
-    def result(self) -> dict[str, float]:
-        return {"test_label_accuracy": self.right / self.labels, "test_exact_match": self.exact / self.examples}
+        return {
+            f"test_{name}": int(right) / int(counted) for name, (right, counted) in self.found.items() if int(counted)
+        }
 
 
 class Auc:
@@ -158,11 +207,10 @@ class OwnMetrics:
 
     def result(self) -> dict[str, float]:
         outputs, targets = torch.cat(self.outputs), torch.cat(self.targets)
-        return {_key(name): _number(name, metric, outputs, targets) for name, metric in self.metrics.items()}
-
-
-def _key(name: str) -> str:
-    return name if name.startswith("test_") else f"test_{name}"
+        return {
+            f"test_{name.removeprefix('test_')}": _number(name, metric, outputs, targets)
+            for name, metric in self.metrics.items()
+        }
 
 
 def _number(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
@@ -207,38 +255,45 @@ def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:
     some = targets[: len(outputs)]
     classes = class_dimension(outputs, some, second=reading.second)
     if reading.kind in ("classes", "unknown") and classes is not None and outputs.shape[classes] > 1:
-        return _of_classes(reading, outputs, targets, outputs.shape[classes])
+        return _of_classes(reading, targets, outputs.shape[classes])
     if not same_but_ones(outputs, some):
         return []
     zero_one = bool(((targets == 0) | (targets == 1)).all())
     single = targets.numel() == len(targets)
+
+    def right(o: Tensor, t: Tensor) -> Tensor:
+        return ((o.reshape(t.shape) > reading.threshold) == (t > 0.5)).reshape(len(t), -1)
+
     match reading.kind:
         case "binary" if zero_one and single:
-            return [BinaryAccuracy(reading.threshold), *_auc(targets, _itself)]
+            return [Shares(accuracy=lambda o, t: (right(o, t), len(t))), *_auc(targets, lambda o: o)]
         case "binary" if zero_one:
-            return [LabelAccuracy(reading.threshold)]
+            every = {"label_accuracy": lambda o, t: (right(o, t), t.numel())}
+            return [Shares(**every, exact_match=lambda o, t: (right(o, t).all(1), len(t)))]
         case "numbers":
             return [Errors(targets, reading.log)]
         # Whether the outputs of a function of the caller's own are logits or probabilities is not known; their order is.
         case "unknown" if zero_one:
-            return _auc(targets, _itself) if single else []
+            return _auc(targets, lambda o: o) if single else []
         case "unknown" if targets.is_floating_point():
             return [Errors(targets, log=False)]
     return []
 
 
-def _of_classes(reading: Reading, outputs: Tensor, targets: Tensor, classes: int) -> list[Measure]:
+def _of_classes(reading: Reading, targets: Tensor, classes: int) -> list[Measure]:
     labels = targets[targets != reading.ignored]
     if targets.is_floating_point() or labels.numel() == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
         return []
+
+    def highest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Over all positions whose label counts."""
+        at, counts = class_dimension(outputs, targets, second=reading.second), targets != reading.ignored
+        return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
+
     two = classes == 2 and targets.dim() == 1 and len(labels) == len(targets)
-    return [Accuracy(reading), *(_auc(targets, lambda o: o[:, 1] - o[:, 0]) if two else [])]
+    return [Shares(accuracy=highest), *(_auc(targets, lambda o: o[:, 1] - o[:, 0]) if two else [])]
 
 
 def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
     """Needs examples of both classes."""
     return [Auc(score)] if bool((targets > 0.5).any()) and bool((targets < 0.5).any()) else []
-
-
-def _itself(outputs: Tensor) -> Tensor:
-    return outputs
