@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
 from dpfedexp.config import Settings, parse
-from dpfedexp.config.sentences import sentence
+from dpfedexp.config.settings import sentence
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round, check_rate
