@@ -41,14 +41,22 @@ def bound(algorithm, participation=Full(), secure=False):
     return mechanism, compose([(mechanism.event(sampling), ROUNDS)], algorithm.delta).epsilon
 
 
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-@pytest.mark.parametrize("participation", [Full(), Poisson(0.4), FixedSize(10)], ids=repr)
+@pytest.mark.parametrize(
+    ("participation", "adjacency"),
+    [
+        (Full(), "replace-one"),
+        (Full(), "add-remove"),
+        (Poisson(0.4), "add-remove"),
+        (FixedSize(10), "replace-one"),
+    ],
+    ids=repr,
+)
 def test_the_target_is_met_and_never_exceeded_by_the_noise_that_is_drawn(participation, adjacency):
-    clips, numerators = (0.3, "adaptive", AdaptiveClip(count_noise=3.0)), (None, "free", "paper")
+    clips, numerators, modes = (0.3, "adaptive", AdaptiveClip(count_noise=3.0)), (None, "free", "paper"), MODES
     if participation != Full():
         # Their accountants are slow, and neither the grid nor the free rule changes what they are told.
-        clips, numerators = clips[2:], ("paper",)
-    for clip, numerator, secure in itertools.product(clips, numerators, MODES):
+        clips, numerators, modes = clips[2:], ("paper",), ("strict",)
+    for clip, numerator, secure in itertools.product(clips, numerators, modes):
         given = {"clip": clip, "target_epsilon": 8.0, "adjacency": adjacency}
         algorithm = dp_fedavg(**given) if numerator is None else cdp_fedexp(numerator=numerator, **given)
         mechanism, epsilon = bound(algorithm, participation, secure)

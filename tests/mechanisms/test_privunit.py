@@ -163,15 +163,6 @@ def test_a_zero_row_does_not_change_what_its_neighbours_draw():
     assert torch.equal(alone.level, together.level[:4])
 
 
-def test_the_papers_integer_test_for_the_sign_misses_in_float32():
-    """Algorithm `norm-privunit` literally: r̂ ≥ 0 exactly when m‖c‖/a + b is an integer."""
-    mechanism = PrivUnit(0.3, 237)
-    r_hat, c = mechanism.reconstruct(reports(mechanism, torch.full((1, 237), 0.01), 2000))
-    j = c.norm(dim=1) * mechanism.direction.m / mechanism.scalar.a + mechanism.scalar.b
-    literal = j == j.round()
-    assert float((literal == (r_hat >= 0)).double().mean()) < 0.99
-
-
 def test_r_hat_and_s_hat_come_back_from_c_alone():
     mechanism = PrivUnit(0.3, 237)
     report = reports(mechanism, torch.full((1, 237), 0.01), 2000)
