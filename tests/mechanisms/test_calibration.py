@@ -30,7 +30,9 @@ from dpfedexp.mechanisms.privunit import SecurePrivUnit
 from dpfedexp.models import linear_regression
 
 M, D, ROUNDS = 30, 12, 10
+
 MODES = (False, True, "strict")
+
 PROBLEM = synthetic_regression(M, D, seed=1)
 
 
@@ -84,13 +86,6 @@ def test_a_pure_target_is_kept_at_delta_0_by_every_split(target, per):
         count = ROUNDS if per == "total" else 1
         pure = compose([(mechanism.event(Full().sampling(M)), count)], 0.0).epsilon
         assert 0.9 * target < pure <= target
-
-
-def test_what_has_no_secure_form_is_refused_when_it_is_bound():
-    with pytest.raises(InputError, match="strict"):
-        bound(ldp_fedexp(clip=0.3, mechanism="privunit"), secure="strict")
-    with pytest.raises(InputError, match="not private"):
-        bound(dp_fedavg(clip=0.3, mechanism="none"), secure=True)
 
 
 @pytest.mark.parametrize("secure", MODES)
