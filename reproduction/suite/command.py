@@ -14,7 +14,7 @@ from dpfedexp.report.folder import report
 from dpfedexp.report.write import save
 from reproduction.explorer.page import render
 from reproduction.suite import page
-from reproduction.suite import prepare as preparing
+from reproduction.suite import tables as preparing
 from reproduction.suite.contenders import CONTENDERS
 from reproduction.suite.plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
 from reproduction.suite.problems import PROBLEMS

@@ -12,7 +12,7 @@ from dpfedexp.audit.runs.flower_run import audit_flower, observe
 from dpfedexp.audit.runs.observed import bounds, participation, repetition
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.server import strategy as server
+from dpfedexp.flower import strategy as server
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
 CONFIDENCE = 1 - 1e-6

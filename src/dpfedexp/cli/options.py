@@ -31,8 +31,7 @@ class FileCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dpfedexp.config.sentences import places
-            from dpfedexp.config.settings import Settings
+            from dpfedexp.config.settings import Settings, places
 
             found = places(Settings, error.option_name.lstrip("-").replace("-", "_"))
             if not found:

@@ -27,7 +27,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
 ) -> None:
     """Show the limits, what was spent, and the newest charges; exit status 2 if the node would refuse its own ledger."""
-    from dpfedexp.flower.node.show import guard_summary, load_limits
+    from dpfedexp.flower.monitor import guard_summary, load_limits
 
     summary = guard_summary(load_limits(file), last)
     if as_json:
@@ -53,8 +53,8 @@ def metrics(
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""
-    from dpfedexp.flower.link.address import parse_address
-    from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics
+    from dpfedexp.flower.access import parse_address
+    from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
     sources = [partial(run_metrics, folder) for folder in run or []] + [partial(guard_metrics, f) for f in guard or []]
     if len(sources) != 1:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dpfedexp.errors import require
-from dpfedexp.flower.local_users import check_file, check_folder, forbid_core_dumps
+from dpfedexp.flower.access import check_file, check_folder, forbid_core_dumps
 
 PASSES_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _REFUSED = {
@@ -39,11 +39,9 @@ def node(
     """
     os.environ.update(_QUIET)
     from dpfedexp.engine.private_folder import root
-    from dpfedexp.flower.node.guard import Guard
-    from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
-    from dpfedexp.flower.node.seam import Seam, run_node
-    from dpfedexp.flower.node.site import Site
-    from dpfedexp.flower.two_party.helper_file import VARIABLE, HelperFile
+    from dpfedexp.flower.guard import Guard, Place, guard_ledger
+    from dpfedexp.flower.helper import VARIABLE, HelperFile
+    from dpfedexp.flower.site import Seam, Site, run_node
 
     require(patience > 0 and poll > 0, f"patience is {patience:g} and poll is {poll:g}; both must be positive.")
     limits = Guard.load(guard.expanduser().resolve())
@@ -80,7 +78,7 @@ def superexec(context: typer.Context) -> None:
     given = split_options(context.args)
     if secret := given.get(_SECRET):
         check_file(Path(secret), 0o640, owned=False)
-    from dpfedexp.flower.node.superexec import run_superexec
+    from dpfedexp.flower.superexec import run_superexec
 
     run_superexec(context.args)
 
@@ -101,7 +99,7 @@ def superlink(
     Other options go to flower-superlink, such as --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile.
     """
     os.environ.update(_QUIET)
-    from dpfedexp.flower.link.superlink import serve
+    from dpfedexp.flower.superlink import serve
 
     forbid_core_dumps()
     if key := split_options(context.args).get("--ssl-keyfile"):

@@ -4,7 +4,7 @@ OUT/selection.json   what was begun: the grid, the mean number of runs, and what
 OUT/best             the best run, with the statement of the selection
 OUT/selection.txt    what was found, and what it cost
 
-The draw and the runs are in `selections/` of the private folder (`runs.private.private_folder.root`), which is removed at the end.
+The draw and the runs are in `selections/` of the private folder (`engine.private_folder.root`), which is removed at the end.
 A selection that was killed goes on with the same draw; one whose private part is gone is refused.
 """
 
