@@ -17,7 +17,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import LARGER, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
-from dpfedexp.report.folder import report
+from dpfedexp.report.page import report
 
 CLIENTS, WIDTH = 40, 400
 LOCAL = Sgd(lr=0.1, steps=1)

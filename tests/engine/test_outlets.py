@@ -23,7 +23,7 @@ from dpfedexp.mechanisms import Release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
 from dpfedexp.models import linear_regression
-from dpfedexp.report.folder import report
+from dpfedexp.report.page import report
 
 D, M, ROUNDS = 3, 8, 4
 CASES = {

@@ -11,8 +11,7 @@ from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg,
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.charges import RoundSettings
 from dpfedexp.accounting.events import Sampling, from_json, to_json
-from dpfedexp.audit.mechanisms.cases import Case
-from dpfedexp.audit.mechanisms.release import audit_mechanism
+from dpfedexp.audit.mechanisms import Case, audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise.streams import Streams

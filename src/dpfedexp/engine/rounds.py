@@ -36,8 +36,8 @@ from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
 from dpfedexp.machine import zero_rows
 from dpfedexp.mechanisms import Mechanism, Release, Secure
-from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
 
 RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
@@ -86,7 +86,7 @@ class Simulation:
         chunk_size: clients that are trained together.
         diagnostics: whether to record values that are not private.
         system: where noise and sampling come from in a secure run: the operating system instead of the seed.
-        unit: how many clients make a shape in an isolated run (`trainers/checks`), None where clients may share what suits them.
+        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
         team: the other processes that the cohort is shared with.
         run: the name that the ledger knows the run by, new for every run.
         declared: the public number of clients where it is not the number of those who are there (`public_population`).

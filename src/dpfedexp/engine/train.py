@@ -37,10 +37,10 @@ from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, 
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.checks.application import applied
+from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.registry import trainer_again
-from dpfedexp.trainers.task import Clients, first_line
+from dpfedexp.trainers.select import trainer_again
+from dpfedexp.trainers.task import Clients
 
 ELSEWHERE = {
     "lr": "local=Sgd(lr=0.1, steps=10)",
