@@ -10,7 +10,7 @@ from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli import app
 from dpfedexp.engine.plan import Plan
 from dpfedexp.errors import InputError
-from dpfedexp.report.folder import report
+from dpfedexp.report.page import report
 
 RUN = """
 [data]

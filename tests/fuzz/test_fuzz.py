@@ -47,7 +47,7 @@ from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
 from dpfedexp.flower import messages as wire
-from dpfedexp.flower.node.guard import Guard
+from dpfedexp.flower.guard import Guard
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms import text as spec
 from dpfedexp.models import linear_regression

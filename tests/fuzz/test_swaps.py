@@ -20,7 +20,7 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, dp_scaffold
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.open_run import OpenRun, description_of, find
+from dpfedexp.engine.open_run import OpenRun, RunDescription, find
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.rounds import Simulation, describe
 from dpfedexp.errors import InputError, LedgerError
@@ -62,7 +62,7 @@ class World:
             secure=self.secure,
         )
         last = find(self.folder, resume=True)
-        open_run = OpenRun.open(description_of(simulation, ROUNDS), None, self.folder, last, resume=True)
+        open_run = OpenRun.open(RunDescription.of(simulation, ROUNDS), None, self.folder, last, resume=True)
         return replace(simulation, run=open_run.name), open_run
 
     def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:

@@ -23,9 +23,9 @@ from reproduction.suite import command, page
 from reproduction.suite.problems import PROBLEMS
 from reproduction.suite.run import Lines
 
-from dpfedexp.report import figures
+from dpfedexp.engine import plot
 from dpfedexp.report.document import Section
-from dpfedexp.report.folder import report, saved_sections
+from dpfedexp.report.page import saved_sections
 from tests.sizes import sized
 
 COMMITTED = Path(__file__).parents[2] / "reproduction" / "experiments" / "results"
@@ -77,7 +77,7 @@ def test_the_page_is_rebuilt_from_the_committed_sections_and_links_no_file_that_
     for file in (*COMMITTED.glob("*.json"), *COMMITTED.glob("*.svg")):
         shutil.copy(file, folder)
     monkeypatch.chdir(tmp_path)
-    page = report(Path("reproduction/experiments/results"))
+    page = sections.write_page(Path("reproduction/experiments/results"))
     assert page.read_text(encoding="utf-8") == (COMMITTED / "report.html").read_text(encoding="utf-8")
 
 
@@ -88,9 +88,9 @@ def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch
     if made_with != {matplotlib.__version__.rpartition("+")[0] or matplotlib.__version__}:
         pytest.skip(f"the figures were drawn with matplotlib {', '.join(sorted(made_with))}, which draws other lines")
     # The layout is settled by whichever format is drawn first, so it is the same here as in `draw`.
-    monkeypatch.setattr(figures, "FORMATS", ("png", "svg"))
+    monkeypatch.setattr(plot, "FORMATS", ("png", "svg"))
     for chart in charts[:: sized(3, 1)]:
-        _, path = figures.draw(chart, tmp_path)
+        _, path = plot.draw(chart, tmp_path)
         (words, numbers), (right, places) = _drawn(path), _drawn(COMMITTED / path.name)
         assert words == right, chart.name
         assert numbers == pytest.approx(places, abs=1e-4), chart.name

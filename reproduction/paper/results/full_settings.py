@@ -11,7 +11,7 @@ from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config import Settings
-from dpfedexp.config.sections import AdaptiveSettings
+from dpfedexp.config.settings import AdaptiveSettings
 from dpfedexp.data.data_sets import DATA_SETS
 
 Tree = dict[str, Any]

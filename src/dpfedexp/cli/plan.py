@@ -148,7 +148,7 @@ def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None
     from dpfedexp.cli.train import show_advice
     from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import number
-    from dpfedexp.report.console import wide
+    from dpfedexp.report.document import wide
 
     console = wide()
     first = rows[0]
