@@ -146,7 +146,7 @@ def key(run) -> str:
 
 @pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("name", SECTIONS)
-def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, size):
+def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, size, tmp_path):
     planned = {key(run): run for run in sections.MAKERS[name].planned(size)}
 
     class Watching(Fabricated):
@@ -156,7 +156,8 @@ def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, 
 
     section = sections.MAKERS[name].section(size, Watching())
     assert section.name == name
-    assert Section.from_json(section.to_json()).to_json() == section.to_json()
+    (tmp_path / "section.json").write_text(section.to_json(), encoding="utf-8")
+    assert Section.read(tmp_path / "section.json").to_json() == section.to_json()
     assert section.tables
     assert section.command.startswith(f"python -m reproduction paper {name}")
     for table in section.tables:
