@@ -10,8 +10,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
-from dpfedexp.engine.advice.evidence import DEVIATIONS
-from dpfedexp.engine.advice.preflight import FEW_CLIENTS, LARGE_EPSILON
+from dpfedexp.engine.advice import FEW_CLIENTS, LARGE_EPSILON
+from dpfedexp.engine.plan import DEVIATIONS
 from dpfedexp.engine.plot import NAMED
 from dpfedexp.report.document import Section
 

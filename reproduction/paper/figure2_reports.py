@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from dpfedexp.algorithms.rules import AnyRule, initial_memory, next_step
 from dpfedexp.core import step_size
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.clipping import clip, row_norms
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.step_size import AnyRule, initial_memory, next_step
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.mechanisms import Mechanism
@@ -87,7 +87,7 @@ def from_updates(mechanism: Mechanism, rule: AnyRule, updates: torch.Tensor, see
     )
     c_bar = release.c_bar
     return {
-        "naive": step_size.naive(float(row_norms(mechanism.estimate(report)).square().mean()), c_bar),
+        "naive": step_size.target(float(row_norms(mechanism.estimate(report)).square().mean()), c_bar),
         "proposed": next_step(rule, release, initial_memory(rule, c_bar))[0],
         "target": step_size.target(float(row_norms(clipped.vectors).square().mean()), c_bar),
     }

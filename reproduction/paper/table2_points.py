@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from dpfedexp.config import Settings
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from reproduction.paper.results.full_settings import in_full
 from reproduction.paper.results.planned import Place, Result, TrainingRun
 from reproduction.paper.results.spread import final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from reproduction.suite import table
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.plan import HEADLINE, RIVALS, Size

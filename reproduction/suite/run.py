@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dpfedexp.errors import InputError
-from dpfedexp.processes import JobProgress, cores, prepare_worker
+from dpfedexp.machine import JobProgress, cores, prepare_worker
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.precision import Precision
 from reproduction.paper.results import provenance

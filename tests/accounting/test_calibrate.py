@@ -17,7 +17,7 @@ from dpfedexp.accounting import (
     calibrate_privunit,
     compose,
 )
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.errors import InputError
 
 

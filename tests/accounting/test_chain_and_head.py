@@ -7,8 +7,9 @@ import json
 import pytest
 from events_by_hand import central
 
-from dpfedexp.accounting import Ledger, chain
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting import Ledger
+from dpfedexp.accounting import ledger as chain
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.errors import LedgerError
 
 
@@ -86,10 +87,10 @@ def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(tmp_path):
     for extra, fits in ((0, True), (1, False)):
         path.write_bytes(chain._seal({"text": "a" * (chain._MAX_LINE - empty + extra)}, chain._GENESIS)[0])
         if fits:
-            assert len(chain.read(path).header["text"]) == chain._MAX_LINE - empty
+            assert len(chain.read_chain(path).header["text"]) == chain._MAX_LINE - empty
         else:
             with pytest.raises(LedgerError, match="line 1: longer"):
-                chain.read(path)
+                chain.read_chain(path)
 
 
 def test_a_file_system_without_hard_links_still_refuses_to_replace_a_ledger(tmp_path, monkeypatch):

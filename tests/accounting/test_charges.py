@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dpfedexp.accounting.charges import central_gaussian as central_gaussian_event
+from dpfedexp.accounting.charges import local_gaussian as local_gaussian_event
+from dpfedexp.accounting.charges import votes_only
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.accounting.events.charges import central_gaussian as central_gaussian_event
-from dpfedexp.accounting.events.charges import local_gaussian as local_gaussian_event
-from dpfedexp.accounting.events.charges import votes_only
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian

@@ -10,8 +10,8 @@ import pytest
 from events_by_hand import central, local
 
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, epsilon_curve, gdp, guarantee
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
-from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.errors import InputError
 
 

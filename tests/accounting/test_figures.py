@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpfedexp.accounting import Sampling, compose, epsilon, gdp, noise, rounds
-from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.errors import InputError
 
 

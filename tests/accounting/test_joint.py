@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpfedexp.accounting import gdp, joint_mu
-from dpfedexp.accounting.joint import FREE_THRESHOLD
+from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.errors import InputError
 
 

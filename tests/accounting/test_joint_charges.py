@@ -6,7 +6,7 @@ import pytest
 from events_by_hand import central
 
 from dpfedexp.accounting import Sampling, compose, gdp
-from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.core.votes import within_clip
 from dpfedexp.mechanisms import CentralGaussian
 

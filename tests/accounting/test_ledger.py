@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from events_by_hand import central, local
 
-from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, chain, compose, gdp
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
+from dpfedexp.accounting import ledger as chain
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 
 EVENT = central(5.0)

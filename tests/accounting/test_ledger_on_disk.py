@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from events_by_hand import central
 
-from dpfedexp.accounting import Budget, Ledger, chain
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting import Budget, Ledger
+from dpfedexp.accounting import ledger as chain
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.ledger import FORMAT, VERSION
 from dpfedexp.errors import InputError, LedgerError
 

@@ -14,7 +14,7 @@ from scipy.signal import lfilter
 
 from dpfedexp.accounting import PrivUnitEvent, compose
 from dpfedexp.accounting import privunit as accountant
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting.charges import privunit as exact_event
 
 PAPER = exact_event(2.0, 2.0, 2.0)
 OTHER = PrivUnitEvent(p=0.7, cap=0.3, epsilon2=1.0, k=2, nominal=3.0)

@@ -6,12 +6,12 @@ import pytest
 
 from dpfedexp.accounting import compose
 from dpfedexp.accounting.calibrate import calibrate_privunit
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import PrivUnitEvent, Sampling
-from dpfedexp.accounting.events.charges import privunit as exact_event
 from dpfedexp.accounting.privunit import PURE, epsilon
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit
-from dpfedexp.mechanisms.scalardp import ScalarDP
+from dpfedexp.mechanisms.privunit import ScalarDP
 
 
 def test_the_nominal_epsilon_is_the_sum_of_the_three():

@@ -8,7 +8,7 @@ import pytest
 from dpfedexp import InputError
 from dpfedexp.accounting import PureEvent, Sampling, compose
 from dpfedexp.accounting.events import from_json, to_json
-from dpfedexp.accounting.statements.views import NOT_LEFT_OUT, other_adjacency
+from dpfedexp.accounting.statement import NOT_LEFT_OUT, other_adjacency
 
 CENTRAL, LOCAL = PureEvent(0.1, "central"), PureEvent(0.1, "local")
 

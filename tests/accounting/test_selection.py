@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.selection import number_of_runs, selection_epsilon
+from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.errors import InputError
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfedexp.accounting import compose, shuffle
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting import compose
+from dpfedexp.accounting import statement as shuffle
+from dpfedexp.accounting.charges import privunit as exact_event
 
 
 def clones_delta(epsilon0: float, n: int, epsilon: float) -> float:
@@ -49,12 +50,12 @@ def test_nothing_is_claimed_outside_the_condition(epsilon0, n):
 
 def test_rounds_compose_to_more_than_one_and_less_than_their_sum():
     event, n, delta = exact_event(0.2, 0.2, 0.1), 50_000, 1e-6
-    totals = [shuffle.epsilon([(event, t)], delta, n) for t in (1, 2, 10, 50)]
+    totals = [shuffle.shuffled_epsilon([(event, t)], delta, n) for t in (1, 2, 10, 50)]
     assert totals[0] == shuffle.amplified(event.epsilon, n, delta)
     assert totals == sorted(totals)
     assert totals[-1] < 50 * shuffle.amplified(event.epsilon, n, delta / 100)
     assert totals[-1] < compose([(event, 50)], delta).epsilon
-    mixed = shuffle.epsilon([(event, 49), (exact_event(0.1, 0.1, 0.1), 1)], delta, n)
+    mixed = shuffle.shuffled_epsilon([(event, 49), (exact_event(0.1, 0.1, 0.1), 1)], delta, n)
     assert totals[2] < mixed < totals[-1]
 
 
@@ -63,7 +64,7 @@ def test_composition_covers_the_exact_one_of_randomised_response_with_failures()
     event, n, delta, rounds = exact_event(0.2, 0.2, 0.1), 50_000, 1e-6, 30
     share = delta / (2 * rounds)
     one = shuffle.amplified(event.epsilon, n, share)
-    total = shuffle.epsilon([(event, rounds)], delta, n)
+    total = shuffle.shuffled_epsilon([(event, rounds)], delta, n)
     heads = np.arange(rounds + 1)
     loss = (2 * heads - rounds) * one
     mass = stats.binom.pmf(heads, rounds, 1 / (1 + math.exp(-one)))
@@ -73,4 +74,4 @@ def test_composition_covers_the_exact_one_of_randomised_response_with_failures()
 
 def test_one_round_outside_the_condition_spoils_them_all():
     good, bad = exact_event(0.1, 0.1, 0.1), exact_event(2.0, 2.0, 2.0)
-    assert shuffle.epsilon([(good, 10), (bad, 1)], 1e-5, 10_000) is None
+    assert shuffle.shuffled_epsilon([(good, 10), (bad, 1)], 1e-5, 10_000) is None

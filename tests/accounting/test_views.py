@@ -13,9 +13,9 @@ from events_by_hand import central, local
 
 from dpfedexp import Sgd, dp_scaffold, train
 from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose
+from dpfedexp.accounting import statement as views
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import from_json, to_json
-from dpfedexp.accounting.events.charges import privunit as exact_event
-from dpfedexp.accounting.statements import views
 from dpfedexp.core.votes import within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dpfedexp import Run
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.selection import selection_epsilon
+from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.cli import app, trials
 from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 from tests.cli.test_sweep import sweep
@@ -105,7 +105,7 @@ def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path):
             f"selection.number_of_runs = lambda runs, uniform: {count}\n"
             "secrets.SystemRandom.choice = lambda self, grid: grid[0]\n"
             "secrets.SystemRandom.randrange = lambda self, *given: 7\n"
-            "from dpfedexp.processes import JobProgress\n"
+            "from dpfedexp.machine import JobProgress\n"
             "JobProgress.EVERY = 0.0\n"
             "from dpfedexp.cli import app\n"
             f"app(['sweep', {str(file)!r}, *{list(GRID)!r}, '--jobs', '1', '--out', 'out'])\n"

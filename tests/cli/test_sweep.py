@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
-from dpfedexp.accounting.events.charges import central_gaussian, privunit
+from dpfedexp.accounting.charges import central_gaussian, privunit
 from dpfedexp.cli import app
 from dpfedexp.cli.trials import price
 from dpfedexp.errors import InputError
@@ -64,7 +64,7 @@ def test_what_a_sweep_costs_holds_runs_that_failed_or_were_killed(how, file, tmp
         "def federation(seed):\n"
         "    rows = torch.randn(20, 5, 4, generator=torch.Generator().manual_seed(0))\n"
         "    return Federation.from_clients([(x, x.sum(1)) for x in rows]), (rows[0], rows[0].sum(1))\n"
-        "from dpfedexp.engine.folder import RunFolder\n"
+        "from dpfedexp.engine.run import RunFolder\n"
         "record = RunFolder.record\n"
         "def recorded(self, line):\n"
         "    record(self, line)\n"

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp, naive_ldp_fedexp, rules
+from dpfedexp.algorithms import cdp_fedexp, fedexp, ldp_fedexp, naive_ldp_fedexp
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError
@@ -21,15 +21,15 @@ def vector(*numbers):
 
 
 def constant(eta_g):
-    return rules.FixedRate(eta_g)
+    return step_size.FixedRate(eta_g)
 
 
 def steps(means, rule, variance=0.0):
     """η_g of the safe step over a sequence of released means."""
-    rule = rules.Safe(rule)
-    memory, taken = rules.initial_memory(rule, means[0]), []
+    rule = step_size.Safe(rule)
+    memory, taken = step_size.initial_memory(rule, means[0]), []
     for mean in means:
-        eta_g, memory = rules.next_step(rule, Release(mean, None, None, 1.0, variance=variance), memory)
+        eta_g, memory = step_size.next_step(rule, Release(mean, None, None, 1.0, variance=variance), memory)
         taken.append(eta_g)
     return taken
 
@@ -37,12 +37,12 @@ def steps(means, rule, variance=0.0):
 def quadratic(curvature, noise, rule, rounds, *, start, seed):
     """η_g of every round on a quadratic with these eigenvalues: c = −a·x + n, x ← x + η_g·c."""
     generator = torch.Generator().manual_seed(seed)
-    rule = rules.Safe(rule)
+    rule = step_size.Safe(rule)
     x, taken = start.clone(), []
-    memory = rules.initial_memory(rule, x)
+    memory = step_size.initial_memory(rule, x)
     for _ in range(rounds):
         mean = -curvature * x + noise * torch.randn(len(x), generator=generator, dtype=DOUBLE)
-        eta_g, memory = rules.next_step(rule, Release(mean, None, None, 1.0, variance=noise**2), memory)
+        eta_g, memory = step_size.next_step(rule, Release(mean, None, None, 1.0, variance=noise**2), memory)
         x = x + eta_g * mean
         taken.append(eta_g)
     return taken
@@ -143,7 +143,7 @@ def test_room_grows_with_the_age_of_the_run_from_twice_the_age_of_its_failure_on
 
 def test_an_early_failure_does_not_bind_the_late_rounds():
     """Four rounds that turn about, then steady progress: the cap is free again long before the end."""
-    rule = rules.Safe(lambda release: 10.0)
+    rule = step_size.Safe(lambda release: 10.0)
     memory = rule.init(torch.zeros(3, dtype=DOUBLE))
     taken = []
     for t in range(1, 51):
@@ -296,7 +296,7 @@ def test_a_step_that_failed_is_tried_again_late_seldom_and_with_care():
 def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_alone():
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
     w = torch.zeros(5, dtype=DOUBLE)
-    memory = rules.initial_memory(algorithm.rule, w)
+    memory = step_size.initial_memory(algorithm.rule, w)
     shapes = {name: (value.dtype, tuple(value.shape)) for name, value in memory.items()}
     vectors = {f"step.c_bar.{ago}": (torch.float32, (5,)) for ago in (1, 2, 3)}
     assert shapes == {**vectors, "step.numbers": (DOUBLE, (8,))}
@@ -319,7 +319,7 @@ def test_three_means_and_eight_numbers_are_remembered_and_others_memory_is_left_
 def test_a_function_of_ones_own_is_still_a_rule_and_remembers_nothing():
     algorithm = replace(cdp_fedexp(clip=1.0, noise_multiplier=2.0), rule=lambda release: 3.0)
     w = torch.zeros(2, dtype=DOUBLE)
-    assert rules.initial_memory(algorithm.rule, w) == {}
+    assert step_size.initial_memory(algorithm.rule, w) == {}
     state, eta_g = advance(algorithm, Release(vector(1.0, 0.0), None, None, 1.0), State(0, w, (w,), 1.0, {}))
     assert (eta_g, state.memory) == (3.0, {})
     assert algorithm.step == "paper"
@@ -328,14 +328,14 @@ def test_a_function_of_ones_own_is_still_a_rule_and_remembers_nothing():
 def test_the_private_algorithms_are_safe_unless_asked_for_the_papers_step():
     noise = {"clip": 1.0, "noise_multiplier": 2.0}
     privunit = {"clip": 1.0, "mechanism": "privunit"}
-    assert cdp_fedexp(**noise).rule == rules.Safe(rules.free)
-    assert cdp_fedexp(**noise, numerator="paper").rule == rules.Safe(rules.cdp)
-    assert ldp_fedexp(**noise).rule == rules.Safe(rules.free)
-    assert ldp_fedexp(**privunit).rule == rules.Safe(rules.ldp_privunit)
-    assert fedexp(step="safe").rule == rules.Safe(rules.fedexp)
+    assert cdp_fedexp(**noise).rule == step_size.Safe(step_size.free)
+    assert cdp_fedexp(**noise, numerator="paper").rule == step_size.Safe(step_size.cdp)
+    assert ldp_fedexp(**noise).rule == step_size.Safe(step_size.free)
+    assert ldp_fedexp(**privunit).rule == step_size.Safe(step_size.ldp_privunit)
+    assert fedexp(step="safe").rule == step_size.Safe(step_size.fedexp)
     assert [one.step for one in (fedexp(), naive_ldp_fedexp(**noise), cdp_fedexp(**noise, step="paper"))] == [
         "paper"
     ] * 3
-    assert ldp_fedexp(**privunit, step="paper").rule is rules.ldp_privunit
+    assert ldp_fedexp(**privunit, step="paper").rule is step_size.ldp_privunit
     with pytest.raises(InputError, match=r"step is 'save', which does not exist\. Did you mean 'safe'\?"):
         cdp_fedexp(**noise, step="save")

@@ -1,48 +1,65 @@
+"""The step sizes of the paper's equations, and what they are where the ratio does not exist."""
+
+import math
+
 import pytest
 import torch
 
 from dpfedexp.core import step_size
+from dpfedexp.core.sums import Release
 
 C_BAR = torch.tensor([0.3, 0.4], dtype=torch.float64)  # ‖c̄‖² = 0.25
 
 
-def test_fedexp_is_the_ratio_of_mean_square_to_squared_mean():
+def released(numerator, c_bar=C_BAR, clip=1.0, sigma=0.0):
+    return Release(c_bar, numerator, {}, clip, sigma=sigma)
+
+
+def test_fedexp_naive_and_target_are_plain_ratios():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    assert step_size.fedexp(1.0, rows.mean(0)) == pytest.approx(2.0)
-
-
-def test_naive_and_target_are_plain_ratios():
-    assert step_size.naive(5.0, C_BAR) == pytest.approx(20.0)
+    assert step_size.fedexp(released(1.0, rows.mean(0))) == pytest.approx(2.0)
+    assert step_size.naive(released(5.0)) == pytest.approx(20.0)
     assert step_size.target(0.1, C_BAR) == pytest.approx(0.4)
 
 
 def test_ldp_gaussian_subtracts_the_energy_of_the_noise_in_all_coordinates():
-    assert step_size.ldp_gaussian(1.0 + 2 * 0.7**2, C_BAR, sigma=0.7) == pytest.approx(4.0)
+    assert step_size.ldp_gaussian(released(1.0 + 2 * 0.7**2, sigma=0.7)) == pytest.approx(4.0)
 
 
 def test_ldp_privunit_and_cdp_divide_by_the_released_mean():
-    assert step_size.ldp_privunit(0.5, C_BAR) == pytest.approx(2.0)
-    assert step_size.cdp(0.5, C_BAR) == pytest.approx(2.0)
+    assert step_size.ldp_privunit(released(0.5)) == step_size.cdp(released(0.5)) == pytest.approx(2.0)
 
 
 def test_free_reads_the_mean_square_from_the_last_coordinate():
     clip, mean_square = 0.8, 0.5
     last = (clip**2 - mean_square) / clip
-    assert step_size.free(last, C_BAR, clip) == pytest.approx(mean_square / 0.25)
+    assert step_size.free(released(last, clip=clip)) == pytest.approx(mean_square / 0.25)
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "release"),
     [
-        lambda: step_size.ldp_gaussian(0.0, C_BAR, 1.0),
-        lambda: step_size.ldp_privunit(-3.0, C_BAR),
-        lambda: step_size.cdp(-3.0, C_BAR),
-        lambda: step_size.free(9.0, C_BAR, 0.3),
+        (step_size.ldp_gaussian, released(0.0, sigma=1.0)),
+        (step_size.ldp_privunit, released(-3.0)),
+        (step_size.cdp, released(-3.0)),
+        (step_size.free, released(9.0, clip=0.3)),
     ],
 )
-def test_private_rules_never_go_below_one(rule):
-    assert rule() == 1.0
+def test_private_rules_never_go_below_one(rule, release):
+    assert rule(release) == 1.0
 
 
-def test_a_zero_mean_gives_a_step_of_one():
-    assert step_size.cdp(1.0, torch.zeros(3)) == 1.0
+@pytest.mark.parametrize(
+    ("square", "mean"),
+    [(1e300, 1e-10), (math.inf, 1.0), (math.nan, 1.0), (1.0, math.nan), (math.inf, math.inf), (1.0, 0.0)],
+)
+def test_a_ratio_that_is_not_a_number_is_one(square, mean):
+    c_bar = torch.full((2,), mean, dtype=torch.float64)
+    assert step_size.target(square, c_bar) == 1.0
+    assert step_size.fedexp(released(square, c_bar)) == step_size.naive(released(square, c_bar)) == 1.0
+
+
+def test_a_ratio_that_is_a_number_is_itself_down_to_the_smallest_mean():
+    assert step_size.target(6.0, torch.tensor([1.0, 1.0])) == 3.0
+    assert step_size.target(0.5, torch.tensor([1.0, 0.0])) == 0.5
+    assert step_size.target(1e-300, torch.tensor([1e-150], dtype=torch.float64)) == pytest.approx(1.0, rel=1e-12)

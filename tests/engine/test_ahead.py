@@ -7,7 +7,7 @@ import torch
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine import rounds
-from dpfedexp.engine.ahead import Ahead, drawn_ahead
+from dpfedexp.engine.rounds import Ahead, drawn_ahead
 
 CPU, SERVER = torch.device("cpu"), torch.zeros(1, dtype=torch.int64)
 

@@ -25,9 +25,9 @@ from dpfedexp import (
 from dpfedexp.accounting import Ledger
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.rounds import Simulation
-from dpfedexp.engine.state_tensors import digest
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpfedexp import Sgd, dp_fedavg, train
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression

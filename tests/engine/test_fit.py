@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, fit
-from dpfedexp.accounting.statements.statement import PrivacyStatement
+from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.engine.fit import MANY, USUAL, rounds_for
 from dpfedexp.models import linear_regression

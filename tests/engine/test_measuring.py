@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dpfedexp import Federation, Sgd, dp_fedavg, train
-from dpfedexp.engine.evaluate import evaluation_of
 from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.train import evaluation_of
 
 LOCAL = Sgd(lr=0.1, steps=2)
 

@@ -11,7 +11,7 @@ import torch
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import Sampling, compose
-from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.algorithms.participation import LargerCohort
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.prepare import prepare
@@ -172,7 +172,7 @@ def test_a_file_may_ask_for_it(tmp_path: Path):
 
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
     """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
-    from dpfedexp.engine.progress import LARGER, show
+    from dpfedexp.engine.train import LARGER, show
     from dpfedexp.report.page import report
 
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=3.0)

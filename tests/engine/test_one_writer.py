@@ -144,7 +144,7 @@ def test_a_finished_copy_whose_original_went_on_does_not_verify(tmp_path):
 
 def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients_train(tmp_path, trained, monkeypatch):
     """As on a network file system: both are opened, and one of them waits until the other has made its rounds."""
-    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
     trained.clear()
     with pytest.raises((InputError, LedgerError)) as refused:
@@ -162,7 +162,7 @@ def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients
 
 def test_without_locks_two_copies_that_train_at_once_release_one_round(tmp_path, monkeypatch):
     """Both pass every check before the round; the second to charge is refused, and nothing of its round is released."""
-    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
     part, released = Simulation.cohort_part, []
 
@@ -182,7 +182,7 @@ def test_without_locks_two_copies_that_train_at_once_release_one_round(tmp_path,
 
 def test_a_lost_compare_and_swap_releases_nothing(tmp_path, monkeypatch):
     """The other copy moves the anchor between this one's last check and its charge."""
-    monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+    monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
     append, released = Ledger._move_witnesses, []
 

@@ -16,10 +16,9 @@ from safetensors import safe_open
 import dpfedexp
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, ldp_fedexp, train
 from dpfedexp.config import parse
-from dpfedexp.engine import file_names
-from dpfedexp.engine.file_names import CHECKPOINT
-from dpfedexp.engine.folder import RunFolder
-from dpfedexp.engine.outlets import CLOCKS, OUTLETS, recorded, right
+from dpfedexp.engine import outlets
+from dpfedexp.engine.outlets import CHECKPOINT, CLOCKS, OUTLETS, recorded, right
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.mechanisms import Release
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian
@@ -227,7 +226,7 @@ def test_every_module_that_reads_a_clock_says_why_no_time_leaves_a_secure_run():
 
 
 def test_every_file_of_a_run_folder_is_in_the_list():
-    named = {value for name, value in vars(file_names).items() if name.isupper() and isinstance(value, str)}
+    named = {value for name, value in vars(outlets).items() if name.isupper() and isinstance(value, str)}
     assert named <= OUTLETS.keys()
 
 

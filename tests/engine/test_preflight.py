@@ -5,8 +5,8 @@ import math
 import pytest
 
 from dpfedexp import AdaptiveClip, FixedSize, Full, InputError, Poisson, cdp_fedexp, dp_fedavg, fedavg, ldp_fedexp
-from dpfedexp.engine.advice.plan import EPSILONS, ROUNDS, Plan, default_delta, plans, sampling_rates
-from dpfedexp.engine.advice.preflight import FEW_CLIENTS, LARGE_EPSILON, preflight
+from dpfedexp.engine.advice import FEW_CLIENTS, LARGE_EPSILON, preflight
+from dpfedexp.engine.plan import EPSILONS, ROUNDS, Plan, default_delta, plans, sampling_rates
 from tests.mechanisms.local_laplace import LocalLaplace
 
 MNIST = 8_186

@@ -34,8 +34,8 @@ from dpfedexp.core.votes import Ask
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import heartbeat
 from dpfedexp.engine import ranks as distributed
-from dpfedexp.engine.folder import RunFolder
 from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import RoundFailed
 from dpfedexp.models import linear_regression
 from tests.engine.plain import cases

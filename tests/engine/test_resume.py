@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression

@@ -28,8 +28,7 @@ from dpfedexp.core.local_rate import RATES
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import rounds as rounds_module
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import HELPED_SO_FAR, RATE
-from dpfedexp.engine.self_rate import probed
+from dpfedexp.engine.rounds import HELPED_SO_FAR, RATE, probed
 from dpfedexp.mechanisms.binned_vote import BinnedVote
 from dpfedexp.models import linear_regression
 from tests.optimisers import AdamW, HeavyBall
@@ -219,7 +218,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
             execution=Execution(device="cpu"),
         )
         state = simulation.begin()
-        monkeypatch.setattr("dpfedexp.engine.self_rate.chosen", lambda means, doubt: 0.1)
+        monkeypatch.setattr("dpfedexp.engine.rounds.chosen", lambda means, doubt: 0.1)
         seen.clear()
         state = probed(simulation, state, Ledger.in_memory(), None)
         answers = torch.cat(seen).reshape(2, 24)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpfedexp.accounting import Ledger, Sampling, compose
-from dpfedexp.accounting.events.charges import central_gaussian
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.engine import spent
 
 DELTA = 1e-5

@@ -10,8 +10,7 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import Ask
 from dpfedexp.data import Federation, synthetic_regression
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.outlets import recorded, right
+from dpfedexp.engine.outlets import METRICS, recorded, right
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.models import linear_regression

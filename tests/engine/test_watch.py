@@ -9,9 +9,8 @@ import torch
 from dpfedexp import Federation, Full, Sgd, cdp_fedexp, dp_fedadam, dp_fedavg, fedavg, fedexp, ldp_fedexp, train
 from dpfedexp.core.local_rate import HELPED
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.advice.evidence import alignment, is_longer_than_noise
-from dpfedexp.engine.advice.plan import Plan
-from dpfedexp.engine.advice.watch import FIRST_LOOK, WINDOW, Watch
+from dpfedexp.engine.advice import FIRST_LOOK, WINDOW, Watch
+from dpfedexp.engine.plan import Plan, alignment, is_longer_than_noise
 from dpfedexp.errors import AdviceWarning, InputError
 from dpfedexp.models import linear_regression
 

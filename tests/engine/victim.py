@@ -10,8 +10,8 @@ import torch
 
 from dpfedexp.cli.train import execute
 from dpfedexp.config import parse
-from dpfedexp.engine.folder import RunFolder
 from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFolder
 
 ROUNDS = 50
 SETTINGS = parse(

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from dpfedexp import files, flower
 from dpfedexp.accounting import Ledger
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting.ledger import head_path
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
 from dpfedexp.core.local import Sgd
 from dpfedexp.engine.outlets import right
@@ -252,7 +252,7 @@ def test_the_whole_folder_put_back_to_an_earlier_moment_is_refused(algorithm, tm
 def test_of_two_copies_of_a_folder_one_goes_on(algorithm, locks, tmp_path, monkeypatch):
     """Both went on to their ends before: 4 rounds stated by each, 6 spent. Without locks the one that waited is refused."""
     if not locks:
-        monkeypatch.setattr("dpfedexp.engine.anchor.try_lock", lambda descriptor: False)
+        monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     run(tmp_path / "one", algorithm, rounds=2)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     federation, model = problem(3)

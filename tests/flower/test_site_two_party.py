@@ -6,12 +6,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from dpfedexp.core.noise.masks import expand, from_words
+from dpfedexp.core.noise.lattice import expand, from_words
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.node.mod import privatize
 from dpfedexp.flower.two_party.node import HELPER
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.helper import unmasked
+from dpfedexp.mechanisms.aggregation import Round, unmasked
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 

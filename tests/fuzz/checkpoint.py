@@ -17,10 +17,10 @@ with instrumented():
     from dpfedexp.accounting import Ledger
     from dpfedexp.data import synthetic_regression
     from dpfedexp.engine import checkpoint
-    from dpfedexp.engine.file_names import CHECKPOINT
+    from dpfedexp.engine.checkpoint import digest
+    from dpfedexp.engine.open_run import settings_of
+    from dpfedexp.engine.outlets import CHECKPOINT
     from dpfedexp.engine.prepare import prepare
-    from dpfedexp.engine.settings import settings_of
-    from dpfedexp.engine.state_tensors import digest
     from dpfedexp.errors import InputError, LedgerError
     from dpfedexp.models import linear_regression
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.fuzz.harness import fuzz, instrumented
 
 with instrumented():
-    from dpfedexp.data.idx import read_idx
+    from dpfedexp.data.data_sets import read_idx
     from dpfedexp.errors import InputError
 
 PATH = Path(tempfile.mkdtemp()) / "file"

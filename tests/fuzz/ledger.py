@@ -12,7 +12,8 @@ from pathlib import Path
 from tests.fuzz.harness import fuzz, instrumented
 
 with instrumented():
-    from dpfedexp.accounting import Ledger, PrivacyStatement, chain
+    from dpfedexp.accounting import Ledger, PrivacyStatement
+    from dpfedexp.accounting import ledger as chain
     from dpfedexp.accounting.events import Sampling, to_json
     from dpfedexp.core.votes import within_clip
     from dpfedexp.engine import verify as verification

@@ -22,10 +22,9 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, dp_scaffold
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.open_run import OpenRun, find
+from dpfedexp.engine.open_run import OpenRun, description_of, find
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.rounds import Simulation, describe
-from dpfedexp.engine.settings import description_of
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.models import linear_regression
 from tests.fuzz.harness import mutation

@@ -22,7 +22,7 @@ from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.folder import RunFolder
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import verify_run
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.local_gaussian import SecureLocalGaussian

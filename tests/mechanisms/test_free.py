@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
-from dpfedexp.mechanisms.free import lift
+from dpfedexp.mechanisms.base import lift
 
 CLIENTS = torch.arange(1)
 

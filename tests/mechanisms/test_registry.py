@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import dpfedexp
 from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedavg, train
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
+from dpfedexp.accounting.charges import RoundSettings
 from dpfedexp.accounting.events import Sampling, from_json, to_json
-from dpfedexp.accounting.events.charges import RoundSettings
 from dpfedexp.audit.mechanisms import Case, audit_mechanism
 from dpfedexp.cli import app
 from dpfedexp.core.clipping import Clipped, clip

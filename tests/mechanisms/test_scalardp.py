@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpfedexp import InputError
-from dpfedexp.mechanisms.scalardp import ScalarDP
+from dpfedexp.mechanisms.privunit import ScalarDP
 
 
 def levels(scalar, r, count=400_000, seed=0):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms.scalardp import ScalarDP
+from dpfedexp.mechanisms.privunit import ScalarDP
 
 CLIPS = (1e-4, 1.0, 1e4)
 

@@ -7,7 +7,7 @@ import torch
 
 from dpfedexp.accounting import Query, Sampling
 from dpfedexp.core.clipping import BLOCK
-from dpfedexp.core.noise import discrete
+from dpfedexp.core.noise import lattice as discrete
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, within_clip
@@ -69,6 +69,6 @@ def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diamete
 
 def test_strict_noise_without_opendp_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    discrete._mechanism.cache_clear()
+    discrete._discrete.cache_clear()
     with pytest.raises(InputError, match="needs OpenDP"):
         discrete.discrete_gaussian((2,), 3.0)

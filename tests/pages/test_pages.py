@@ -14,7 +14,7 @@ import reference
 
 import dpfedexp
 from dpfedexp.accounting import epsilon, noise
-from dpfedexp.engine.advice.plan import plans
+from dpfedexp.engine.plan import plans
 
 ROOT = Path(__file__).parents[2]
 DECIDE = (ROOT / "docs" / "decide.md").read_text(encoding="utf-8")

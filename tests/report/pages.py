@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reproduction.paper.results.size import Size
 
-from dpfedexp.engine.facts import RunFacts
+from dpfedexp.engine.run import RunFacts
 from reproduction.paper import sections
 from tests.reproduction.paper.fabricated import Fabricated
 

@@ -12,7 +12,7 @@ import pytest
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import WITHIN, Ask
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
-from dpfedexp.engine.progress import show
+from dpfedexp.engine.train import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
 from dpfedexp.report.runs import RunRecord

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.errors import InputError
-from dpfedexp.processes import run_all
+from dpfedexp.machine import run_all
 from reproduction.paper.results import provenance
 from reproduction.paper.results.planned import Place, PlannedRun
 from reproduction.paper.results.record import RESULTS_VERSION, Record

@@ -13,8 +13,7 @@ from typing import Literal
 
 from dpfedexp.accounting import gdp, privunit
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 Setting = Literal["central", "local", "two-party", "none"]
 Charges = Iterable[tuple[Event, int]]

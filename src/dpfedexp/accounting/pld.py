@@ -26,10 +26,12 @@ import numpy as np
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import Adjacency, GaussianEvent
+from dpfedexp.errors import InputError, checked, is_number, require
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"
 UNAMPLIFIED = "Gaussian (GDP), no amplification claimed"
+SELECTION = "Rényi divergences of a random number of runs (Papernot and Steinke 2022)"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
@@ -223,3 +225,48 @@ def _round_up(value: float) -> float:
         return value
     rounded = float(f"{value:.11e}")
     return rounded if rounded >= value else float(f"{value * (1.0 + 1e-11):.11e}")
+
+
+@checked
+def selection_epsilon(mu: float, delta: float, runs: float) -> float:
+    """ε of private selection: a random, secret number of runs, of which only the best is shown (Papernot and Steinke 2022).
+
+    Everything together costs about as much as two or three runs, however many there were.
+
+    Formal guarantee: an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each μ-GDP, where K is
+    geometric with mean `runs`, nothing but the best is ever seen, and its score follows from what the run released and from public
+    data. It may be above what one run alone costs at the same δ by another accountant.
+
+    Args:
+        mu: of one run: √T·μ of its rounds (`Guarantee.mu`).
+        delta: δ.
+        runs: the mean number of runs, above 1.
+    """
+    require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
+    require(is_number(delta) and 0 < delta < 1, f"delta is {delta!r}; it must be above 0 and below 1.")
+    _check_runs(runs)
+    from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(RepeatAndSelectDpEvent(GaussianDpEvent(1.0 / mu), mean=runs, shape=1.0))
+    epsilon = float(accountant.get_epsilon(delta))
+    if not math.isfinite(epsilon):
+        raise InputError(f"mu is {mu:g}, which is no privacy that a selection could keep; give the runs more noise.")
+    return epsilon
+
+
+@checked
+def number_of_runs(runs: float, uniform: float) -> int:
+    """K, geometric on 1, 2, … with mean `runs`.
+
+    Args:
+        runs: the mean.
+        uniform: a number from [0, 1) that nobody else knows.
+    """
+    _check_runs(runs)
+    return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
+
+
+def _check_runs(runs: float) -> None:
+    require(is_number(runs) and 1 < runs < math.inf, f"runs is {runs!r}; the mean number of runs must be above 1.")

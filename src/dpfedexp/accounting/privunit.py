@@ -22,8 +22,7 @@ from itertools import accumulate
 import numpy as np
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent
-from dpfedexp.accounting.events.reports import ThreePoint, randomised_response
+from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent, ThreePoint, randomised_response
 
 EXACT = "exact PrivUnit composition"
 RENYI = "RDP of the exact PrivUnit pair"

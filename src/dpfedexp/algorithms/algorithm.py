@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.algorithms.rules import AnyRule, Safe, Step
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
 from dpfedexp.core.server import Extrapolate, ServerOptimiser, check_server
+from dpfedexp.core.step_size import AnyRule, Safe, Step
 from dpfedexp.core.votes import Ask
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Beside, Numerator
 
@@ -52,7 +51,7 @@ class Algorithm:
     Args:
         name: what statements and tables call it.
         mechanism: the name of its mechanism (`dpfedexp.mechanisms.MECHANISMS`).
-        rule: from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.algorithms.rules`).
+        rule: from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.core.step_size`).
         clip: the radius C, or how it adapts.
         numerator: which statistic the rule asks the mechanism for.
         noise_multiplier: z of Gaussian noise; exactly one of this and `target_epsilon` is given for Gaussian noise.

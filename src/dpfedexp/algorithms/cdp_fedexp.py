@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import INSTEAD, Algorithm, Clip, Per, clip_of
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.core import step_size
+from dpfedexp.errors import InputError, checked, nearest
 
-RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.cdp}
+RULES: dict[str, step_size.Rule] = {"free": step_size.free, "paper": step_size.cdp}
 
 
 @checked(instead=INSTEAD)
@@ -23,7 +22,7 @@ def cdp_fedexp(
     delta: float = 1e-5,
     adjacency: Adjacency = "replace-one",
     numerator: Literal["free", "paper"] = "free",
-    step: rules.Step = "safe",
+    step: step_size.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
     """CDP-FedEXP (Algorithm 2). By default the paper's step size, made safe, at DP-FedAvg's own ε.
@@ -49,7 +48,7 @@ def cdp_fedexp(
     return Algorithm(
         "cdp_fedexp",
         "central-gaussian",
-        rules.stepped(RULES[numerator], step),
+        step_size.stepped(RULES[numerator], step),
         clip_of(clip),
         numerator,
         noise_multiplier=noise_multiplier,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.arguments import checked
+from dpfedexp.core import step_size
+from dpfedexp.errors import checked
 
 
 @checked
-def fedexp(*, step: rules.Step = "paper") -> Algorithm:
+def fedexp(*, step: step_size.Step = "paper") -> Algorithm:
     """FedEXP without privacy (eq:step-size-fedexp).
 
     Args:
@@ -17,4 +17,4 @@ def fedexp(*, step: rules.Step = "paper") -> Algorithm:
     >>> fedexp().average_last
     2
     """
-    return Algorithm("fedexp", "none", rules.stepped(rules.fedexp, step), average_last=2)
+    return Algorithm("fedexp", "none", step_size.stepped(step_size.fedexp, step), average_last=2)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.algorithms import rules
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.core import step_size
+from dpfedexp.errors import InputError, checked, nearest
 from dpfedexp.mechanisms.base import Numerator
 
-GAUSSIAN_RULES: dict[str, rules.Rule] = {"free": rules.free, "paper": rules.ldp_gaussian, "naive": rules.naive}
+GAUSSIAN_RULES: dict[str, step_size.Rule] = {
+    "free": step_size.free,
+    "paper": step_size.ldp_gaussian,
+    "naive": step_size.naive,
+}
 
 
 @checked(instead=INSTEAD)
@@ -29,7 +32,7 @@ def ldp_fedexp(
     epsilons: Epsilons = PAPER_EPSILONS,
     gamma: GammaRule = "exact",
     numerator: Numerator | None = None,
-    step: rules.Step = "safe",
+    step: step_size.Step = "safe",
     average_last: int = 2,
 ) -> Algorithm:
     """LDP-FedEXP (Algorithm 1), Gaussian or PrivUnit.
@@ -60,7 +63,7 @@ def ldp_fedexp(
             raise InputError(
                 f"numerator is {numerator!r} with PrivUnit; its norm estimate is free already, leave it out."
             )
-        rule: rules.Rule = rules.ldp_privunit
+        rule: step_size.Rule = step_size.ldp_privunit
         chosen: Numerator | None = None
     elif mechanism == "local-gaussian":
         chosen = numerator or "free"
@@ -73,7 +76,7 @@ def ldp_fedexp(
     return Algorithm(
         "ldp_fedexp",
         mechanism,
-        rules.stepped(rule, step),
+        step_size.stepped(rule, step),
         clip_of(clip),
         chosen,
         noise_multiplier=noise_multiplier,

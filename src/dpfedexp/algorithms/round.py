@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.rules import Memory, next_step
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.server import Moments
+from dpfedexp.core.step_size import Memory, next_step
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]

@@ -19,15 +19,15 @@ from scipy.stats import binom
 
 from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats, Power
 from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs import mu_of
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
+from dpfedexp.errors import checked
 from dpfedexp.models import linear_regression
 
 DELTA = 1e-9

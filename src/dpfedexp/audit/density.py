@@ -16,11 +16,11 @@ from scipy.integrate import quad
 from scipy.special import betainc, betaincc, gammaln
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Floats, Power, distance, distance_limit, interval, rare
 from dpfedexp.audit.result import Result
 from dpfedexp.core.clipping import Clipped
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.errors import checked
 from dpfedexp.mechanisms import PrivUnit
 
 

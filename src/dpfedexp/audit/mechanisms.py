@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.accounting.joint import FREE_THRESHOLD
-from dpfedexp.arguments import checked
+from dpfedexp.accounting.charges import GammaRule
+from dpfedexp.accounting.gdp import FREE_THRESHOLD
 from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score, power_of_shift, power_of_tests
 from dpfedexp.audit.result import Curve, Result
 from dpfedexp.core.clipping import Clipped, clip
@@ -29,7 +28,7 @@ from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, further, within_clip
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
 from dpfedexp.mechanisms.binned_vote import BinnedVote

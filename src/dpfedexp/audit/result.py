@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dpfedexp.arguments import checked
 from dpfedexp.audit.bounds import Power
-from dpfedexp.json_values import finite
+from dpfedexp.errors import checked
+from dpfedexp.files import finite
 
 Curve = tuple[tuple[float, float, float], ...]
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]

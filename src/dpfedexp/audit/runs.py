@@ -44,7 +44,7 @@ from dpfedexp.audit.result import Result, skip
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError

@@ -32,7 +32,7 @@ def audit(
         return
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
     from dpfedexp.audit.jobs import all_jobs, audit_section, do
-    from dpfedexp.processes import run_all
+    from dpfedexp.machine import run_all
     from dpfedexp.report.document import wide
 
     count = samples or (QUICK_SAMPLES if quick else USUAL_SAMPLES)

@@ -63,7 +63,7 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
 ) -> None:
     """DP-FedEXP beside DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem: what it gains, and what privacy it costs."""
-    from dpfedexp.processes import run_all
+    from dpfedexp.machine import run_all
     from dpfedexp.report.document import wide
     from dpfedexp.report.page import report
 
@@ -107,9 +107,9 @@ def settings(setting: str, algorithm: str) -> Settings:
 def train(settings: Settings) -> Trained:
     """A whole simulated run on the CPU."""
     from dpfedexp.config import problem
-    from dpfedexp.engine.advice.commentary import silence
+    from dpfedexp.engine.advice import silence
     from dpfedexp.engine.train import train as run_training
-    from dpfedexp.json_values import finite
+    from dpfedexp.files import finite
 
     built = problem.build(settings)
     done = run_training(

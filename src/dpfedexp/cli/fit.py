@@ -113,8 +113,8 @@ def fit(
 
 def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
     """The settings with δ and the rounds that public numbers say, where they were not given."""
-    from dpfedexp.engine.advice.plan import default_delta
     from dpfedexp.engine.fit import rounds_for
+    from dpfedexp.engine.plan import default_delta
 
     participation = settings.build_participation()
     clients = settings.build_population(settings.build_algorithm(), participation, len(built.federation))

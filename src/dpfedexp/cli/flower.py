@@ -127,7 +127,7 @@ def helper_key(
     file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
 ) -> None:
     """Make the key of a helper of two-party aggregation, and print the public key that sites put into their guard files."""
-    from dpfedexp.mechanisms.aggregation.sealing import new_key
+    from dpfedexp.mechanisms.aggregation import new_key
 
     print(new_key(file))
 

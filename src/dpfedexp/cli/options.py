@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from dpfedexp.errors import InputError
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
 # Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.
@@ -32,8 +32,7 @@ class FileCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dpfedexp.config.sentences import places
-            from dpfedexp.config.settings import Settings
+            from dpfedexp.config.settings import Settings, places
 
             found = places(Settings, error.option_name.lstrip("-").replace("-", "_"))
             if not found:

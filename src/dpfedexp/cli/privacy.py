@@ -79,7 +79,7 @@ class Round:
     def event(self, z: float | None) -> Event:
         """One round with noise multiplier z."""
         from dpfedexp.accounting import Sampling
-        from dpfedexp.accounting.events.charges import RoundSettings
+        from dpfedexp.accounting.charges import RoundSettings
         from dpfedexp.mechanisms.registry import round_event
 
         rate, epsilons = self.sampling_rate, (self.epsilon0, self.epsilon1, self.epsilon2)
@@ -248,7 +248,7 @@ def plot(
 @app.command()
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     """What did a run promise, in plain language? Computed from its ledger."""
-    from dpfedexp.accounting.statements.wording import wrap
+    from dpfedexp.accounting.wording import wrap
     from dpfedexp.engine.verify import read_claim, recompute
 
     statement = recompute(run, read_claim(run))
@@ -294,7 +294,7 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 def _planned_events(run: Path) -> tuple[list[Event], str]:
     """The event of one round by the run's own configuration and those before the first; without any, why they are not known."""
     from dpfedexp.config import load
-    from dpfedexp.engine.file_names import CONFIG
+    from dpfedexp.engine.outlets import CONFIG
 
     path = run / CONFIG
     if not path.exists():
@@ -306,8 +306,8 @@ def _planned_events(run: Path) -> tuple[list[Event], str]:
 def _show_cost(event: Event, rounds: int, delta: float, about: dict[str, Any], as_json: bool) -> None:
     """What `rounds` rounds of `event` cost; with the clients known, for readers of a local run's models too."""
     from dpfedexp.accounting import guarantee
-    from dpfedexp.accounting.statements.views import models_only, other_adjacency
-    from dpfedexp.accounting.statements.wording import figure
+    from dpfedexp.accounting.statement import models_only, other_adjacency
+    from dpfedexp.accounting.wording import figure
 
     cost = guarantee(event, rounds, delta)
     charges = [(event, rounds)]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import compose, gdp
-from dpfedexp.accounting.selection import number_of_runs, selection_epsilon
+from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli.trials import (
     Plan,
@@ -35,12 +35,12 @@ from dpfedexp.cli.trials import (
     make_runs,
     metric_of,
 )
-from dpfedexp.engine.file_names import CONFIG
+from dpfedexp.engine.outlets import CONFIG
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_text, try_lock, undate
-from dpfedexp.processes import cores
+from dpfedexp.machine import cores
 from dpfedexp.report.runs import read_run
 
 BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"

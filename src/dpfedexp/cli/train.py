@@ -22,9 +22,8 @@ from dpfedexp.errors import InputError
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
     from dpfedexp.config.problem import Problem
-    from dpfedexp.engine.advice.message import Advice
-    from dpfedexp.engine.folder import RunFolder
-    from dpfedexp.engine.run import Run
+    from dpfedexp.engine.plan import Advice
+    from dpfedexp.engine.run import Run, RunFolder
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 """The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
@@ -112,7 +111,7 @@ def folder_given(out: Path | None, resume: bool) -> None:
 
 def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) -> RunFolder:
     """The folder that was asked for, or a new one below `runs`."""
-    from dpfedexp.engine.folder import RunFolder
+    from dpfedexp.engine.run import RunFolder
 
     path = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     return RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
@@ -224,9 +223,9 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
-    from dpfedexp.accounting.statements.wording import wrap
-    from dpfedexp.engine.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.engine.progress import LARGER, show
+    from dpfedexp.accounting.wording import wrap
+    from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.train import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")

@@ -16,14 +16,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
-from dpfedexp.accounting.selection import selection_epsilon
+from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.config import Settings, load
-from dpfedexp.engine.file_names import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.outlets import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, recorded
 from dpfedexp.engine.plot import Chart, Panel, Series, name_of
 from dpfedexp.errors import InputError, LedgerError, nearest, require
 from dpfedexp.files import replace_text
-from dpfedexp.processes import JobProgress, cores
+from dpfedexp.machine import JobProgress, cores
 from dpfedexp.report.document import Section, Table
 from dpfedexp.report.runs import RunRecord, read_run
 

@@ -1,15 +1,123 @@
-"""One function per equation of the paper, named after it, then the free rule and the safe step.
+"""Step-size rules: from what a round released to η_g. One function per equation of the paper, then the free rule and the safe step.
 
-Every rule takes the mean square in its numerator (as the setting provides it) and c̄, and returns η_g. Only released values may be
-passed in a private run; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps what a
+A rule is a function of the release; one that looks back too has an `init`, and is given its memory of the rounds before. Rules see
+released values only; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps what a
 rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
 
+import torch
 from torch import Tensor
+
+from dpfedexp.core.sums import Release
+from dpfedexp.errors import InputError, nearest, require
+
+Rule = Callable[[Release], float]
+Memory = dict[str, Tensor]
+"""What rounds leave for later ones, by name. A checkpoint holds it, so it must follow from released values alone."""
+Step = Literal["safe", "paper"]
+"""Whether the step size is capped by the progress that the releases show, or is what the paper's rule says."""
+
+
+@runtime_checkable
+class RuleWithMemory(Protocol):
+    """A step-size rule that looks back. Its names in the memory begin with "step."."""
+
+    def init(self, w: Tensor) -> Memory:
+        """What it remembers before the first round.
+
+        Args:
+            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
+        """
+        ...
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """η_g, and what to remember, by the same names.
+
+        Args:
+            release: what the round let out.
+            memory: what the rounds before left, not to be changed in place.
+        """
+        ...
+
+
+AnyRule = Rule | RuleWithMemory
+
+
+def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
+    """What a rule remembers before the first round: nothing, for a function of the release alone."""
+    return rule.init(w) if isinstance(rule, RuleWithMemory) else {}
+
+
+def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, Memory]:
+    """η_g and the memory after the round, in which whatever else remembers something is left as it was."""
+    if not isinstance(rule, RuleWithMemory):
+        return rule(release), memory
+    eta_g, changed = rule(release, memory)
+    return eta_g, {**memory, **changed}
+
+
+def one(release: Release) -> float:
+    """η_g = 1: FedAvg."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class FixedRate:
+    """η_g = rate: FedAvg with a server learning rate."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.rate < math.inf, f"server rate is {self.rate}; it must be a positive number.")
+
+    def __call__(self, release: Release) -> float:
+        return self.rate
+
+
+def fedexp(release: Release) -> float:
+    """eq:step-size-fedexp: (1/M) Σ‖Δ_i‖² / ‖Δ̄‖², at least 1 by Jensen's inequality."""
+    return _ratio(release.numerator, release.c_bar)
+
+
+def naive(release: Release) -> float:
+    """eq:naive: (1/M) Σ‖c_i‖² / ‖c̄‖². Biased by the noise's own energy dσ², which no number of clients averages out."""
+    return _ratio(release.numerator, release.c_bar)
+
+
+def target(mean_square: float, c_bar: Tensor) -> float:
+    """eq:optimal-eta-g: (1/M) Σ‖Δ_i‖² / ‖c̄‖². Not private: no server may compute it."""
+    return _ratio(mean_square, c_bar)
+
+
+def ldp_gaussian(release: Release) -> float:
+    """eq:step-size-gaussian: max{1, ((1/M) Σ‖c_i‖² − dσ²) / ‖c̄‖²}."""
+    return max(1.0, _ratio(release.numerator - release.c_bar.numel() * release.sigma**2, release.c_bar))
+
+
+def ldp_privunit(release: Release) -> float:
+    """eq:step-size-privunit: max{1, (1/M) Σ ŝ_i / ‖c̄‖²}."""
+    return max(1.0, _ratio(release.numerator, release.c_bar))
+
+
+def cdp(release: Release) -> float:
+    """eq:step-size-cdp: max{1, ((1/M) Σ‖Δ_i‖² + ξ) / ‖c̄‖²}; the mechanism has added ξ already."""
+    return max(1.0, _ratio(release.numerator, release.c_bar))
+
+
+def free(release: Release) -> float:
+    """max{1, (C² − C·ū_{d+1}) / ‖c̄‖²}, where u_i = (Δ_i, (C² − ‖Δ_i‖²)/C) lies in the same ball of radius C as Δ_i.
+
+    The numerator is unbiased for (1/M) Σ‖Δ_i‖² and costs no privacy beyond that of the update itself.
+    """
+    return max(1.0, _ratio(release.clip * release.clip - release.clip * release.numerator, release.c_bar))
+
 
 FIRST = 4.0
 """The cap of the first round, before which nothing is known: four times the plain step at most."""
@@ -38,44 +146,6 @@ PRIOR = 10.0 / 3.0
 EVIDENT = 2.0
 """The evidence from which the cap grows: noise alone reaches it once in 22 rounds. It shrinks below 0, where the evidence is
 against progress (noise alone: every other round), and stays as it is between the two."""
-
-
-def fedexp(mean_square: float, delta_bar: Tensor) -> float:
-    """eq:step-size-fedexp: (1/M) Σ‖Δ_i‖² / ‖Δ̄‖², at least 1 by Jensen's inequality."""
-    return _ratio(mean_square, delta_bar)
-
-
-def naive(mean_square_c: float, c_bar: Tensor) -> float:
-    """eq:naive: (1/M) Σ‖c_i‖² / ‖c̄‖². Biased by the noise's own energy dσ², which no number of clients averages out."""
-    return _ratio(mean_square_c, c_bar)
-
-
-def target(mean_square: float, c_bar: Tensor) -> float:
-    """eq:optimal-eta-g: (1/M) Σ‖Δ_i‖² / ‖c̄‖². Not private: no server may compute it."""
-    return _ratio(mean_square, c_bar)
-
-
-def ldp_gaussian(mean_square_c: float, c_bar: Tensor, sigma: float) -> float:
-    """eq:step-size-gaussian: max{1, ((1/M) Σ‖c_i‖² − dσ²) / ‖c̄‖²}."""
-    return max(1.0, _ratio(mean_square_c - c_bar.numel() * sigma**2, c_bar))
-
-
-def ldp_privunit(mean_s_hat: float, c_bar: Tensor) -> float:
-    """eq:step-size-privunit: max{1, (1/M) Σ ŝ_i / ‖c̄‖²}."""
-    return max(1.0, _ratio(mean_s_hat, c_bar))
-
-
-def cdp(noisy_mean_square: float, c_bar: Tensor) -> float:
-    """eq:step-size-cdp: max{1, ((1/M) Σ‖Δ_i‖² + ξ) / ‖c̄‖²}; the mechanism has added ξ already."""
-    return max(1.0, _ratio(noisy_mean_square, c_bar))
-
-
-def free(last_coordinate: float, c_bar: Tensor, clip: float) -> float:
-    """max{1, (C² − C·ū_{d+1}) / ‖c̄‖²}, where u_i = (Δ_i, (C² − ‖Δ_i‖²)/C) lies in the same ball of radius C as Δ_i.
-
-    The numerator is unbiased for (1/M) Σ‖Δ_i‖² and costs no privacy beyond that of the update itself.
-    """
-    return max(1.0, _ratio(clip * clip - clip * last_coordinate, c_bar))
 
 
 def turn(c_bar: Tensor, before: Tensor) -> float:
@@ -174,6 +244,57 @@ def safe(eta_g: float, cap: float) -> float:
         cap: κ_t.
     """
     return max(1.0, min(cap, eta_g))
+
+
+@dataclass(frozen=True)
+class Safe:
+    """A rule under a cap that grows while the released means show progress and falls to 1 where they do not.
+
+    Formal guarantee: η_g is between 1 and what the rule says, at most `FIRST` in the first round and at most 3/2 of what
+    the round before took in any other. It is computed from released values and public numbers, so it costs no privacy.
+    """
+
+    inner: Rule
+
+    def init(self, w: Tensor) -> Memory:
+        """No round was before."""
+        none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
+        numbers = torch.tensor([0.0, PRIOR, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
+        return {**none, "step.numbers": numbers.to(w.device)}
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
+        """κ_t = `safe_cap`, η_g = max{1, min{κ_t, the rule's}}."""
+        c_bar = release.c_bar
+        if "step.numbers" not in memory:
+            memory = self.init(c_bar)
+        rounds, total, ceiling, failed, *steps = memory["step.numbers"].tolist()
+        number, count = int(rounds) + 1, min(int(rounds), 4)
+        before = tuple(memory[f"step.c_bar.{ago}"] for ago in (1, 2, 3))
+        cap = FIRST
+        if count:
+            angle = turn(c_bar, before[0])
+            # Where the noise depends on the updates, its variance is an upper bound: it is never more than all that is seen.
+            variance = min(release.variance, float(c_bar.double().square().mean()))
+            progress = drift(c_bar, before[:count], variance)
+            total, significance = evidence(total, progress)
+            space = room(number, int(failed))
+            cap, ceiling = safe_cap(tuple(steps[-count:]), ceiling, angle, progress, significance, space)
+            if has_failed(angle, progress) and math.isfinite(ceiling):
+                failed = number
+        eta_g = safe(self.inner(release), cap)
+        return eta_g, {
+            "step.c_bar.1": c_bar.float(),
+            "step.c_bar.2": before[0],
+            "step.c_bar.3": before[1],
+            "step.numbers": memory["step.numbers"].new_tensor([number, total, ceiling, failed, *steps[1:], eta_g]),
+        }
+
+
+def stepped(rule: Rule, step: Step) -> AnyRule:
+    """The rule with the step that a user asks for."""
+    if step not in get_args(Step):
+        raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
+    return Safe(rule) if step == "safe" else rule
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The sums over clients that a round needs, and that add up whoever computed them.
+"""What a round adds up, and what it releases.
 
 Whatever the setting, the server of a round needs only numbers that add: chunks of clients, ranks of a distributed run and replies
 of a deployment are all combined with `+`, so memory does not grow with the number of clients.
@@ -6,10 +6,14 @@ of a deployment are all combined with `+`, so memory does not grow with the numb
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from dpfedexp.core.votes import WITHIN
+from dpfedexp.errors import InputError, checked
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,46 @@ class Sums:
         """The sums of nobody, for vectors of this width and so many votes."""
         vector, squares, shares = (torch.zeros(n, dtype=torch.float64, device=device) for n in ((width,), (), (votes,)))
         return Sums(vector, squares, shares, 0)
+
+
+@checked
+@dataclass(frozen=True)
+class Release:
+    """What leaves the mechanism, and may be seen by anyone.
+
+    Args:
+        c_bar: the mean update that moves the model.
+        statistic: the scalar that the step-size rule asks for, None where it asks for none.
+        votes: the noisy mean of every vote in its own range, by name; empty where there is none.
+        clip: the radius C that was in force.
+        sigma: the standard deviation of the noise in each coordinate of a client's own report, 0 where it has none.
+        variance: of the noise in each coordinate of `c_bar`, or an upper bound of it, from public numbers; infinite where the
+            mechanism does not say.
+    """
+
+    c_bar: Tensor
+    statistic: float | None
+    votes: dict[str, float]
+    clip: float
+    sigma: float = 0.0
+    variance: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "votes", dict(self.votes or {}))
+
+    @property
+    def within(self) -> float | None:
+        """The noisy fraction of clients within the clip, None without adaptive clipping."""
+        return self.votes.get(WITHIN)
+
+    @property
+    def norm(self) -> float:
+        """‖c̄‖."""
+        return float(torch.linalg.vector_norm(self.c_bar, dtype=torch.float64))
+
+    @property
+    def numerator(self) -> float:
+        """The statistic, for a rule that can't do without."""
+        if self.statistic is None:
+            raise InputError("the mechanism releases no statistic for this step-size rule; use one that needs none.")
+        return self.statistic

@@ -13,18 +13,15 @@ from torch import nn
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.participation import Full, Participation, public_population
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.advice.plan import default_delta
-from dpfedexp.engine.folder import restate
+from dpfedexp.engine.plan import Advice, default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run
+from dpfedexp.engine.run import Run, restate
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.train import train
-from dpfedexp.errors import is_count, is_number, require
+from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import Execution

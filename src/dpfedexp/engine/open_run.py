@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,15 +17,25 @@ from torch import Tensor
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.engine import checkpoint, outlets
-from dpfedexp.engine.anchor import Anchor, OneWriter
-from dpfedexp.engine.checkpoint import Checkpoint, Progress
-from dpfedexp.engine.checkpoint_settings import settings_hash
-from dpfedexp.engine.data_tag import data_tag
-from dpfedexp.engine.description import RunDescription, ledger_header
-from dpfedexp.engine.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
-from dpfedexp.engine.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
+from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
+from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
+from dpfedexp.engine.private_folder import (
+    NOTHING_CHARGED,
+    Anchor,
+    OneWriter,
+    PrivateFolder,
+    SharedAnchor,
+    data_tag,
+    is_run_id,
+    parameter_tag,
+)
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms.text import text_fields
+from dpfedexp.trainers.task import Clients
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
@@ -348,3 +359,139 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
             "run's own ledger back, or begin a new run in a new folder."
         )
     return str(name)
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run's files are told about the run.
+
+    Attributes:
+        name: the name that the ledger will know it by if it begins now.
+        settings: everything that its result depends on (`runs.settings`).
+        start: the state before the first round.
+        clients: whose data they are; only a keyed hash of them is kept.
+        algorithm: the algorithm's name.
+        delta: the algorithm's δ.
+        population: the public number of clients.
+        rounds: how many rounds the run has.
+        secure: whether it protects real data.
+        chunk_size: clients per tensor program.
+        trainer: how local updates are computed.
+        noise_cohort: clients of a round of the larger deployment that is simulated; None where none is.
+        stand_ins: how many simulated clients stand for them.
+    """
+
+    name: str
+    settings: NamedValues
+    start: State
+    clients: Clients
+    algorithm: str
+    delta: float
+    population: int
+    rounds: int
+    secure: bool
+    chunk_size: int
+    trainer: str
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
+
+
+def ledger_header(run: RunDescription) -> dict[str, Any]:
+    """What a reader of the ledger alone needs for a statement."""
+    header = {
+        "config": settings_hash(run.settings),
+        "algorithm": run.algorithm,
+        "clients": run.population,
+        "delta": run.delta,
+        "simulated": not run.secure,
+        "run": run.name,
+        **({} if run.noise_cohort is None else {"noise_cohort": run.noise_cohort, "stand_ins": run.stand_ins}),
+    }
+    public = outlets.recorded(LEDGER, header, secure=run.secure)
+    return {"config_hash": public.pop("config"), **public}
+
+
+def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
+    """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
+    task = simulation.task
+    return flatten(
+        {
+            "algorithm": simulation.algorithm,
+            "mechanism": type(simulation.mechanism).__name__,
+            **_fields(simulation.mechanism),
+            "local": task.local,
+            "participation": simulation.participation,
+            # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
+            "seed": None if simulation.system is not None else simulation.streams.seed,
+            "loss": task.loss,
+            "model": {
+                "parameters": dict(zip(task.layout.names, map(list, task.layout.shapes), strict=True)),
+                "start": parameter_tag(task.layout.read(task.model).cpu()),
+            },
+            "clients": simulation.population,
+            "diagnostics": simulation.diagnostics,
+            **more,
+        }
+    )
+
+
+def _fields(mechanism: Mechanism) -> NamedValues:
+    """A mechanism's fields by the names that its text form has."""
+    return {f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()}
+
+
+def description_of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
+    """What the files of this simulation's run are told; `more` are further settings that the result depends on."""
+    return RunDescription(
+        name=simulation.run,
+        settings=settings_of(simulation, rounds=rounds, **more),
+        start=simulation.begin(),
+        clients=simulation.task.clients,
+        algorithm=simulation.algorithm.name,
+        delta=simulation.algorithm.delta,
+        population=simulation.population,
+        rounds=rounds,
+        secure=simulation.system is not None,
+        chunk_size=simulation.chunk_size,
+        trainer=simulation.trainer.name,
+        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
+        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
+    )
+
+
+def facts_of(
+    simulation: Simulation, open_run: OpenRun, clients: Clients, folder: RunFolder | None, options: dict[str, Any]
+) -> RunFacts:
+    """The run in a few public facts.
+
+    Args:
+        simulation: what is run.
+        open_run: its files.
+        clients: the federation as it was given.
+        folder: where the run is written, which knows the command and the data where the command line gave them.
+        options: further arguments of the call; those that are None or False are left out of its text.
+    """
+    task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
+    command, data = ("", "") if folder is None else (folder.command, folder.data)
+    model = type(task.model).__name__
+    promise = {name: getattr(algorithm, name) for name in ("clip", "noise_multiplier", "target_epsilon", "adjacency")}
+    usual = {"noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one", "clip": math.inf}
+    what = call_text(algorithm.name, {name: value for name, value in promise.items() if value != usual[name]})
+    how = {"local": task.local, "rounds": described.rounds, **options}
+    named = [
+        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
+    ]
+    call = f"train({', '.join([model, type(clients).__name__, what, *named])})"
+    return RunFacts(
+        run=open_run.name,
+        algorithm=algorithm.name,
+        data=data or f"a {type(clients).__name__} from Python",
+        model=model,
+        clients=simulation.population,
+        parameters=task.layout.dimension,
+        rounds=described.rounds,
+        delta=algorithm.delta,
+        secure=described.secure,
+        command=command or call,
+        trainer="" if described.secure else simulation.trainer.name,
+    )

@@ -1,17 +1,4 @@
-"""Everything that leaves a run: every file and every field that it writes or prints, and by what right each is public.
-
-released      computed from what the mechanism released, and from nothing else of the clients'
-public        given to the run by whoever started it, and the same whatever the clients hold
-server        measured by the server on data of its own
-accounting    what was charged, and names drawn at random
-nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
-
-A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
-refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private/`) is not an outlet; it
-stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
-Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
-leaves such a run.
-"""
+"""The names of the files in a run folder, for whoever writes or reads one."""
 
 from __future__ import annotations
 
@@ -20,24 +7,44 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-from dpfedexp.engine.file_names import (
-    ADVICE,
-    CHECKPOINT,
-    CONFIG,
-    ERROR,
-    FACTS,
-    LEDGER,
-    LEDGER_HEAD,
-    METRICS,
-    METRICS_TABLE,
-    MODEL,
-    REPORT,
-    SERVER_CHECKPOINT,
-    SERVER_TENSORS,
-    STATEMENT,
-    STATEMENT_TEXT,
-    STATUS,
-)
+CONFIG = "config.toml"
+"""The resolved settings of a run from the command line."""
+FACTS = "run.json"
+"""What the run is, in a few public facts, and the command or the call that made it."""
+LEDGER = "ledger.jsonl"
+"""What was charged, before each release."""
+LEDGER_HEAD = "ledger.jsonl.head"
+"""How many charges the ledger holds, and the hash of the last one."""
+CHECKPOINT = "checkpoint.safetensors"
+"""The last completed round of a simulation."""
+SERVER_CHECKPOINT = "checkpoint.json"
+"""The last completed round of a deployment; it names its tensors (`server_tensors`)."""
+SERVER_TENSORS = "round-*.safetensors"
+"""The tensors of that round, and of an earlier one whose parameters the reported model averages."""
+METRICS = "metrics.jsonl"
+"""One record per round."""
+METRICS_TABLE = "metrics.csv"
+"""The same as a table."""
+MODEL = "model.safetensors"
+"""The trained parameters."""
+STATEMENT = "privacy.json"
+"""The privacy statement, for programs."""
+STATEMENT_TEXT = "privacy.txt"
+"""The privacy statement, for people."""
+ADVICE = "advice.jsonl"
+"""What there was to say about the run (docs/advice.md); empty where there was nothing."""
+ERROR = "error.txt"
+"""What a run of a sweep that failed said; not of a secure one."""
+REPORT = "report.html"
+"""The page that `dpfedexp report` writes."""
+STATUS = "status.json"
+"""How a deployment stands: running, completed, stopped or failed, in which round, at which ε."""
+
+
+def server_tensors(round: int) -> str:
+    """The file with the tensors of one round of a deployment."""
+    return SERVER_TENSORS.replace("*", str(round))
+
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
 Fields = Mapping[str, Right]
@@ -181,12 +188,11 @@ CLOCKS: Mapping[str, str] = {
     "flower.server.strategy": "the one date that all files of the folder get",
     "flower.two_party.*": "waits for the helper",
     "processes": "the time left of a bar, which a sweep of secure runs does not show",
-    "runs.folder": "the one date that all files of the folder get",
-    "runs.open_run": "the one date that all files of the folder get",
-    "runs.run": "the one date that all files of the folder get",
-    "simulation.heartbeat": "watches the other ranks",
-    "simulation.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
-    "sweep.selection": "the one date that all files of the folder get",
+    "engine.open_run": "the one date that all files of the folder get",
+    "engine.run": "the one date that all files of the folder get",
+    "engine.ranks": "watches the other ranks",
+    "engine.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
+    "cli.selection": "the one date that all files of the folder get",
     "trainers.*": "measures trainers on synthetic clients",
 }
 """Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""

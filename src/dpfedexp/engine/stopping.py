@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dpfedexp.accounting.statements.promise import Source
-from dpfedexp.arguments import checked
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.outlets import right
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.accounting.wording import Source
+from dpfedexp.engine.outlets import METRICS, right
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
-    from dpfedexp.engine.facts import RunFacts
-    from dpfedexp.engine.run import Run
+    from dpfedexp.engine.run import Run, RunFacts
 
 Record = dict[str, Any]
 OnRound = Callable[[Record], object]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,38 +15,32 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
+from dpfedexp.accounting.wording import Source
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
-from dpfedexp.arguments import checked
+from dpfedexp.algorithms.round import State
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.losses import Loss
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.core.losses import Loss, check_labels, check_loss
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.checkpoint import Checkpoint
-from dpfedexp.engine.evaluate import Measuring, evaluation_of
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.folder import RunFolder
-from dpfedexp.engine.open_run import OpenRun, find
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.open_run import OpenRun, description_of, facts_of, find
+from dpfedexp.engine.outlets import METRICS, recorded
+from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.progress import LARGER, RoundProgress
 from dpfedexp.engine.ranks import Team, world
-from dpfedexp.engine.rounds import Simulation, describe
-from dpfedexp.engine.run import Run
-from dpfedexp.engine.self_rate import probed
-from dpfedexp.engine.settings import description_of, facts_of
-from dpfedexp.engine.spent import epsilon_so_far
+from dpfedexp.engine.rounds import Simulation, describe, probed
+from dpfedexp.engine.run import Run, RunFolder
 from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate, Metric
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, is_count, is_number, require
+from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
+from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
+from dpfedexp.trainers.checks.application import applied
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.registry import trainer_again
-from dpfedexp.trainers.task import Clients
+from dpfedexp.trainers.task import Clients, first_line
 
 ELSEWHERE = {
     "lr": "local=Sgd(lr=0.1, steps=10)",
@@ -395,3 +391,198 @@ def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) 
     trained = copy.deepcopy(model)
     simulation.task.layout.write(trained, w)
     return trained
+
+
+def evaluation_of(
+    test: tuple[Any, Any] | None,
+    evaluate: Evaluate | None,
+    clients: Clients,
+    simulation: Simulation,
+    model: nn.Module,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Measuring | None:
+    """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
+    require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
+    require(
+        test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
+        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
+    )
+    check_metrics(metrics)
+    require(
+        metrics is None or (test is not None and evaluate is None),
+        "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
+    )
+    if evaluate is not None:
+        return Measuring(model, simulation, evaluate, asks=False)
+    if test is None:
+        return None
+    cast = getattr(clients, "prepare", None)
+    if cast is None:
+        raise InputError(
+            f"test is given, but a {type(clients).__name__} has no method prepare that casts a test set as the clients' data are; "
+            "give evaluate, a function (model) → dict, instead."
+        )
+    task = simulation.task
+    inputs, targets = cast(test[0], test[1], task.device)
+    measure = on_test_set(inputs, targets, task.loss, metrics=metrics)
+    shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
+    with torch.no_grad():
+        try:
+            rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
+            outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
+            check_loss(task.loss, outputs, targets[rows])
+            check_labels("its targets", task.loss, outputs, targets)
+        except Exception as error:
+            raise InputError(
+                f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
+            ) from None
+    return Measuring(model, simulation, measure, asks=True)
+
+
+def _kind(test: Any) -> str:
+    counted = isinstance(test, (tuple, list))
+    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
+
+
+class Measuring:
+    """Metrics of released parameters, in a copy of the model that no client trains.
+
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
+    set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
+
+    Args:
+        model: as it was given to the run.
+        simulation: the run, before its first round.
+        evaluate: what measures.
+        asks: whether `evaluate` leaves the parameters as they were.
+    """
+
+    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
+        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
+        self.copy = copy.deepcopy(model).to(self.task.device).eval()
+        held = dict(self.task.model.named_parameters())
+        for name, own in self.copy.named_parameters():
+            if not own.requires_grad:
+                # What is frozen lies on the device once.
+                own.data = held[name].data
+        self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
+
+    def __call__(self, state: State) -> dict[str, float]:
+        model = self.copy if self.forgets else self._fresh()
+        self.task.layout.write(model, state.reported.to(self.task.device))
+        found = self.evaluate(model)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
+            )
+        return {name: _number(name, value) for name, value in found.items()}
+
+    def _fresh(self) -> nn.Module:
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        return copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    """Whether a module's forward is torch's, with nobody's function before or after it."""
+    hooked = any(getattr(module, kind) for kind in ("_forward_hooks", "_forward_pre_hooks"))
+    return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module) and not hooked
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number.") from None
+
+
+LARGER = "of the larger deployment"
+"""Whose ε it is where few clients stand for many."""
+
+
+class RoundProgress:
+    """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal.
+
+    In a secure run it shows no durations, which depend on what the clients hold. `whose` says whose ε it is, where it is not that
+    of the run's own clients.
+    """
+
+    def __init__(self, name: str, rounds: int, enabled: bool = True, *, secure: bool = False, whose: str = "") -> None:
+        times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
+        self.whose = whose
+        self.bar: Any = None
+        # A run that shows nothing needs no package of the command line.
+        if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+            return
+        from rich import progress
+
+        self.bar = progress.Progress(
+            progress.TextColumn("[bold]{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
+            progress.TextColumn("{task.fields[shown]}"),
+            transient=True,
+        )
+        self.row = self.bar.add_task(name, total=rounds, shown="")
+
+    def __enter__(self) -> RoundProgress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def update(self, record: dict[str, Any]) -> None:
+        if self.bar:
+            self.bar.update(self.row, completed=record["round"], shown=show(record, self.whose))
+
+
+def show(record: dict[str, Any], whose: str = "") -> str:
+    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
+    metrics = [
+        f"{key.removeprefix('test_')} {value:.4g}"
+        for key, value in recorded("terminal", record, secure=True).items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+    ]
+    epsilon = record["epsilon_total"]
+    privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"
+    return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])
+
+
+EXACT = 8
+"""Up to so many sampled rounds the record of each has its own ε."""
+GROWTH = 1.25
+"""From one number of rounds for which ε is computed to the next, in longer runs."""
+
+
+def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
+    """ε of everything that was charged, or where that takes long an upper bound: ε of up to a quarter more rounds.
+
+    The cost of rounds that sample by Poisson takes a tenth of a second or more to compute, for every number of rounds anew. After
+    the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
+    more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
+    every statement, is of what was charged.
+
+    Args:
+        ledger: with the round in it.
+        delta: δ of the promise.
+        last: whether no further round is planned.
+    """
+    charges = ledger.charges()
+    sampled = [
+        (n, event) for event, n in charges if isinstance(event, GaussianEvent) and event.sampling.kind == "poisson"
+    ]
+    _, event = max(sampled, key=lambda pair: pair[0], default=(0, None))
+    if event is None or last or event.setting == "local":
+        return compose(charges, delta).epsilon
+    return compose([(one, next_known(n) if one == event else n) for one, n in charges], delta).epsilon
+
+
+def next_known(rounds: int) -> int:
+    """The smallest number of rounds, not below this one, for which ε is computed."""
+    known = EXACT
+    while known < rounds:
+        known = max(known + 1, int(known * GROWTH))
+    return known if rounds > EXACT else rounds

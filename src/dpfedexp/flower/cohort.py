@@ -12,11 +12,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import nn
 
 from dpfedexp.algorithms import fedavg
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.errors import require
+from dpfedexp.errors import checked, require
 from dpfedexp.flower.arrays import as_array, to_flat
 from dpfedexp.flower.messages import HOSTED
 from dpfedexp.flower.node.mod import MODEL, hosted_clients

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.file_names import SERVER_CHECKPOINT
+from dpfedexp.engine.outlets import SERVER_CHECKPOINT
 from dpfedexp.errors import InputError
 from dpfedexp.flower.node.show import guard_summary, load_limits
 from dpfedexp.flower.server.status import EXIT_CODES, read_status

@@ -11,7 +11,7 @@ from dpfedexp.algorithms.participation import Participation
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.votes import Ask
-from dpfedexp.engine.ahead import LONG, Ahead
+from dpfedexp.engine.rounds import LONG, Ahead
 from dpfedexp.errors import require
 from dpfedexp.mechanisms import Mechanism
 

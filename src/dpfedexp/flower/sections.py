@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.config import Settings, parse
-from dpfedexp.config.sentences import sentence
+from dpfedexp.config.settings import sentence
 from dpfedexp.errors import InputError
 
 

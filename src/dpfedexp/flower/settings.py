@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Message
 
 from dpfedexp.algorithms.participation import FixedSize
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.rate import at_round, check_rate
 from dpfedexp.flower.sections import read_settings
 from dpfedexp.mechanisms import mechanism_class

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.rate import check_rate
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.task import Task, check_task

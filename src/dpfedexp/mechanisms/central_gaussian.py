@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import central_gaussian
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
@@ -31,11 +30,19 @@ from dpfedexp.core.votes import (
     shares,
     within_clip,
 )
-from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
-from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
-from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.mechanisms.base import (
+    Mechanism,
+    Release,
+    Report,
+    Secure,
+    Terms,
+    check_gaussian,
+    lift,
+    make_sums,
+    total,
+    with_noise,
+)
 
 _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""

@@ -10,18 +10,26 @@ from dataclasses import dataclass, replace
 from scipy.special import chdtri
 from torch import Tensor
 
+from dpfedexp.accounting.charges import local_gaussian
 from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import local_gaussian
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
 from dpfedexp.core.sums import Sums
-from dpfedexp.errors import require
-from dpfedexp.mechanisms.base import Mechanism, Numerator, Secure, Terms
-from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
-from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Release, Report, make_sums, total
+from dpfedexp.errors import checked, require
+from dpfedexp.mechanisms.base import (
+    Mechanism,
+    Numerator,
+    Release,
+    Report,
+    Secure,
+    Terms,
+    check_gaussian,
+    lift,
+    make_sums,
+    total,
+    with_noise,
+)
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""

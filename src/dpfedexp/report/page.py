@@ -13,11 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
-from dpfedexp.engine.file_names import METRICS, REPORT
+from dpfedexp.engine.outlets import METRICS, REPORT
 from dpfedexp.engine.plot import FORMATS, Chart, Panel, draw
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_text
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section
 from dpfedexp.report.runs import is_run, read_run, run_section, runs_section
 

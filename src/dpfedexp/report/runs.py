@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.facts import RunFacts
-from dpfedexp.engine.file_names import CHECKPOINT, CONFIG, LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.plot import STEERING, Chart, Panel, metrics_in, name_of, over_rounds, run_panels
-from dpfedexp.engine.results import read_advice, read_history, read_text
+from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.report.document import Section, Table
 

@@ -13,7 +13,7 @@ from dpfedexp.core.batches import Schedule, schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.held import TOLERANCE, each_held
 from dpfedexp.trainers.fast.objective import objective
 from dpfedexp.trainers.fast.ops import Unsupported, multiplied

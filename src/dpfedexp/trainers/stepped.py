@@ -11,7 +11,7 @@ from torch import Tensor
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.data.client_rows import Edition
+from dpfedexp.data.federation import Edition
 from dpfedexp.inputs import Inputs
 from dpfedexp.trainers.fast.objective import Objective
 from dpfedexp.trainers.fast.program import Program

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.core.batches import Schedule
-from dpfedexp.threads import spread, without_subnormals
+from dpfedexp.machine import spread, without_subnormals
 from dpfedexp.trainers.stepped import Steps
 from dpfedexp.trainers.task import Trainer
 

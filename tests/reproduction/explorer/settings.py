@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from dpfedexp import Full, cdp_fedexp, dp_fedavg
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.plan import Plan
 
 Setting = dict[str, Any]
 

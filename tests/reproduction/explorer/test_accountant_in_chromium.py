@@ -9,8 +9,8 @@ import pytest
 from reproduction.suite.command import explore
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.statements.views import models_only
-from dpfedexp.engine.advice.evidence import DEVIATIONS
+from dpfedexp.accounting.statement import models_only
+from dpfedexp.engine.plan import DEVIATIONS
 from tests.browser import visit
 from tests.reproduction.explorer.settings import plan, settings
 

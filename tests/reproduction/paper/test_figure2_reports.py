@@ -7,7 +7,7 @@ import torch
 from reproduction.paper.figure2_reports import RULES, InitialStepRun, from_updates
 from reproduction.paper.results.planned import Place
 
-from dpfedexp.algorithms import rules
+from dpfedexp.core import step_size
 from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 
 
@@ -22,7 +22,7 @@ def updates(clients: int, dimension: int) -> torch.Tensor:
 def test_naive_is_off_by_the_noise_energy_and_proposed_is_not():
     """With σ = 0.7C, E‖c‖² = ‖Δ‖² + dσ²; the corrected numerator's relative sd here is 2 %, and 10 % is five of them."""
     d, c = 50, 0.3
-    sizes = from_updates(LocalGaussian(c, 0.7, "paper"), rules.ldp_gaussian, updates(20_000, d), seed=1)
+    sizes = from_updates(LocalGaussian(c, 0.7, "paper"), step_size.ldp_gaussian, updates(20_000, d), seed=1)
     excess = d * (0.7 * c) ** 2 / 0.05
     assert sizes["naive"] / sizes["target"] == pytest.approx(1 + excess, rel=0.05)
     assert sizes["proposed"] == pytest.approx(sizes["target"], rel=0.1)
@@ -30,7 +30,7 @@ def test_naive_is_off_by_the_noise_energy_and_proposed_is_not():
 
 def test_privunit_proposed_is_near_the_target_and_naive_far():
     sizes = from_updates(
-        PrivUnit(0.3, 50, 2.0, 2.0, 2.0, gamma="paper"), rules.ldp_privunit, updates(20_000, 50), seed=1
+        PrivUnit(0.3, 50, 2.0, 2.0, 2.0, gamma="paper"), step_size.ldp_privunit, updates(20_000, 50), seed=1
     )
     assert sizes["naive"] > 10 * sizes["target"]
     # ŝ is biased by up to (C/2)²/4 = 0.0056 of the mean square 0.05.

@@ -6,7 +6,7 @@ import pytest
 from reproduction.suite.contenders import ADAM_RATES, CONTENDERS, DELTA, SERVER_RATES
 from reproduction.suite.plan import SuiteRun
 
-from dpfedexp.algorithms.rules import FixedRate
+from dpfedexp.core.step_size import FixedRate
 
 TODAY = [name for name, one in CONTENDERS.items() if one.algorithm is not None and not one.why_missing]
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.engine.file_names import LEDGER, STATUS
+from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.errors import InputError
 from dpfedexp.flower.local.deployment import QUIET, program
 from dpfedexp.flower.server.status import EXIT_CODES, read_status

@@ -30,13 +30,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import LedgerError, require
+from dpfedexp.errors import LedgerError, checked, require
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, node_charge, total
-from dpfedexp.mechanisms.aggregation.sealing import check_public
+from dpfedexp.mechanisms.aggregation import check_public
 
 NODE_KEY = "dpfedexp-guard"
 VARIABLE = "DPFEDEXP_GUARD"

@@ -30,10 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.ledger import Mark
-from dpfedexp.engine.anchor import read_mark, write_mark
-from dpfedexp.engine.private_folder import SharedAnchor
+from dpfedexp.accounting.ledger import Mark, head_path
+from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError
 
 _DRAWN = re.compile(r"[0-9a-f]{16}")

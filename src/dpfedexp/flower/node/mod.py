@@ -25,12 +25,11 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import further
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.messages import (
     BALLOTS,

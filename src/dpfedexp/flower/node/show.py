@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpfedexp.accounting import chain
+from dpfedexp.accounting.ledger import read_chain
 from dpfedexp.errors import LedgerError
 from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.guard_ledger import Place, read_ledger
@@ -64,7 +64,7 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
         ledger = read_ledger(place)
         if ledger is not None and len(ledger):
             summary["charges"], summary["epsilon"] = len(ledger), total(ledger.charges(), guard.delta)
-            lines = chain.read(place.ledger).records[-last:] if last else []
+            lines = read_chain(place.ledger).records[-last:] if last else []
             summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
     except LedgerError as error:
         summary["problem"] = str(error)

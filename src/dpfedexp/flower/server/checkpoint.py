@@ -2,7 +2,7 @@
 
 The JSON names the tensor files and their hashes and is written last, atomically: it is what makes a round completed. Everything in
 it was released already or is public, so the folder holds nothing private. The tensors are those of a simulation's checkpoint
-(`runs.state_tensors`). An earlier iterate that the reported model averages is the `w` of an earlier round's file, which stays while
+(`engine.checkpoint`). An earlier iterate that the reported model averages is the `w` of an earlier round's file, which stays while
 it is needed: every round writes its parameters once.
 """
 
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from dpfedexp.accounting.ledger import Mark
 from dpfedexp.algorithms.round import State
-from dpfedexp.engine.file_names import SERVER_CHECKPOINT, SERVER_TENSORS, server_tensors
-from dpfedexp.engine.outlets import recorded
-from dpfedexp.engine.state_tensors import digest, earlier, state_from, state_tensors
+from dpfedexp.engine.checkpoint import digest, earlier, state_from, state_tensors
+from dpfedexp.engine.outlets import SERVER_CHECKPOINT, SERVER_TENSORS, recorded, server_tensors
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_tensors, replace_text
 

@@ -1,6 +1,6 @@
 """The server's folder: ledger, checkpoint, and at the end the model and the statement.
 
-`dpfedexp.engine.file_names` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
+`dpfedexp.engine.outlets` says what each file is. Outside the folder, an anchor (`$DPFEDEXP_PRIVATE/ledgers`, see
 `dpfedexp.engine`) remembers how far the ledger had come. Every charge moves it, on disk, before the round that it pays for is
 released.
 
@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.chain import head_path
-from dpfedexp.accounting.ledger import Mark
+from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.core.layout import Params
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.anchor import OneWriter
-from dpfedexp.engine.file_names import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
-from dpfedexp.engine.outlets import recorded
-from dpfedexp.engine.private_folder import VARIABLE, SharedAnchor, root
+from dpfedexp.engine.outlets import ADVICE, LEDGER, MODEL, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT, recorded
+from dpfedexp.engine.plan import Advice
+from dpfedexp.engine.private_folder import VARIABLE, OneWriter, SharedAnchor, root
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors, replace_text
 from dpfedexp.flower.server.checkpoint import Checkpoint, load_checkpoint

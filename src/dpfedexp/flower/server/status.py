@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpfedexp.accounting import PrivacyStatement
-from dpfedexp.engine.file_names import LEDGER, STATUS
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.outlets import LEDGER, STATUS, recorded
 from dpfedexp.errors import InputError
-from dpfedexp.files import replace_text
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite, replace_text
 
 Status = Literal["running", "completed", "stopped", "failed"]
 EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed": 4}

@@ -24,20 +24,18 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, Poisson
 from dpfedexp.algorithms.round import State, advance
-from dpfedexp.algorithms.rules import initial_memory
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Ask
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import log
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.outlets import OUTLETS, recorded
-from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, require
-from dpfedexp.files import undate
+from dpfedexp.engine.plan import Plan, log
+from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed, checked, require
+from dpfedexp.files import finite, undate
 from dpfedexp.flower.arrays import layout_of, to_arrays, to_flat
 from dpfedexp.flower.identity import read_nodes
 from dpfedexp.flower.messages import REQUEST, Request
@@ -52,7 +50,6 @@ from dpfedexp.flower.server.promise import no_other_adjacency, reporting, statem
 from dpfedexp.flower.server.replies import Counts, add_replies, check_floor
 from dpfedexp.flower.server.saving import Saving
 from dpfedexp.flower.server.status import Status, write_status
-from dpfedexp.json_values import finite
 from dpfedexp.mechanisms import Mechanism, Release, mechanism_class
 from dpfedexp.mechanisms.text import encode
 

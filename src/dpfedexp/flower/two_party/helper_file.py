@@ -29,9 +29,7 @@ from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
 from dpfedexp.flower.node.limits import read_limits
 from dpfedexp.flower.node.price import Refused, total
 from dpfedexp.flower.noise import deployment_noise
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.helper import FEWEST, Helper
-from dpfedexp.mechanisms.aggregation.sealing import PrivateKey
+from dpfedexp.mechanisms.aggregation import FEWEST, Helper, PrivateKey, Round
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 NODE_KEY, VARIABLE = "dpfedexp-helper", "DPFEDEXP_HELPER"

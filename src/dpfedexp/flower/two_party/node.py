@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from dpfedexp.core.noise.masks import to_words
+from dpfedexp.core.noise.lattice import to_words
 from dpfedexp.errors import InputError
 from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import FAILED_PRECONDITION, REFUSAL, REPORT, REQUEST, Request
@@ -23,10 +23,7 @@ from dpfedexp.flower.node.guard import Guard
 from dpfedexp.flower.node.price import Refused
 from dpfedexp.flower.two_party.helper_file import HelperFile
 from dpfedexp.mechanisms import Report
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.client import masked
-from dpfedexp.mechanisms.aggregation.helper import BadSeeds
-from dpfedexp.mechanisms.aggregation.sealing import check_public
+from dpfedexp.mechanisms.aggregation import BadSeeds, Round, check_public, masked
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 

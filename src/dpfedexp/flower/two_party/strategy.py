@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from dpfedexp.core.noise.masks import Words, from_words, to_words
+from dpfedexp.core.noise.lattice import Words, from_words, to_words
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.arrays import strict_array
@@ -26,10 +26,7 @@ from dpfedexp.flower.server.replies import Counts, read_replies, reason_of
 from dpfedexp.flower.server.strategy import DpFedExp
 from dpfedexp.flower.two_party.node import HELPER, round_of
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.mechanisms.aggregation.binding import Round, set_digest
-from dpfedexp.mechanisms.aggregation.client import Masked
-from dpfedexp.mechanisms.aggregation.helper import unmasked
-from dpfedexp.mechanisms.aggregation.sealing import SEALED_BYTES
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")

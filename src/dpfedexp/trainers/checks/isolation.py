@@ -31,12 +31,11 @@ from torch.utils._pytree import tree_leaves
 from dpfedexp.core.batches import Batching, Schedule, schedule
 from dpfedexp.core.clipping import clip, row_norms
 from dpfedexp.core.local import Sgd
-from dpfedexp.core.losses import read, reading_of
-from dpfedexp.core.losses.shapes import class_dimension
+from dpfedexp.core.losses import class_dimension, read, reading_of
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError, require
 from dpfedexp.inputs import Inputs, call, each
-from dpfedexp.mechanisms.free import lift
+from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.checks.application import generator_states
 from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.ops import Gradient, Gradients, Later, Product, Saved
 from dpfedexp.trainers.fast.window import Pair, Window
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.ops import Gradients, Saved
 from dpfedexp.trainers.forward.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 

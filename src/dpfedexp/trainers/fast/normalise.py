@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.ops import RELU, Gradients, Saved, Unsupported
 
 

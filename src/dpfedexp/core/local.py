@@ -1,0 +1,447 @@
+"""Algorithm 3, the local update: the protocol of a local optimiser, the optimisers, and the schedules of their rate.
+
+A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
+client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
+theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
+all its steps stands still (`trainers/stepping.py`). The rate of a round follows from its number alone, so it is public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from dpfedexp.core.batches import Batching
+from dpfedexp.core.layout import Params
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
+
+
+@checked
+@dataclass(frozen=True)
+class RateSchedule:
+    """The local rate over rounds, as a share of `lr`: all of it, after `warm_up` rounds of a straight rise to it.
+
+    The rate of a round follows from its number alone, so it is public. `CosineRate` and `StepRate` fall afterwards.
+
+    >>> [RateSchedule(warm_up=2).share(round) for round in (1, 2, 3)]
+    [0.5, 1.0, 1.0]
+
+    Attributes:
+        warm_up: rounds until the rate is `lr`; 0 for none.
+    """
+
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` where a field is out of range."""
+        require(
+            is_count(self.warm_up) or self.warm_up == 0,
+            f"schedule warm_up is {self.warm_up!r}; it must be a whole number of rounds, or 0.",
+        )
+
+    def share(self, round: int) -> float:
+        """What `lr` is multiplied with in a round, which are counted from 1."""
+        if round <= self.warm_up:
+            return round / self.warm_up
+        return self.after(round - self.warm_up)
+
+    def after(self, round: int) -> float:
+        """The same, by the number of the round after the warm-up."""
+        return 1.0
+
+
+@checked
+@dataclass(frozen=True)
+class CosineRate(RateSchedule):
+    """Falls along half a cosine from `lr` in the first round towards `floor`·lr, which it has after `rounds` rounds.
+
+    >>> [round(CosineRate(rounds=4).share(number), 3) for number in (1, 3, 5, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+
+    Attributes:
+        warm_up: rounds before it in which the rate rises to `lr`.
+        rounds: how many rounds the fall takes; usually the run's less the warm-up.
+        floor: the share of `lr` that stays.
+    """
+
+    rounds: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(is_count(self.rounds), f"schedule rounds is {self.rounds!r}; say over how many rounds the rate falls.")
+        _check_share("floor", self.floor, zero=True)
+
+    def after(self, round: int) -> float:
+        way = min(round - 1, self.rounds) / self.rounds
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * way))
+
+
+@checked
+@dataclass(frozen=True)
+class StepRate(RateSchedule):
+    """Multiplied by `factor` after every `every` rounds.
+
+    >>> [StepRate(every=2, factor=0.5).share(round) for round in (1, 2, 3, 5)]
+    [1.0, 1.0, 0.5, 0.25]
+
+    Attributes:
+        warm_up: rounds before it in which the rate rises to `lr`.
+        every: rounds at one rate.
+        factor: from one rate to the next.
+    """
+
+    every: int = 0
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(is_count(self.every), f"schedule every is {self.every!r}; say for how many rounds the rate stays.")
+        _check_share("factor", self.factor)
+
+    def after(self, round: int) -> float:
+        return float(self.factor ** ((round - 1) // self.every))
+
+
+def _check_share(name: str, value: object, *, zero: bool = False) -> None:
+    low = "from 0" if zero else "above 0"
+    right = is_number(value) and (0 <= value <= 1 if zero else 0 < value <= 1)  # type: ignore[operator]
+    require(right, f"schedule {name} is {value!r}; it must be a number {low} and at most 1.")
+
+
+SCHEDULES: dict[str, type[RateSchedule]] = {"constant": RateSchedule, "cosine": CosineRate, "step": StepRate}
+"""The schedules by the names that configuration files use."""
+
+
+Moments = dict[str, Tensor]
+"""What an optimiser remembers of a parameter from step to step, by name; each is shaped like the parameter, [n, …]."""
+Count = TypeVar("Count", float, Tensor)
+TORCH = {
+    "learning_rate": "lr=0.1",
+    "params": "nothing for it: the optimiser gets every client's own parameters",
+    "betas": "beta1=0.9, beta2=0.999",
+    "lr_scheduler": "schedule=CosineRate(rounds=50)",
+    "max_grad_norm": "clip_gradient=1.0",
+}
+"""What people know from elsewhere, and how it is written here."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where in their round the clients of a chunk are, on their device. Read it; only the trainer moves it.
+
+    Attributes:
+        step: how many steps were taken before this one: a float64 tensor without dimensions, so that it can be part of a recording
+            and does not change the type of what it is multiplied with.
+        steps: τ of every client, [n].
+    """
+
+    step: Tensor
+    steps: Tensor
+
+
+def as_rows(values: Tensor, like: Tensor) -> Tensor:
+    """One value per client [n] in a shape that goes with `like` [n, …]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+@checked
+@dataclass(frozen=True)
+class LocalOptimiser(Batching):
+    """What a client does in a round: how many steps on which batches, and which way a step goes.
+
+    A new optimiser is one frozen dataclass that inherits from this one and says `direction`. All trainers and the Flower clients
+    then take it; a line in `OPTIMISERS` gives it a name in configuration files.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class HeavyBall(LocalOptimiser):
+    ...     momentum: float = 0.9
+    ...
+    ...     @property
+    ...     def moment_names(self):
+    ...         return ("v",)
+    ...
+    ...     def direction(self, w, gradient, moments, clock):
+    ...         return moments["v"].mul_(self.momentum).add_(gradient)
+    >>> HeavyBall(lr=0.1, steps=10).momentum
+    0.9
+
+    Attributes:
+        lr: η_l, the local rate; "auto" lets the clients' votes choose it (central privacy and simulations without any).
+        steps: local steps of a round; give this or `epochs`.
+        epochs: passes over the client's rows; give this or `steps`.
+        batch_size: rows of one step; None for all of them.
+        proximal: μ of the FedProx pull μ(w − w⁽ᵗ⁾) towards the global model (Li et al. 2020), part of every gradient.
+        max_examples: a public bound on the rows of a client: one that holds more trains each round on a sample of that many, drawn
+            from its own stream. How much a client holds is private, so a secure run can put many clients into one tensor program
+            only under such a bound.
+        clip_gradient: a bound on the norm of a client's gradient in every step, over all parameters together, pull and correction
+            included; None for no bound. It is no part of the privacy, whose clip is the algorithm's.
+        schedule: how the rate changes over rounds, such as `CosineRate(rounds=50)`; None for a rate that stays.
+    """
+
+    lr: float | Literal["auto"]
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    proximal: float = 0.0
+    max_examples: int | None = None
+    clip_gradient: float | None = None
+    schedule: RateSchedule | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
+        require(
+            self.lr == "auto" or (is_number(self.lr) and 0 < float(self.lr) < float("inf")),
+            f"local lr is {self.lr!r}; it must be a positive number or 'auto'.",
+        )
+        self.check_batching()
+        require(
+            is_number(self.proximal) and self.proximal >= 0,
+            f"local proximal is {self.proximal!r}; it must be a number that is not negative.",
+        )
+        require(
+            self.clip_gradient is None or (is_number(self.clip_gradient) and 0 < self.clip_gradient < math.inf),
+            f"local clip_gradient is {self.clip_gradient!r}; it must be a positive number, or None for no bound.",
+        )
+        require(
+            self.schedule is None or isinstance(self.schedule, RateSchedule),
+            f"local schedule is a {type(self.schedule).__name__}; it must be a schedule such as CosineRate(rounds=50).",
+        )
+        require(
+            self.schedule is None or not self.automatic,
+            "local lr is 'auto' beside a schedule; a rate that sets itself has none: give lr a number, or leave schedule out.",
+        )
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the rate sets itself (`local_rate`)."""
+        return self.lr == "auto"
+
+    @property
+    def rate(self) -> float:
+        """η_l as a number."""
+        if isinstance(self.lr, str):
+            raise InputError("local lr is 'auto', which only a run can choose; give a number here, such as lr=0.1.")
+        return self.lr
+
+    def at(self, rate: float) -> Self:
+        """The same optimiser at a rate."""
+        return replace(self, lr=rate)
+
+    def in_round(self, round: int) -> Self:
+        """The same optimiser at the rate of a round, which are counted from 1, without a schedule."""
+        if self.schedule is None:
+            return self
+        # A schedule may end at zero, which is no rate of an optimiser: the smallest number stands for it.
+        rate = max(self.rate * self.schedule.share(round), torch.finfo(torch.float32).tiny)
+        return replace(self, lr=rate, schedule=None)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """The moments that the optimiser keeps of every parameter: zero when a round begins, gone when it ends."""
+        return ()
+
+    @property
+    def follows_gradient(self) -> bool:
+        """Whether `direction` is the gradient itself, so that a step needs no memory for it."""
+        return False
+
+    @property
+    def needs_all_gradients(self) -> bool:
+        """Whether `joined` wants to see the gradients of all parameters before any parameter moves.
+
+        Where not, a parameter moves as soon as its gradient is known, and the memory of the gradient is free again.
+        """
+        return self.clip_gradient is not None
+
+    def joined(self, gradients: Params) -> Params:
+        """The gradients after something that looks at all of them, such as a bound on a client's whole gradient.
+
+        Asked before `direction`, and only of an optimiser that `needs_all_gradients`.
+
+        Args:
+            gradients: of all parameters by name, [n, …] each; not to be changed in place.
+
+        Returns:
+            The gradients that `direction` gets instead, by the same names.
+        """
+        if self.clip_gradient is None:
+            return gradients
+        norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        # torch.nn.utils.clip_grad_norm_ adds the same millionth.
+        factor = (self.clip_gradient / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1.0)
+        return {name: gradient * as_rows(factor, gradient) for name, gradient in gradients.items()}
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        """Which way the clients go: the trainer alone then does w ← w − η_l·direction.
+
+        A client's row may depend on its own rows of the arguments only. No shape and no branch may depend on a tensor's values,
+        because on a GPU the operations are recorded once and replayed.
+
+        Args:
+            w: one parameter of n clients, [n, …].
+            gradient: of the client's loss on this step's batch, pull and correction included, [n, …]; not to be changed in place.
+                Of w's type where moments are kept; otherwise it may be bf16 in a bf16 run.
+            moments: of this parameter, by `moment_names`; to be changed in place.
+            clock: where in the round the clients are.
+
+        Returns:
+            The direction, [n, …]; it may be one of the arguments.
+        """
+        raise InputError(
+            f"the local optimiser {type(self).__name__} does not say which way a step goes; give it a method "
+            "direction(w, gradient, moments, clock), or use Sgd."
+        )
+
+    def tau_eta_l(self, tau: Count) -> Count:
+        """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.
+
+        DP-SCAFFOLD divides an update by it to get the client's mean gradient. An optimiser for which there is no such number
+        leaves this as it is, and is refused by DP-SCAFFOLD.
+
+        Args:
+            tau: a number of steps, or a tensor of them.
+
+        Returns:
+            τη_l of the same kind.
+        """
+        raise InputError(
+            f"dp_scaffold divides updates by the local rate times the local steps, which {type(self).__name__} does not have; "
+            "use Sgd."
+        )
+
+
+def check_decay(value: object) -> None:
+    require(
+        is_number(value) and 0 <= value < math.inf,  # type: ignore[operator]
+        f"local weight_decay is {value!r}; it must be a number that is not negative.",
+    )
+
+
+@checked(instead=TORCH)
+@dataclass(frozen=True)
+class Sgd(LocalOptimiser):
+    """Gradient steps: `steps` of them, or `epochs` passes; full batch unless `batch_size` says otherwise.
+
+    With the fields below it takes the steps of `torch.optim.SGD`. What it remembers of earlier steps does not outlive the round.
+
+    >>> Sgd(lr=0.1, steps=10, momentum=0.9).momentum
+    0.9
+
+    Attributes:
+        momentum: the share of the last step's direction that stays in the next; 0 for none.
+        nesterov: whether the gradient counts once more beside the momentum, as Nesterov's.
+        weight_decay: of every step, λ·w beside the gradient.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            is_number(self.momentum) and 0 <= self.momentum < 1,
+            f"local momentum is {self.momentum!r}; it must be a number from 0 and below 1.",
+        )
+        require(
+            not self.nesterov or self.momentum > 0,
+            "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
+        )
+        check_decay(self.weight_decay)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        return ("v",) if self.momentum else ()
+
+    @property
+    def follows_gradient(self) -> bool:
+        return not self.momentum and not self.weight_decay and type(self).direction is Sgd.direction
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * w
+        if not self.momentum:
+            return gradient
+        v = moments["v"].mul_(self.momentum).add_(gradient)
+        return gradient + self.momentum * v if self.nesterov else v
+
+    def tau_eta_l(self, tau: Count) -> Count:
+        for name in ("momentum", "weight_decay", "clip_gradient", "schedule"):
+            require(
+                not getattr(self, name),
+                f"dp_scaffold divides updates by the local rate times the local steps, which Sgd with {name} does not have; leave "
+                f"{name} out.",
+            )
+        return tau * self.rate
+
+
+@checked
+def FedProx(
+    lr: float | Literal["auto"],
+    mu: float,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    max_examples: int | None = None,
+) -> Sgd:
+    """Gradient steps with the proximal pull μ(w − w⁽ᵗ⁾); the other arguments are those of `Sgd`.
+
+    >>> FedProx(lr=0.1, mu=0.01, steps=5).proximal
+    0.01
+    """
+    return Sgd(lr=lr, steps=steps, epochs=epochs, batch_size=batch_size, proximal=mu, max_examples=max_examples)
+
+
+@checked(instead=TORCH)
+@dataclass(frozen=True)
+class AdamW(LocalOptimiser):
+    """The steps of `torch.optim.AdamW`, with weight decay apart from the gradient. Its moments do not outlive the round.
+
+    >>> AdamW(lr=0.001, steps=10).weight_decay
+    0.01
+
+    Attributes:
+        beta1: of the mean of gradients.
+        beta2: of the mean of their squares.
+        eps: the floor below their root.
+        weight_decay: of every step, λ·w beside the direction.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(
+                is_number(value) and 0 <= value < 1,
+                f"local {name} is {value!r}; it must be a number from 0 and below 1.",
+            )
+        require(is_number(self.eps) and self.eps > 0, f"local eps is {self.eps!r}; it must be a positive number.")
+        check_decay(self.weight_decay)
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+    def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
+        m = moments["m"].lerp_(gradient, 1 - self.beta1)
+        v = moments["v"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        # The clock is in float64 and without dimensions, so the moments keep their own type.
+        one, two = (1 - beta ** (clock.step + 1) for beta in (self.beta1, self.beta2))
+        way = (m / one) / ((v / two).sqrt() + self.eps)
+        return way + self.weight_decay * w if self.weight_decay else way
+
+
+OPTIMISERS: dict[str, type[LocalOptimiser]] = {"sgd": Sgd, "adamw": AdamW}
+"""The local optimisers by the names that configuration files use."""
