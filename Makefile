@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 3
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: venv demo test test-long coverage docs lint wheel wheel-check flower-versions release container-check mutants clean help
+.PHONY: venv demo test test-long coverage docs lint wheel wheel-check flower-versions release mutants clean help
 
 help:
 	@echo "make demo     install the package, run the paper's synthetic experiments, name the report"
@@ -21,7 +21,6 @@ help:
 	@echo "make wheel-check  the wheel in a clean environment: install it, run the demo, a Flower app and a report"
 	@echo "make flower-versions  the tests of Flower with the lowest and the newest version that is asked for"
 	@echo "make release  wheel and source distribution of the commit, checked in clean environments, with notes, bill of materials and checksums (DRY=1 rehearses)"
-	@echo "make container-check  follow the Containerfile's lines without a container"
 	@echo "make mutants  how many planted mistakes the tests notice (about 25 minutes; FILES=accounting/ledger.py COUNT=40 for less)"
 	@echo "make venv     only make the virtual environment"
 
@@ -83,14 +82,11 @@ wheel: venv
 	@ls -l dist
 
 wheel-check: wheel
-	$(BIN)/python -m tests.installed dist/*.whl
+	$(BIN)/python -m tests.release.installed dist/*.whl
 
 # Nothing is uploaded. DRY=1 takes an undated or unclean state, LARGE=1 also checks torches that bring gigabytes along.
 release: venv
 	$(BIN)/python -m tests.release $(if $(DRY),--dry) $(if $(LARGE),--large)
-
-container-check: venv
-	$(BIN)/python -m tests.release.container
 
 # Planted mistakes in the privacy-relevant files. It goes on where it stopped, and fails below 95%.
 mutants: venv

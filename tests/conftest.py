@@ -19,13 +19,6 @@ def private_root(tmp_path_factory) -> Path:
     return Path(os.environ["DPFEDEXP_PRIVATE"])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def trainers_file(tmp_path_factory) -> Path:
-    """Where measured choices of a trainer are kept, which are not the user's either."""
-    os.environ["DPFEDEXP_TRAINERS"] = str(tmp_path_factory.mktemp("trainers") / "trainers.json")
-    return Path(os.environ["DPFEDEXP_TRAINERS"])
-
-
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
     """The folder with MNIST's four files; DPFEDEXP_REQUIRE_DATA=1 turns their absence from a skip into a failure."""

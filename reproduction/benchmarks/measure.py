@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import subprocess
@@ -57,30 +58,35 @@ def peak_memory(device: str) -> int:
 def _ours(
     work: Workload, clients: int, rounds: int, device: str, *, secure: bool = False, **options: Any
 ) -> tuple[list[float], list[float], str]:
-    from dpfedexp import Federation, Sgd, cdp_fedexp
-    from dpfedexp.accounting import Ledger
-    from dpfedexp.engine.prepare import prepare
-    from dpfedexp.trainers.execution import Execution
+    """As `train` plays and times its rounds."""
+    from dpfedexp import Execution, Federation, Sgd, Stop, cdp_fedexp, train
 
     x, y = work.data(clients)
-    whole = Federation.from_clients(zip(x, y, strict=True))
     # A secure run trains many clients at once only if their sizes have a public bound.
     most = work.rows if secure else None
-    algorithm, local = (
-        cdp_fedexp(clip=0.3, noise_multiplier=5.0),
-        Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch, max_examples=most),
-    )
+    played = rounds + (3 if device.startswith("cuda") else 1)
+    cpu = [time.process_time()]
+
+    def on_round(record: dict[str, Any]) -> None:
+        cpu.append(time.process_time())
+        if len(cpu) > played:
+            raise Stop
+
     # Many rounds are announced so that the choice of a trainer is made as in a real run; fewer are played.
-    execution = Execution(device=device, **options)
-    simulation, _ = prepare(work.build(), whole, algorithm, local=local, rounds=50, execution=execution, secure=secure)
-    state, ledger = simulation.begin(), Ledger.in_memory()
-    wall, cpu = [], []
-    for _ in range(rounds + (3 if device.startswith("cuda") else 1)):
-        began, used = time.perf_counter(), time.process_time()
-        state, _ = simulation.step(state, ledger)
-        wall.append(time.perf_counter() - began)
-        cpu.append(time.process_time() - used)
-    return wall[-rounds:], cpu[-rounds:], simulation.trainer.name
+    run = train(
+        work.build(),
+        Federation.from_clients(zip(x, y, strict=True)),
+        cdp_fedexp(clip=0.3, noise_multiplier=5.0),
+        local=Sgd(lr=work.lr, steps=work.steps, batch_size=work.batch, max_examples=most),
+        rounds=50,
+        execution=Execution(device=device, **options),
+        secure=secure,
+        progress=False,
+        on_round=on_round,
+        on_advice=lambda advice: None,
+    )
+    used = [after - before for before, after in itertools.pairwise(cpu)]
+    return [record["seconds"] for record in run.history][-rounds:], used[-rounds:], run.trainer
 
 
 def _loop(

@@ -30,8 +30,8 @@ KINDS = ("local", "central", "two-party", "two-party-one-sided")
 def accuracy(seeds: int, out: Path, device: str | None, data: str | None, jobs: int | None) -> dict[str, Any]:
     from reproduction.paper.experiments import experiment, vary
     from reproduction.paper.results.collected import Results, all_records
-    from reproduction.paper.results.images import fingerprint
     from reproduction.paper.results.planned import Place, trainings
+    from reproduction.paper.results.record import fingerprint
     from reproduction.paper.results.size import Size
     from reproduction.paper.results.spread import final, spread
 

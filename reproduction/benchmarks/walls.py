@@ -21,7 +21,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs
-from dpfedexp.trainers.registry import Parts, makers
+from dpfedexp.trainers.select import Parts, makers
 from reproduction.benchmarks.workloads import workload
 
 CASES = [

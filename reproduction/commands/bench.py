@@ -40,7 +40,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
 ) -> None:
     """Time one round of many clients beside the plain PyTorch loop, each in a process of its own."""
-    from dpfedexp.trainers.registry import check_trainer
+    from dpfedexp.trainers.select import check_trainer
     from reproduction.benchmarks.measure import measure
     from reproduction.benchmarks.workloads import WORKLOADS
     from reproduction.benchmarks.workloads import workload as check_workload

@@ -12,9 +12,8 @@ from dpfedexp.report.page import report
 from reproduction.paper import SECTIONS, beyond, figure1, figure2, figure3, table1, table2, table3
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import Results, all_records, file_of, images_of, missing
-from reproduction.paper.results.images import fingerprint
 from reproduction.paper.results.planned import Place, PlannedRun
-from reproduction.paper.results.record import Record
+from reproduction.paper.results.record import Record, fingerprint
 from reproduction.paper.results.size import Size
 
 

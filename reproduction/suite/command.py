@@ -13,7 +13,7 @@ from dpfedexp.report.document import Section
 from dpfedexp.report.page import report
 from reproduction.explorer.page import render
 from reproduction.suite import page
-from reproduction.suite import prepare as preparing
+from reproduction.suite import tables as preparing
 from reproduction.suite.contenders import CONTENDERS
 from reproduction.suite.plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
 from reproduction.suite.problems import PROBLEMS

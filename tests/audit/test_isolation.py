@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpfedexp.audit.isolation import audit_isolation, audit_state
-from dpfedexp.trainers.registry import trainer_names
+from dpfedexp.trainers.select import trainer_names
 
 
 @pytest.fixture(autouse=True)

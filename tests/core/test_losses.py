@@ -28,7 +28,7 @@ from dpfedexp.core.losses import (
 from dpfedexp.data import Federation
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.trainers.fast.objective import _differentiated, objective
+from dpfedexp.trainers.fast.program import _differentiated, objective
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 """float32 against float64: some ten roundings."""

@@ -21,8 +21,8 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.noise.lattice import from_words
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.flower.node.price import Refused
-from dpfedexp.flower.two_party.helper_file import HelperFile
+from dpfedexp.flower.guard import Refused
+from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.aggregation import Answer, BadSeeds, PrivateKey, Round, new_key, seal, set_digest, unmasked
 from dpfedexp.mechanisms.text import encode
 
@@ -327,8 +327,8 @@ import json, os, signal, sys
 from pathlib import Path
 from dpfedexp.accounting import ledger as chain
 from dpfedexp.mechanisms.aggregation import Round
-from dpfedexp.flower.node import guard_ledger
-from dpfedexp.flower.two_party.helper_file import HelperFile
+from dpfedexp.flower import guard as guard_ledger
+from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 def die(*_, **__):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from reproduction.paper import sections
 from reproduction.paper.results.size import Size
 
 from dpfedexp.engine.run import RunFacts
-from reproduction.paper import sections
 from tests.reproduction.paper.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from reproduction.paper import sections
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import WITHIN, Ask
@@ -16,7 +17,6 @@ from dpfedexp.engine.train import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
 from dpfedexp.report.runs import RunRecord
-from reproduction.paper import sections
 from tests.report.pages import EVIL, write_paper, write_run
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.forward.attention import attention
-from dpfedexp.trainers.forward.draws import Drawing, client_keys, dropout_mask, step_keys, words
-from dpfedexp.trainers.stepped import ByVmap, Steps
+from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys, words
+from dpfedexp.trainers.steps import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
 
 SIZES = [4, 2, 7, 1]

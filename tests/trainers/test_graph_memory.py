@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import torch
 
-from dpfedexp.trainers.stepping import _Pools
+from dpfedexp.trainers.steps import _Pools
 
 
 class Graph:
@@ -35,7 +35,7 @@ def test_a_memory_is_shared_until_its_last_graph_is_gone(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_steps_are_recorded_again_after_all_recordings_are_gone() -> None:
-    from dpfedexp.trainers.stepping import cuda_graph
+    from dpfedexp.trainers.steps import cuda_graph
 
     value = torch.zeros((), device="cuda")
     for _ in range(3):

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.stepped import ByVmap, Steps
+from dpfedexp.trainers.steps import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
 
 SIZES = (4, 2, 7, 1)

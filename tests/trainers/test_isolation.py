@@ -26,7 +26,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.checks.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
+from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
 
@@ -204,7 +204,7 @@ def test_a_run_whose_clients_bring_rates_is_tried_with_rates(kind, apart):
 
 
 def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
-    monkeypatch.setattr("dpfedexp.trainers.registry.Vectorised", Coupled)
+    monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
     algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]
     with pytest.raises(InputError, match="depends on the others of its chunk"):
         prepare(

@@ -9,7 +9,7 @@ from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
 from dpfedexp.core.batches import Plans, schedule
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
-from dpfedexp.trainers.stepped import Steps
+from dpfedexp.trainers.steps import Steps
 
 FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
 

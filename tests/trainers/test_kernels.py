@@ -7,12 +7,10 @@ import os
 import pytest
 import torch
 
-from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Patches
-from dpfedexp.trainers.fast.dropout import Dropout
-from dpfedexp.trainers.fast.normalise import GroupNorm, LayerNorm
-from dpfedexp.trainers.fast.ops import Unsupported, multiplied
-from dpfedexp.trainers.fast.window import Window
-from dpfedexp.trainers.forward.draws import row_words
+from dpfedexp.trainers.draws import row_words
+from dpfedexp.trainers.fast import ops
+from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches, Window
+from dpfedexp.trainers.fast.ops import Dropout, GroupNorm
 
 pytest.importorskip("triton", reason="triton's kernels need triton, which torch brings along on CUDA")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -39,8 +37,7 @@ LAYERS = [
     ],
 )
 def test_outputs_and_gradients_are_those_of_patches_and_products(layer, rounded, dtype, tolerance):
-    from dpfedexp.trainers.fast.triton_kernels.matrix_units import RoundedConvolveAndPool
-    from dpfedexp.trainers.fast.triton_kernels.pooled import ConvolveAndPool
+    from dpfedexp.trainers.fast.pooled_kernels import ConvolveAndPool, RoundedConvolveAndPool
 
     window, pool, channels, filters, height, width = layer
     draws = torch.Generator().manual_seed(0)
@@ -79,72 +76,17 @@ WINDOWS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "height", "width", "s"), WINDOWS)
 def test_patches_and_their_gradient_are_those_of_torch(window, height, width, s, dtype):
-    from dpfedexp.trainers.fast.triton_kernels.unfold import folded, suits, unfolded
+    from dpfedexp.trainers.fast.kernels import folded, unfolded, unfolds
 
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, height, width, s, generator=draws).to(dtype)
     patches, shape = Patches(window).forward((), x)
     dy = torch.randn(patches.shape, generator=draws).to(dtype)
     (dx,) = Patches(window).backward((), shape, dy.float(), True)[1]
-    assert suits(window, height, width, s)
+    assert unfolds(window, height, width, s)
     assert torch.equal(unfolded(x.to(DEVICE), window).cpu(), patches)
     found = folded(dy.to(DEVICE), window, height, width).cpu().float()
     assert float((found - dx).norm() / dx.norm()) < (1e-6 if dtype == torch.float32 else 0.01)
-
-
-SLIDING = [
-    (Window((3, 3), padding=(1, 1)), 5, 7, 6, 5, 3),
-    (Window((3, 3), padding=(1, 1)), 64, 64, 8, 8, 50),
-    (Window((3, 3), (2, 2), (1, 1)), 20, 100, 9, 7, 4),
-    (Window((2, 3), padding=(2, 0), dilation=(1, 2)), 4, 3, 8, 9, 2),
-    (Window((2, 2), padding=(3, 3)), 4, 3, 5, 4, 8),
-    (Window((1, 1), (2, 2)), 4, 40, 8, 9, 10),
-    (Window((5, 2), (1, 3), (4, 2)), 70, 33, 7, 6, 6),
-]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float32, 2e-3),
-        pytest.param(torch.bfloat16, 0.01, marks=pytest.mark.skipif(INTERPRETED, reason="not interpreted")),
-    ],
-)
-@pytest.mark.parametrize(("window", "channels", "filters", "height", "width", "s"), SLIDING)
-def test_convolutions_without_patches_are_those_of_patches(
-    window, channels, filters, height, width, s, dtype, tolerance
-):
-    from dpfedexp.trainers.fast.triton_kernels.convolve import RoundedConvolve
-
-    draws = torch.Generator().manual_seed(0)
-    x, kernel, bias = (
-        torch.randn(shape, generator=draws).to(dtype).to(DEVICE)
-        for shape in ((2, channels, height, width, s), (2, filters, channels, *window.size), (2, filters))
-    )
-    exact = [kernel.float(), bias.float()]
-    cut, product = Patches(window), Contract(True)
-    patches, shape = cut.forward((), x.float())
-    y, saved = product.forward(exact, patches)
-    dy = torch.randn(y.shape, generator=draws).to(dtype).to(DEVICE)
-    of_params, (of_patches,) = product.backward(exact, saved, dy.float(), True)
-    (dx,) = cut.backward((), shape, of_patches, True)[1]
-
-    op = RoundedConvolve(window, True)
-    found, kept = op.forward([kernel, bias], x)
-    found_params, (found_dx,) = op.backward([kernel, bias], kept, dy, True)
-    pairs = [(multiplied(mine), multiplied(theirs)) for mine, theirs in zip(found_params, of_params, strict=True)]
-    for mine, theirs in [(found, y), (found_dx, dx), *pairs]:
-        assert mine.shape == theirs.shape
-        assert float((mine.float() - theirs).norm() / theirs.norm()) < tolerance
-
-
-def test_images_that_32_bits_do_not_count_are_refused(monkeypatch):
-    from dpfedexp.trainers.fast.triton_kernels import convolve
-
-    monkeypatch.setattr(convolve, "MOST_NUMBERS", 3 * 5 * 5 * 4)
-    x, kernel = torch.zeros(2, 3, 5, 5, 4, device=DEVICE), torch.zeros(2, 2, 3, 3, 3, device=DEVICE)
-    with pytest.raises(Unsupported, match="more numbers than the kernel can count"):
-        convolve.RoundedConvolve(Window((3, 3)), False).forward([kernel], x)
 
 
 def _same(found, expected, dtype):
@@ -154,24 +96,20 @@ def _same(found, expected, dtype):
 
 def _by_kernels(op, params, x, dy, monkeypatch):
     """The operation as on a GPU, also where triton's interpreter stands in for one."""
-    from dpfedexp.trainers.fast import normalise
-    from dpfedexp.trainers.fast.triton_kernels import normalise as kernels
-
     with monkeypatch.context() as patched:
-        patched.setattr(normalise, "_own_kernels", lambda x: kernels)
+        patched.setattr(ops, "_has_kernels", lambda x: True)
         y, kept = op.forward(params, x)
         return y, op.backward(params, kept, dy, True), op.backward(params, kept, dy, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("groups", "shape"), [(4, (8, 5, 7, 6)), (1, (3, 2, 2, 70)), (2, (6, 9)), (2, (6, 40, 1))])
-def test_group_norm_is_that_of_torch(groups, shape, relu, dtype, monkeypatch):
+def test_group_norm_is_that_of_torch(groups, shape, dtype, monkeypatch):
     draws = torch.Generator().manual_seed(0)
     x, dy = ((torch.randn(3, *shape, generator=draws) * 2 + 5).to(dtype) for _ in range(2))
     affine = [torch.randn(3, shape[0], generator=draws).to(dtype) for _ in range(2)]
     for params in (affine, []):
-        exact = GroupNorm(groups, 1e-5, bool(params), relu)
+        exact = GroupNorm(groups, 1e-5)
         y, saved = exact.forward([p.float() for p in params], x.float())
         grads, (dx,) = exact.backward([p.float() for p in params], saved, dy.float(), True)
         given = [p.to(DEVICE) for p in params], x.to(DEVICE), dy.to(DEVICE)
@@ -187,25 +125,9 @@ def test_group_norm_is_that_of_torch(groups, shape, relu, dtype, monkeypatch):
             _same(found, expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layer_norm_is_that_of_torch(dtype, monkeypatch):
-    draws = torch.Generator().manual_seed(0)
-    x, dy = (torch.randn(3, 5, 24, 7, generator=draws).to(dtype) for _ in range(2))
-    both = [torch.randn(3, 24, generator=draws).to(dtype) for _ in range(2)]
-    for params in (both, both[:1], []):
-        exact = LayerNorm((24,), 1e-5, len(params) > 0, len(params) > 1)
-        y, saved = exact.forward([p.float() for p in params], x.float())
-        grads, (dx,) = exact.backward([p.float() for p in params], saved, dy.float(), True)
-        given = [p.to(DEVICE) for p in params], x.to(DEVICE), dy.to(DEVICE)
-        mine, (my_grads, (my_dx,)), _ = _by_kernels(exact, *given, monkeypatch)
-        assert len(my_grads) == len(params)
-        for found, expected in [(mine, y), (my_dx, dx), *zip(my_grads, grads, strict=True)]:
-            _same(found, expected, dtype)
-
-
 def test_a_mean_far_from_zero_leaves_the_variance_whole(monkeypatch):
     x = 1000 + torch.randn(2, 4, 64, 3, generator=torch.Generator().manual_seed(0))
-    op = GroupNorm(2, 1e-5, False)
+    op = GroupNorm(2, 1e-5)
     y, _, _ = _by_kernels(op, [], x.to(DEVICE), x.to(DEVICE), monkeypatch)
     assert float((y.cpu() - op.forward([], x.double())[0]).abs().max()) < 1e-3
 

@@ -26,7 +26,7 @@ from dpfedexp.core.batches import schedule
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.stepped import ByVmap, Steps
+from dpfedexp.trainers.steps import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
 from tests.engine.plain import cases, plain_update
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall

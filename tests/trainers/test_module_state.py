@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.checks.module_state import differing
+from dpfedexp.trainers.module_state import differing
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=6)
 PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)

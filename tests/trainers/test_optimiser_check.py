@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, dp_fedavg, train
-from dpfedexp.trainers.checks.optimiser import check_optimiser
+from dpfedexp.trainers.apart import check_optimiser
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpfedexp import Federation, Sgd, fedavg
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.forward.draws import Drawing
+from dpfedexp.trainers.draws import Drawing
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.vectorised import Vectorised
 
@@ -81,7 +81,7 @@ def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
 
 
 def test_a_client_alone_keeps_torchs_own_kernel(monkeypatch):
-    monkeypatch.setattr("dpfedexp.trainers.forward.draws.recurrent", None)
+    monkeypatch.setattr("dpfedexp.trainers.draws.recurrent", None)
     with Drawing(None) as mode:
         nn.LSTM(6, 4)(torch.randn(5, 2, 6))
     assert mode.fused

@@ -17,6 +17,7 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,10 +66,9 @@ class Round:
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ for central Gaussian rounds of any sampling, and the accountant that proved it."""
-    counts: dict[Round, int] = {}
+    counts: Counter[Round] = Counter()
     for event, n in charges:
-        item = Round.of(event)
-        counts[item] = counts.get(item, 0) + n
+        counts[Round.of(event)] += n
     return _epsilon(tuple(sorted(counts.items(), key=repr)), float(delta))
 
 
@@ -81,7 +81,7 @@ def _epsilon(counts: tuple[tuple[Round, int], ...], delta: float) -> tuple[float
         without_replacement = any(item.kind == "fixed" and item.adjacency == "replace-one" for item, _ in counts)
         by_pld = pld_epsilon(counts, delta) if poisson else math.inf
         candidates.append((by_pld, PLD))
-        if without_replacement or math.isinf(by_pld) or _grid(counts).coarse:
+        if without_replacement or math.isinf(by_pld) or _grid(counts)[1]:
             candidates.append((rdp_epsilon(counts, delta), RDP))
     return min(candidates)
 
@@ -91,14 +91,13 @@ def pld_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
 
     Poisson rounds amplified, all others not. Infinite where no distribution can be built.
     """
-    step = _grid(counts).step
+    step, _ = _grid(counts)
     if not math.isfinite(step) or delta < _FOURIER_ERROR * sum(n for _, n in counts):
         return math.inf
     try:
         total: Any = None
         for item, n in counts:
-            part = _one_round(item, step)
-            part = _repeat(part, n)
+            part = _repeat(_one_round(item, step), n)
             total = part if total is None else total.compose(part, tail_mass_truncation=1e-15)
         value = float(total.get_epsilon_for_delta(delta))
     except (ValueError, OverflowError, ZeroDivisionError, FloatingPointError, MemoryError):
@@ -124,9 +123,7 @@ def rdp_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
     """
     from dp_accounting.rdp import rdp_privacy_accountant
 
-    total = np.zeros(len(_ORDERS))
-    for item, n in counts:
-        total = total + n * _rdp_one_round(item)
+    total = np.sum([n * _rdp_one_round(item) for item, n in counts], axis=0)
     usable = np.isfinite(total) & (total >= 0.0)
     if not usable.any():
         return math.inf
@@ -165,26 +162,19 @@ def _one_round(item: Round, step: float) -> Any:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
-    if item.kind == "poisson":
-        replace = item.adjacency == "replace-one"
-        relations = dp_accounting.NeighboringRelation
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            1.0 / item.radius,
-            value_discretization_interval=step,
-            sampling_prob=item.rate,
-            neighboring_relation=relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE,
-        )
-    return privacy_loss_distribution.from_gaussian_mechanism(1.0 / item.mu, value_discretization_interval=step)
+    if item.kind != "poisson":
+        return privacy_loss_distribution.from_gaussian_mechanism(1.0 / item.mu, value_discretization_interval=step)
+    relations = dp_accounting.NeighboringRelation
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        1.0 / item.radius,
+        value_discretization_interval=step,
+        sampling_prob=item.rate,
+        neighboring_relation=relations.REPLACE_ONE if item.adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE,
+    )
 
 
-@dataclass(frozen=True)
-class _Grid:
-    step: float
-    coarse: bool
-
-
-def _grid(counts: Sequence[tuple[Round, int]]) -> _Grid:
-    """A grid fine beside one round's loss and small enough for all of them together.
+def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
+    """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse.
 
     Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation
     are exact to many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
@@ -195,9 +185,9 @@ def _grid(counts: Sequence[tuple[Round, int]]) -> _Grid:
     reach = max(reach for _, reach in moments)
     step = max(_FINEST, finest / _GRID_PER_SD, reach / _MAX_ROUND_GRID, (16.0 * total + reach) / _MAX_TOTAL_GRID)
     if not math.isfinite(step) or step <= 0.0:
-        return _Grid(math.inf, True)
+        return math.inf, True
     step = 2.0 ** math.floor(math.log2(step))
-    return _Grid(step, step > finest / 8.0)
+    return step, step > finest / 8.0
 
 
 @lru_cache(maxsize=1024)

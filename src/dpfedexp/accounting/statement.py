@@ -12,31 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from dpfedexp.accounting import gdp, pld, privunit
+from dpfedexp.accounting import gdp, pld, privunit, wording
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import (
-    Adjacency,
-    Event,
-    GaussianEvent,
-    NoiseBy,
-    PrivUnitEvent,
-    PureEvent,
-    ReportEvent,
-)
-from dpfedexp.accounting.wording import (
-    METRICS,
-    NOT_SECRET,
-    OTHER_TUNING,
-    OTHER_USES,
-    TUNING,
-    Promise,
-    Source,
-    View,
-    shown,
-    statement_html,
-    statement_text,
-    summary,
-)
+from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, NoiseBy, PrivUnitEvent, PureEvent, ReportEvent
+from dpfedexp.accounting.wording import TUNING, Promise, Source, View
 from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
 
@@ -113,7 +92,8 @@ class PrivacyStatement(Promise):
             selection_mu: μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
-        charges = made if planned is None or not stopping else [(event, n) for event, n in planned if n]
+        plan = None if planned is None else [(event, n) for event, n in planned if n]
+        charges = made if plan is None or not stopping else plan
         total = compose(charges, delta)
         own = view(charges, delta)
         advantage = membership_advantage(total)
@@ -140,7 +120,7 @@ class PrivacyStatement(Promise):
             strength=strength(total.epsilon),
             simulated=simulated,
             pure_epsilon_total=total.pure_epsilon,
-            not_covered=(TUNING, METRICS, OTHER_USES, *not_covered),
+            not_covered=(TUNING, wording.METRICS, wording.OTHER_USES, *not_covered),
             exact=total.exact,
             nominal_epsilon_round=_nominal(charges),
             large_delta=clients > 0 and math.isfinite(total.epsilon) and delta * clients >= 1.0,
@@ -155,7 +135,8 @@ class PrivacyStatement(Promise):
             noise_by=_noise_by(charges),
             noise_cohort=noise_cohort,
             stand_ins=stand_ins,
-            **_plan(planned, delta),
+            planned_rounds=None if plan is None else _rounds(plan),
+            planned_epsilon_total=None if plan is None else compose(plan, delta).epsilon,
         )
         if selection_runs is None or selection_mu is None:
             return statement
@@ -196,7 +177,11 @@ class PrivacyStatement(Promise):
             nominal_epsilon_round=None,
             planned_rounds=None,
             planned_epsilon_total=None,
-            not_covered=(OTHER_TUNING, NOT_SECRET, *(item for item in self.not_covered if item != TUNING)),
+            not_covered=(
+                wording.OTHER_TUNING,
+                wording.NOT_SECRET,
+                *(item for item in self.not_covered if item != TUNING),
+            ),
             selection_runs=runs,
             selection_mu=mu,
         )
@@ -204,20 +189,20 @@ class PrivacyStatement(Promise):
     @property
     def shown(self) -> dict[str, str]:
         """The figures as the text prints them, so that a reader finds each of them in the JSON."""
-        return shown(self)
+        return wording.shown(self)
 
     @property
     def text(self) -> str:
-        return statement_text(self)
+        return wording.statement_text(self)
 
     def __str__(self) -> str:
         return self.text
 
     def __repr__(self) -> str:
-        return f"<PrivacyStatement: {summary(self)}; print it to read all of it>"
+        return f"<PrivacyStatement: {wording.summary(self)}; print it to read all of it>"
 
     def _repr_html_(self) -> str:
-        return statement_html(self)
+        return wording.statement_html(self)
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
@@ -288,16 +273,6 @@ def _votes(charges: Sequence[tuple[Event, int]]) -> tuple[str, ...]:
     """The names of all votes that were charged, in the order of their first charge."""
     gaussian = (event for event, _ in charges if isinstance(event, GaussianEvent))
     return tuple(dict.fromkeys(query.name for event in gaussian for query in event.queries if query.is_vote))
-
-
-def _plan(planned: Charges | None, delta: float) -> dict[str, Any]:
-    if planned is None:
-        return {}
-    planned = list(planned)
-    return {
-        "planned_rounds": _rounds(planned),
-        "planned_epsilon_total": compose(planned, delta).epsilon,
-    }
 
 
 def round_delta(charges: Counts, delta: float) -> float:
@@ -373,15 +348,21 @@ def _shuffled(charges: Sequence[tuple[ReportEvent, int]], delta: float, reportin
     if reporting < 1:
         return None, NOT_COUNTED
     total = shuffled_epsilon(charges, delta, reporting)
-    rounds = [shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in charges]
     if total is None or total >= compose(charges, delta).epsilon:
         return None, NO_SHUFFLING
-    one = max(epsilon for epsilon in rounds if epsilon is not None)
-    return View("replace-one", one, total, SHUFFLE, False), ""
+    rounds = (shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in charges)
+    return View("replace-one", max(one for one in rounds if one is not None), total, SHUFFLE, False), ""
 
 
 def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
-    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem says nothing."""
+    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem says nothing.
+
+    A server that shows only models, computed from sums over its clients, shows no more than the reports of the round in random
+    order. Among n such reports one client hides (Feldman, McMillan and Talwar, "Hiding Among the Clones", FOCS 2021, theorem 3.1):
+    under replace-one adjacency and for ε₀ ≤ log(n / (16·log(2/δ))) they are together (ε, δ)-DP with
+
+        ε = log(1 + (e^ε₀ − 1)/(e^ε₀ + 1) · (8·√(e^ε₀·log(4/δ)/n) + 8·e^ε₀/n)).
+    """
     if clients < 1 or delta <= 0.0 or epsilon0 > math.log(clients / (16.0 * math.log(2.0 / delta))):
         return None
     spread = 8.0 * math.sqrt(math.exp(epsilon0) * math.log(4.0 / delta) / clients) + 8.0 * math.exp(epsilon0) / clients
@@ -389,13 +370,14 @@ def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
 
 
 def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
-    """ε at δ over all the rounds for whoever sees each of them shuffled; None where a round is not amplified."""
+    """ε at δ over all the rounds for whoever sees each of them shuffled; None where a round is not amplified.
+
+    Rounds compose as every (ε, δ)-DP release does: randomised response at ε in each of them, after a failure with probability δ
+    (Kairouz, Oh and Viswanath 2015). Half of the total δ pays for the failures, the other half for the composition.
+    """
     rounds = sum(n for _, n in charges)
     share = delta if rounds == 1 else delta / (2.0 * rounds)
-    each = [(amplified(event.epsilon, clients, share), n) for event, n in charges]
-    if not each or any(one is None for one, _ in each):
+    each = [(one, n) for event, n in charges if (one := amplified(event.epsilon, clients, share)) is not None]
+    if not each or len(each) < len(charges):
         return None
-    known = [(one, n) for one, n in each if one is not None]
-    if rounds == 1:
-        return known[0][0]
-    return privunit.response_epsilon(known, delta / 2.0)
+    return each[0][0] if rounds == 1 else privunit.response_epsilon(each, delta / 2.0)

@@ -28,7 +28,7 @@ from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.execution import Execution
-from dpfedexp.trainers.registry import trainer_names
+from dpfedexp.trainers.select import trainer_names
 
 KIND = "isolation"
 CLIENTS, LARGEST, OUTSIZE = 16, 12, 60

@@ -20,7 +20,7 @@ from dpfedexp.audit.runs import audit_flower, audit_history, audit_train, step_s
 from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.report.document import Claim, Section, Table
-from dpfedexp.trainers.registry import trainer_names
+from dpfedexp.trainers.select import trainer_names
 
 _DENSITY_NUMBERS = 2_000_000
 """Coordinates of all the reports of one density check."""

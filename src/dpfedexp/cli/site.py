@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.local_users import check_file, check_folder, forbid_core_dumps
+from dpfedexp.flower.access import check_file, check_folder, forbid_core_dumps
 
 guard_app = typer.Typer(help="A site's own limits and what was spent under them.", no_args_is_help=True)
 PASSES_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -42,11 +42,9 @@ def node(
     """
     os.environ.update(_QUIET)
     from dpfedexp.engine.private_folder import root
-    from dpfedexp.flower.node.guard import Guard
-    from dpfedexp.flower.node.guard_ledger import Place, guard_ledger
-    from dpfedexp.flower.node.seam import Seam, run_node
-    from dpfedexp.flower.node.site import Site
-    from dpfedexp.flower.two_party.helper_file import VARIABLE, HelperFile
+    from dpfedexp.flower.guard import Guard, Place, guard_ledger
+    from dpfedexp.flower.helper import VARIABLE, HelperFile
+    from dpfedexp.flower.site import Seam, Site, run_node
 
     require(patience > 0 and poll > 0, f"patience is {patience:g} and poll is {poll:g}; both must be positive.")
     limits = Guard.load(guard.expanduser().resolve())
@@ -83,7 +81,7 @@ def superexec(context: typer.Context) -> None:
     given = split_options(context.args)
     if secret := given.get(_SECRET):
         check_file(Path(secret), 0o640, owned=False)
-    from dpfedexp.flower.node.superexec import run_superexec
+    from dpfedexp.flower.superexec import run_superexec
 
     run_superexec(context.args)
 
@@ -104,7 +102,7 @@ def superlink(
     Other options go to flower-superlink, such as --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile.
     """
     os.environ.update(_QUIET)
-    from dpfedexp.flower.link.superlink import serve
+    from dpfedexp.flower.superlink import serve
 
     forbid_core_dumps()
     if key := split_options(context.args).get("--ssl-keyfile"):
@@ -158,7 +156,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
 ) -> None:
     """Show the limits, what was spent, and the newest charges; exit status 2 if the node would refuse its own ledger."""
-    from dpfedexp.flower.node.show import guard_summary, load_limits
+    from dpfedexp.flower.monitor import guard_summary, load_limits
 
     summary = guard_summary(load_limits(file), last)
     if as_json:
@@ -184,8 +182,8 @@ def metrics(
     listen: Annotated[str, typer.Option(help="Where Prometheus asks: an IP address and a port.")] = "127.0.0.1:9464",
 ) -> None:
     """Serve /metrics for Prometheus and /healthz, from the files of a run or of a site."""
-    from dpfedexp.flower.link.address import parse_address
-    from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics
+    from dpfedexp.flower.access import parse_address
+    from dpfedexp.flower.monitor import guard_metrics, metrics_server, run_metrics
 
     sources = [partial(run_metrics, folder) for folder in run or []] + [partial(guard_metrics, f) for f in guard or []]
     if len(sources) != 1:

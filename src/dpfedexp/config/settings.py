@@ -268,7 +268,7 @@ class RunSettings(Section):
     @classmethod
     def _trainer_exists(cls, trainer: str) -> str:
         # Here, because a node of a federation reads its settings for every message and has no use for all trainers.
-        from dpfedexp.trainers.registry import check_trainer
+        from dpfedexp.trainers.select import check_trainer
 
         check_trainer(trainer)
         return trainer

@@ -3,7 +3,7 @@
 A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
 client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
 theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
-all its steps stands still (`trainers/stepping.py`). The rate of a round follows from its number alone, so it is public.
+all its steps stands still (`trainers/steps.py`). The rate of a round follows from its number alone, so it is public.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What can be said before anything is spent, from public numbers alone.
-
-`docs/advice.md` lists the messages and their thresholds.
+"""What a run says about itself: before it, from public numbers alone (`preflight`); during it, from what its rounds release anyway
+(`Watch`); from start to end, for all runtimes (`Commentary`). `docs/advice.md` lists the messages and their thresholds.
 """
 
 from __future__ import annotations
@@ -231,11 +230,6 @@ class Watch:
 
     Formal guarantee: it sees records, which hold released values and the server's own metrics, norms of the released model, and the
     run's public numbers. What it says is post-processing of those.
-
-    Attributes:
-        plan: the run by its public numbers.
-        start_norm: how long the model's parameters were at the start.
-        advice: everything said so far.
     """
 
     plan: Plan
@@ -249,12 +243,7 @@ class Watch:
             self.seen(record)
 
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
-        """What is new after a round.
-
-        Args:
-            record: what the round shows.
-            norms: where the model stands, asked for now and then.
-        """
+        """What is new after a round; where the model stands is asked for now and then."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._far_clip()]
         if norms is not None and self._looks:
@@ -468,11 +457,6 @@ class Commentary:
 
     Formal guarantee: that of `preflight` and `Watch`: public numbers, records of rounds and norms of the released model enter, and
     nothing else.
-
-    Attributes:
-        plan: the run by its public numbers.
-        start: the parameters before the first round.
-        tell: gets every advice that is new.
     """
 
     plan: Plan

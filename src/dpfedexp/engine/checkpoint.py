@@ -6,6 +6,16 @@ draw of a simulation is a function of seed, purpose, round and client.
 
 It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
 clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
+
+Its tensors: `w`, the parameters; `recent.<number>`, the earlier iterates that the reported model averages, oldest first, of which
+the newest is `w` itself; `server.<name>`, the server optimiser's own state; `memory.<name>`, what the step-size rule and others
+remember of earlier rounds; `control`, SCAFFOLD's server control variate. The checkpoint of a deployment has the same ones.
+
+It carries the settings that make a run the run that it is: everything that its result depends on, by name. So it is continued only
+by the run that made it, and a run that it is refused to is told what differs. The device, the trainer, the size of the chunks and
+the budget are left out: they change where a run stops or how it rounds, not what it computes. So are the clients' data: a hash of
+them would tell whoever guesses a value whether it is right. They are known by `data_tag`, whose key and whose value never leave the
+run's private folder.
 """
 
 from __future__ import annotations
@@ -36,18 +46,10 @@ _LARGEST_TEXT = 2**26
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run knows beside its tensors.
+    """What a run knows beside its tensors, after the last completed round.
 
-    Attributes:
-        round: the last completed round.
-        radius: the clip in force.
-        settings: what the run is.
-        run: the name that the ledger knows it by.
-        ledger: how far the ledger had come.
-        history: the records of the completed rounds.
-        controls: whether the clients' control variates of this round are in the private folder.
-        chunk_size: clients per tensor program, which decides how sums round; not recorded in a secure run.
-        trainer: how local updates were computed, which decides how they round; not recorded in a secure run.
+    `controls` says whether the clients' control variates of this round are in the private folder. Chunk size and trainer decide how
+    a run rounds; they are not recorded in a secure run.
     """
 
     round: int
@@ -85,11 +87,7 @@ class Records:
 def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
     """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
 
-    Args:
-        folder: where it lies.
-        state: whose tensors it holds.
-        progress: everything else.
-        records: the texts of the records that this run has saved before.
+    `records` are the texts of the records that this run has saved before.
     """
     tensors = state_tensors(state)
     known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
@@ -163,14 +161,8 @@ def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
 
 
 def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to go on from.
-
-    Args:
-        checkpoint: the completed round.
-        start: the state that the run began with; what is read must look like it.
-        folder: for the sentence that refuses a state that does not fit.
-        controls: what SCAFFOLD's clients remember; zeros where it is None.
-    """
+    """The state to go on from, which must look like the one that the run began with; `controls` are what SCAFFOLD's clients
+    remember, zeros where it is None."""
     progress, device = checkpoint.progress, start.w.device
     given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
     try:
@@ -328,16 +320,7 @@ def state_tensors(state: State) -> dict[str, Tensor]:
 
 
 def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
-    """The state that `state_tensors` wrote.
-
-    Args:
-        tensors: what the file holds.
-        round: the last completed round.
-        radius: the clip in force.
-
-    Raises:
-        InputError: these are other tensors than a state's. Whether they fit a model is `check_fits`' question.
-    """
+    """The state that `state_tensors` wrote; `InputError` for other tensors. Whether they fit a model is `check_fits`' question."""
     count = sum(name.startswith("recent.") for name in tensors)
     recent = [earlier(number) for number in range(count)]
     known = {"w", "control", *recent}

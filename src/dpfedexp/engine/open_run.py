@@ -33,7 +33,6 @@ from dpfedexp.engine.rounds import Simulation
 from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
-from dpfedexp.mechanisms import Mechanism
 from dpfedexp.mechanisms.text import text_fields
 from dpfedexp.trainers.task import Clients
 
@@ -54,12 +53,9 @@ def find(folder: Path | None, resume: bool) -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """Where the ledger comes from.
+    """Where the ledger comes from: an object of the caller's, a file, or else memory.
 
-    Attributes:
-        given: an object of the caller's.
-        path: a file; without either the ledger lives in memory.
-        own: whether it is the file in the run's own folder, which one run alone begins.
+    `own` is whether it is the file in the run's own folder, which one run alone begins.
     """
 
     given: Ledger | None
@@ -100,11 +96,7 @@ class LedgerSource:
         return Ledger.create(self.path, **header)
 
     def existing(self, settings: str | None) -> Ledger:
-        """For a run that goes on: the ledger must exist.
-
-        Args:
-            settings: the hash by which the ledger knows them (`settings_hash`); None where a checkpoint names them.
-        """
+        """For a run that goes on: the ledger must exist, with this hash of the settings where no checkpoint names them."""
         if self.given is not None:
             return self.given
         if self.path is None or not self.exists:
@@ -127,14 +119,7 @@ class LedgerSource:
 
 @dataclass
 class OpenRun:
-    """Where a run stands, in memory and on disk.
-
-    Attributes:
-        name: the name that the ledger knows the run by.
-        state: the state after the last completed round.
-        history: one record per completed round.
-        ledger: what was charged; closed at the end where it was `opened_here`.
-    """
+    """Where a run stands, in memory and on disk: the state after the last completed round, and a record of each."""
 
     name: str
     description: RunDescription
@@ -159,14 +144,8 @@ class OpenRun:
     ) -> OpenRun:
         """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
 
-        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there.
-
-        Args:
-            description: the run.
-            ledger: an object, a file, or None for the one in `folder`, or in memory without one.
-            folder: where the run's files lie; None keeps nothing but the ledger.
-            last: the checkpoint in `folder` (`find`).
-            resume: whether a run without a checkpoint may go on from its ledger alone.
+        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there. Without a
+        folder nothing but the ledger is kept. With `resume` a run without a checkpoint may go on from its ledger alone.
         """
         source = LedgerSource.of(ledger, folder)
         try:
@@ -218,7 +197,7 @@ class OpenRun:
         if self.folder is None:
             return
         run, state = self.description, self.state
-        sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
+        sizes = {"chunk_size": run.simulation.chunk_size, "trainer": run.simulation.trainer.name}
         public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
@@ -269,14 +248,15 @@ class OpenRun:
 
 def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
     """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
-    private = None if folder is None else PrivateFolder.of(run.name, folder)
+    name = run.simulation.run
+    private = None if folder is None else PrivateFolder.of(name, folder)
     created = False
     try:
         if private is not None:
-            private.begin(partial(data_tag, run.clients))
-        with source.opened(source.new(ledger_header(run))) as ledger:
+            private.begin(run.tag)
+        with source.opened(source.new(run.ledger_header())) as ledger:
             created = source.own
-            open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
+            open_run = OpenRun(name, run, folder, private, ledger, run.start, [], source.given is None)
             open_run.hold(shared=not source.own)
             if not source.own:
                 # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
@@ -304,7 +284,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
             mark = private.mark()
             if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
                 raise _taken_back(ledger, mark, private.file)
-            private.check_data(partial(data_tag, run.clients))
+            private.check_data(run.tag)
             if last is not None:
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
@@ -363,62 +343,50 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run's files are told about the run.
+    """A bound simulation, how many rounds it has, what its result depends on by name, and the state before its first round."""
 
-    Attributes:
-        name: the name that the ledger will know it by if it begins now.
-        settings: everything that its result depends on (`runs.settings`).
-        start: the state before the first round.
-        clients: whose data they are; only a keyed hash of them is kept.
-        algorithm: the algorithm's name.
-        delta: the algorithm's δ.
-        population: the public number of clients.
-        rounds: how many rounds the run has.
-        secure: whether it protects real data.
-        chunk_size: clients per tensor program.
-        trainer: how local updates are computed.
-        noise_cohort: clients of a round of the larger deployment that is simulated; None where none is.
-        stand_ins: how many simulated clients stand for them.
-    """
-
-    name: str
+    simulation: Simulation
+    rounds: int
     settings: NamedValues
     start: State
-    clients: Clients
-    algorithm: str
-    delta: float
-    population: int
-    rounds: int
-    secure: bool
-    chunk_size: int
-    trainer: str
-    noise_cohort: int | None = None
-    stand_ins: float | None = None
 
+    @staticmethod
+    def of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
+        """`more` are further settings that the result depends on."""
+        return RunDescription(simulation, rounds, settings_of(simulation, rounds=rounds, **more), simulation.begin())
 
-def ledger_header(run: RunDescription) -> dict[str, Any]:
-    """What a reader of the ledger alone needs for a statement."""
-    header = {
-        "config": settings_hash(run.settings),
-        "algorithm": run.algorithm,
-        "clients": run.population,
-        "delta": run.delta,
-        "simulated": not run.secure,
-        "run": run.name,
-        **({} if run.noise_cohort is None else {"noise_cohort": run.noise_cohort, "stand_ins": run.stand_ins}),
-    }
-    public = outlets.recorded(LEDGER, header, secure=run.secure)
-    return {"config_hash": public.pop("config"), **public}
+    @property
+    def secure(self) -> bool:
+        return self.simulation.system is not None
+
+    def tag(self, key: bytes) -> str:
+        """The hash under `key` of what the clients hold."""
+        return data_tag(self.simulation.task.clients, key)
+
+    def ledger_header(self) -> dict[str, Any]:
+        """What a reader of the ledger alone needs for a statement."""
+        run = self.simulation
+        header = {
+            "config": settings_hash(self.settings),
+            "algorithm": run.algorithm.name,
+            "clients": run.population,
+            "delta": run.algorithm.delta,
+            "simulated": not self.secure,
+            "run": run.run,
+            **run.stands_for,
+        }
+        public = outlets.recorded(LEDGER, header, secure=self.secure)
+        return {"config_hash": public.pop("config"), **public}
 
 
 def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
     """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
-    task = simulation.task
+    task, mechanism = simulation.task, simulation.mechanism
     return flatten(
         {
             "algorithm": simulation.algorithm,
-            "mechanism": type(simulation.mechanism).__name__,
-            **_fields(simulation.mechanism),
+            "mechanism": type(mechanism).__name__,
+            **{f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()},
             "local": task.local,
             "participation": simulation.participation,
             # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
@@ -435,42 +403,10 @@ def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
     )
 
 
-def _fields(mechanism: Mechanism) -> NamedValues:
-    """A mechanism's fields by the names that its text form has."""
-    return {f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()}
-
-
-def description_of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
-    """What the files of this simulation's run are told; `more` are further settings that the result depends on."""
-    return RunDescription(
-        name=simulation.run,
-        settings=settings_of(simulation, rounds=rounds, **more),
-        start=simulation.begin(),
-        clients=simulation.task.clients,
-        algorithm=simulation.algorithm.name,
-        delta=simulation.algorithm.delta,
-        population=simulation.population,
-        rounds=rounds,
-        secure=simulation.system is not None,
-        chunk_size=simulation.chunk_size,
-        trainer=simulation.trainer.name,
-        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
-        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
-    )
-
-
 def facts_of(
     simulation: Simulation, open_run: OpenRun, clients: Clients, folder: RunFolder | None, options: dict[str, Any]
 ) -> RunFacts:
-    """The run in a few public facts.
-
-    Args:
-        simulation: what is run.
-        open_run: its files.
-        clients: the federation as it was given.
-        folder: where the run is written, which knows the command and the data where the command line gave them.
-        options: further arguments of the call; those that are None or False are left out of its text.
-    """
+    """The run in a few public facts; `options` that are None or False are left out of the call's text."""
     task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
     command, data = ("", "") if folder is None else (folder.command, folder.data)
     model = type(task.model).__name__

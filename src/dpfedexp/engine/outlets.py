@@ -1,11 +1,24 @@
-"""The names of the files in a run folder, for whoever writes or reads one."""
+"""Everything that leaves a run: every file and every field that it writes or prints, and by what right each is public.
+
+released      computed from what the mechanism released, and from nothing else of the clients'
+public        given to the run by whoever started it, and the same whatever the clients hold
+server        measured by the server on data of its own
+accounting    what was charged, and names drawn at random
+nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
+
+A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
+refuses it, and a test compares the files of whole runs with it. A run's private folder (`private_folder`) is not an outlet; it
+stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
+Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
+leaves such a run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 CONFIG = "config.toml"
 """The resolved settings of a run from the command line."""
@@ -47,135 +60,76 @@ def server_tensors(round: int) -> str:
 
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
-Fields = Mapping[str, Right]
+Fields = dict[str, Right]
 
-ROUND: Fields = {
-    "round": "public",
-    "eta_g": "released",
-    "clip": "released",
-    "vote_*": "released",
-    # A local rate that sets itself follows from votes.
-    "local_rate": "released",
-    # ‖c̄‖ of the round's released mean.
-    "update_norm": "released",
-    "epsilon_total": "accounting",
-    "seconds": "nonprivate",
-    "nonprivate_*": "nonprivate",
+
+def _fields(**names: str) -> Fields:
+    """Field → right, from right → fields; of two patterns that fit a field the earlier one holds."""
+    return {field: cast(Right, right) for right, fields in names.items() for field in fields.split()}
+
+
+ROUND = _fields(
+    public="round",
+    # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
+    released="eta_g clip vote_* local_rate update_norm",
+    accounting="epsilon_total",
+    nonprivate="seconds nonprivate_*",
     # Whatever else a record holds came from `test` or `evaluate`.
-    "*": "server",
-}
-DEPLOYED_ROUND: Fields = {
-    "round": "public",
-    "eta_g": "released",
-    "clip": "released",
-    "update_norm": "released",
-    "vote_*": "released",
-    "epsilon_round": "accounting",
-    "epsilon_total": "accounting",
-    "delta": "public",
-    # How many nodes were asked and answered, where the mechanism's promise does not rest on hiding it.
-    "asked": "public",
-    "valid": "public",
-    "refused": "public",
-    "missing": "public",
-}
-"""The record of a round of a deployment: its server has no field of its own invention in it."""
+    server="*",
+)
+# A server of a deployment has no field of its own invention in its records. How many nodes were asked and answered is public where
+# the mechanism's promise does not rest on hiding it.
+DEPLOYED_ROUND = _fields(
+    public="round delta asked valid refused missing",
+    released="eta_g clip update_norm vote_*",
+    accounting="epsilon_round epsilon_total",
+)
 OUTLETS: Mapping[str, Fields] = {
-    LEDGER: {
-        "format": "public",
-        "version": "public",
-        "config": "public",
-        "algorithm": "public",
-        "clients": "public",
-        "delta": "public",
-        "simulated": "public",
-        "noise_cohort": "public",
-        "stand_ins": "public",
-        "selection_runs": "public",
-        "selection_mu": "public",
-        "run": "accounting",
-        "seq": "accounting",
-        "round": "public",
-        "noise": "accounting",
+    LEDGER: _fields(
+        public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
-        "event": "released",
-        "previous": "accounting",
-        "hash": "accounting",
-    },
-    LEDGER_HEAD: {"count": "accounting", "hash": "accounting"},
-    CHECKPOINT: {
-        "format": "public",
-        "version": "public",
-        "w": "released",
-        "recent.*": "released",
-        "server.*": "released",
-        "memory.*": "released",
-        "control": "released",
-        "tensors": "released",
-        "round": "public",
-        "radius": "released",
-        "settings": "public",
-        "run": "accounting",
-        "ledger": "accounting",
-        # The records of the rounds, each by the rights of `ROUND`.
-        "history": "released",
-        "controls": "public",
-        "chunk_size": "nonprivate",
-        "trainer": "nonprivate",
-    },
+        released="event",
+        accounting="run seq noise previous hash",
+    ),
+    LEDGER_HEAD: _fields(accounting="count hash"),
+    CHECKPOINT: _fields(
+        public="format version round settings controls",
+        # `history` holds the records of the rounds, each by the rights of `ROUND`.
+        released="w recent.* server.* memory.* control tensors radius history",
+        accounting="run ledger",
+        nonprivate="chunk_size trainer",
+    ),
     METRICS: ROUND,
     METRICS_TABLE: ROUND,
-    CONFIG: {"*": "public"},
+    CONFIG: _fields(public="*"),
     # How updates were computed depends on sizes; why a run stopped, on what it released and what the server measured.
-    FACTS: {"trainer": "nonprivate", "stopped": "released", "run": "accounting", "*": "public"},
-    MODEL: {"*": "released"},
-    STATEMENT: {"*": "accounting"},
-    STATEMENT_TEXT: {"*": "accounting"},
+    FACTS: _fields(nonprivate="trainer", released="stopped", accounting="run", public="*"),
+    MODEL: _fields(released="*"),
+    STATEMENT: _fields(accounting="*"),
+    STATEMENT_TEXT: _fields(accounting="*"),
     # Made from public numbers, records of rounds and norms of the released model.
-    ADVICE: {"level": "released", "code": "released", "sentence": "released"},
+    ADVICE: _fields(released="level code sentence"),
     # A traceback may hold anything.
-    ERROR: {"text": "nonprivate"},
+    ERROR: _fields(nonprivate="text"),
     # Of a sweep or a selection, made from the files of its runs.
-    "sweep.json": {"*": "released"},
-    "selection.json": {"*": "public"},
-    "selection.txt": {"*": "released"},
+    "sweep.json": _fields(released="*"),
+    "selection.json": _fields(public="*"),
+    "selection.txt": _fields(released="*"),
     # Drawn from the files above, by `dpfedexp report`.
-    REPORT: {"*": "released"},
-    "*.svg": {"*": "released"},
-    "*.png": {"*": "released"},
-    "*.pdf": {"*": "released"},
-    SERVER_CHECKPOINT: {
-        "format": "public",
-        "version": "public",
-        "run": "accounting",
-        "ledger": "accounting",
-        "nodes": "public",
-        "round": "public",
-        "radius": "released",
-        "tensors": "public",
-        # A hash of released tensors.
-        "blake2b": "released",
-        "earlier": "released",
-        "config": "public",
-        # The records of the rounds, each by the rights of `DEPLOYED_ROUND`.
-        "history": "released",
-    },
-    SERVER_TENSORS: {"*": "released"},
-    STATUS: {
-        "status": "public",
-        "round": "public",
-        "rounds": "public",
-        "epsilon": "accounting",
-        "delta": "public",
-        # What the server's error says.
-        "reason": "released",
-    },
+    **dict.fromkeys((REPORT, "*.svg", "*.png", "*.pdf"), _fields(released="*")),
+    SERVER_CHECKPOINT: _fields(
+        public="format version nodes round tensors config",
+        # `blake2b` is a hash of released tensors; `history` holds records by the rights of `DEPLOYED_ROUND`.
+        released="radius blake2b earlier history",
+        accounting="run ledger",
+    ),
+    SERVER_TENSORS: _fields(released="*"),
+    # `reason` is what the server's error says.
+    STATUS: _fields(public="status round rounds delta", released="reason", accounting="epsilon"),
     "deployed round": DEPLOYED_ROUND,
-    "terminal": {"elapsed": "nonprivate", **ROUND},
-    "tensorboard": ROUND,
-    "mlflow": ROUND,
-    "wandb": ROUND,
-    "log": {"*": "nonprivate"},
+    "terminal": _fields(nonprivate="elapsed") | ROUND,
+    **dict.fromkeys(("tensorboard", "mlflow", "wandb"), ROUND),
+    "log": _fields(nonprivate="*"),
 }
 CLOCKS: Mapping[str, str] = {
     "audit.*": "audits measure mechanisms on synthetic clients",

@@ -1,4 +1,12 @@
-"""One piece of advice: a sentence that names its numbers and what to do."""
+"""A run by its public numbers, before anything is spent: how its noise compares with the most that clients can say.
+
+The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
+central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
+noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
+farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
+signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`is_heard`).
+At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +81,7 @@ DEVIATIONS = 2.326
 def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], dimension: int) -> bool:
     """Whether updates are longer than noise alone: Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom if they are not.
 
-    Args:
-        squares: ‖c̄_t‖² of each round.
-        variances: v_t, the variance of the noise in a coordinate of each.
-        dimension: d.
+    v_t is the variance of the noise in a coordinate.
 
     >>> is_longer_than_noise([100.0, 100.0], [1.0, 1.0], 100), is_longer_than_noise([200.0], [1.0], 100)
     (False, True)
@@ -91,11 +96,6 @@ def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float
     Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
     2((Σa²)² − Σa⁴)/d. Rounds that push the same way end farther, rounds that take back what others did nearer. A signal that stays
     adds up over rounds while noise averages out, so this finds signals that no single round shows. It needs no noise level.
-
-    Args:
-        moves: a_t, how far the model moved in each round.
-        travelled: how far it is from its start.
-        dimension: d.
 
     >>> alignment([1.0] * 9, 3.0, 50)
     0.0

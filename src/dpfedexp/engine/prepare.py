@@ -24,7 +24,11 @@ from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.rounds import Simulation, answering
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
-from dpfedexp.trainers.checks.isolation import (
+from dpfedexp.trainers.apart import check_optimiser
+from dpfedexp.trainers.checks import first_line
+from dpfedexp.trainers.chunk_size import automatic_chunk
+from dpfedexp.trainers.execution import MOVED, Execution, execution_on
+from dpfedexp.trainers.isolation import (
     WHY,
     check_on,
     check_recordings,
@@ -34,16 +38,12 @@ from dpfedexp.trainers.checks.isolation import (
     watched,
     widths,
 )
-from dpfedexp.trainers.checks.optimiser import check_optimiser
-from dpfedexp.trainers.chunk_size import automatic_chunk
-from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.forward.masks import with_blind_masks
-from dpfedexp.trainers.forward.recurrence import with_loose_weights
 from dpfedexp.trainers.recording import Unrecordable, refusal
+from dpfedexp.trainers.recurrence import with_blind_masks, with_loose_weights
 from dpfedexp.trainers.select import select
+from dpfedexp.trainers.steps import Parallel
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
-from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, first_line, one_row
-from dpfedexp.trainers.tiled import Parallel
+from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
 
 
 @checked(instead=MOVED)
@@ -68,7 +68,7 @@ def prepare(
     """The bound simulation of a run; the arguments are those of `train`.
 
     Args:
-        isolated: keeps clients apart bit for bit (`trainers.checks.isolation`); by default a secure run does.
+        isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
 
     Returns:
         The simulation, and a note for the user if it is slower than they might expect.

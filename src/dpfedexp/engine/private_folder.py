@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,6 +36,7 @@ from dpfedexp.files import replace_tensors, replace_text, try_lock
 from dpfedexp.trainers.task import Clients
 
 VARIABLE = "DPFEDEXP_PRIVATE"
+LARGEST_TEXT = 4096
 NOTHING_CHARGED = Mark(0, "")
 """The anchor of a run that has no ledger yet."""
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -195,7 +196,6 @@ class SharedAnchor:
 
     @property
     def file(self) -> Path:
-        """The anchor."""
         return self.path
 
     @staticmethod
@@ -223,13 +223,8 @@ class SharedAnchor:
 
 
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, Mark]]:
-    """What this machine remembers of a ledger: every anchor's file and its mark; nothing where the ledger was never charged here.
-
-    Args:
-        run: what the ledger's header calls its run.
-        first_hash: of the ledger.
-    """
-    anchors: list[PrivateFolder | SharedAnchor] = []
+    """Every anchor's file and its mark of a ledger whose header names `run`; nothing where it was never charged here."""
+    anchors: list[Anchor] = []
     if is_run_id(run) and (root() / str(run)).exists():
         anchors.append(PrivateFolder(str(run), root() / str(run)))
     if _HASH.fullmatch(first_hash):
@@ -249,9 +244,6 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-LARGEST_TEXT = 4096
-
-
 def write_mark(path: Path, mark: Mark, mode: int | None = None) -> None:
     """Returns when the mark is on disk. An `OSError` goes to whoever charges, so that nothing is released without it."""
     replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode)
@@ -259,30 +251,15 @@ def write_mark(path: Path, mark: Mark, mode: int | None = None) -> None:
 
 def read_mark(path: Path) -> Mark | None:
     """The mark in a file, None where it is damaged. `FileNotFoundError` where there is none."""
-    with open(path, "rb") as file:
-        content = file.read(LARGEST_TEXT)
-    try:
-        values = json.loads(content)
-        mark = Mark(values["count"], values["hash"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    values = _read_object(path)
+    if values is None or not {"count", "hash"} <= values.keys():
         return None
+    mark = Mark(values["count"], values["hash"])
     return mark if type(mark.count) is int and mark.count >= 0 and isinstance(mark.hash, str) else None
 
 
-class Anchor(Protocol):
-    """A mark that is kept outside a run's folder."""
-
-    @property
-    def file(self) -> Path:
-        """Where it is kept."""
-
-    def mark(self) -> Mark | None:
-        """The mark; None where there is none yet."""
-
-    def remember(self, mark: Mark) -> None:
-        """Replaces the mark; returns when it is on disk."""
-
-
+Anchor = PrivateFolder | SharedAnchor
+"""A mark that is kept outside a run's folder."""
 Refusal = Callable[[Ledger, Mark, Path], LedgerError]
 """(ledger, mark, file) → the error for a ledger that is not the one whose mark the anchor keeps."""
 

@@ -322,7 +322,12 @@ EXIT_CODE = 3
 
 @dataclass
 class Heartbeat:
-    """This rank's beat, and its watch over the others: rank 0 watches all, they watch rank 0."""
+    """Notices within seconds that another rank is gone, also where its machine vanished without closing a connection.
+
+    A round may rightly take hours, so waiting for a rank says nothing about it. Each rank therefore writes a beat to a small store
+    of rank 0's every few seconds, from a thread that runs beside the training; whoever stops beating is gone. Rank 0 watches all,
+    they watch rank 0.
+    """
 
     store: dist.TCPStore
     rank: int

@@ -36,8 +36,8 @@ from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
 from dpfedexp.machine import zero_rows
 from dpfedexp.mechanisms import Mechanism, Release, Secure
-from dpfedexp.trainers.checks.isolation import learnt_apart, padded
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
 
 RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
@@ -86,7 +86,7 @@ class Simulation:
         chunk_size: clients that are trained together.
         diagnostics: whether to record values that are not private.
         system: where noise and sampling come from in a secure run: the operating system instead of the seed.
-        unit: how many clients make a shape in an isolated run (`trainers/checks`), None where clients may share what suits them.
+        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
         team: the other processes that the cohort is shared with.
         run: the name that the ledger knows the run by, new for every run.
         declared: the public number of clients where it is not the number of those who are there (`public_population`).
@@ -131,6 +131,15 @@ class Simulation:
         return self.participation if isinstance(self.participation, LargerCohort) else None
 
     @property
+    def stands_for(self) -> dict[str, Any]:
+        """The same as the ledger's header and the statement say it."""
+        return (
+            {}
+            if self.larger is None
+            else {"noise_cohort": self.larger.noise_cohort, "stand_ins": self.larger.stand_ins}
+        )
+
+    @property
     def sampling(self) -> Sampling:
         return self.participation.sampling(self.population)
 
@@ -173,9 +182,7 @@ class Simulation:
         number = state.round + 1
         mechanism = self.mechanism.at_radius(state.radius)
         event = mechanism.event(self.sampling)
-        noise = None if self.system is not None else f"seed {self.streams.seed}"
-        if budget is not None:
-            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+        charge = self._charge(ledger, budget, number, event, f"round {number}")
         cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
         central: Noise = self.noise.at("central noise", number)
         if self.system is None and mechanism.is_private and not mechanism.is_local:
@@ -183,12 +190,7 @@ class Simulation:
         part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
         sums, controls, true_squares = part_of(state, mechanism, cohort, number)
         sums = sums.to(self.server_device)
-        try:
-            ledger.charge(number, event, run=self.run, noise=noise)
-        except OSError as error:
-            raise LedgerError(
-                f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
-            ) from None
+        charge()
         release = mechanism.release(
             sums if self.larger is None else sums.times(self.larger.factor),
             self.participation.expected(self.population),
@@ -205,6 +207,22 @@ class Simulation:
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, release.norm, time.perf_counter() - began, extra)
+
+    def _charge(
+        self, ledger: Ledger, budget: Budget | None, number: int, event: Event, what: str, vote: str = ""
+    ) -> Callable[[], None]:
+        """Checks that the budget allows the charge; returns what makes it."""
+        noise = None if self.system is not None else f"seed {self.streams.seed}{vote}"
+        if budget is not None:
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+
+        def charge() -> None:
+            try:
+                ledger.charge(number, event, run=self.run, noise=noise)
+            except OSError as error:
+                raise LedgerError(f"{what} can't be charged: {error.strerror}. Nothing of it was released.") from None
+
+        return charge
 
     def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
@@ -480,37 +498,27 @@ def _asked(
     simulation: Simulation, vote: Probe, name: str, places: probe.Places, ledger: Ledger, budget: Budget | None
 ) -> tuple[Tensor, float]:
     """Charges one of the two votes and releases it."""
-    noise = None if simulation.system is not None else f"seed {simulation.streams.seed}, {name}"
-    event, private = vote.vote(name).event(simulation.sampling), simulation.mechanism.is_private
-    if private and budget is not None:
-        ledger.check(budget, event, round=BEFORE, run=simulation.run, noise=noise)
+    charge = None
+    if simulation.mechanism.is_private:
+        event = vote.vote(name).event(simulation.sampling)
+        charge = simulation._charge(ledger, budget, BEFORE, event, f"the vote {name!r}", f", {name}")
 
     def pay() -> None:
         simulation.task.look()()
-        try:
-            if private:
-                ledger.charge(BEFORE, event, run=simulation.run, noise=noise)
-        except OSError as error:
-            raise LedgerError(
-                f"the vote {name!r} can't be charged: {error.strerror}. Nothing of it was released."
-            ) from None
+        if charge is not None:
+            charge()
 
     # Each vote has a cohort of its own: sampling hides a client in both only if it is drawn for them independently.
     draws = simulation.noise.at(f"participation, {name}", BEFORE)
     cohort = simulation.participation.cohort(simulation.present, draws)
     return vote.answers(
         name,
-        _chunks(simulation, cohort),
+        iter(cohort.split(simulation.chunk_size) if len(cohort) else ()),
         _of_holders(simulation, places),
         simulation.participation.expected(simulation.population),
         simulation.noise.at(f"probe noise, {name}", BEFORE),
         pay,
     )
-
-
-def _chunks(simulation: Simulation, cohort: Tensor) -> Iterator[Tensor]:
-    size = simulation.chunk_size
-    return iter(cohort.split(size)) if len(cohort) else iter(())
 
 
 def _of_holders(simulation: Simulation, places: probe.Places) -> probe.Places:
@@ -547,11 +555,6 @@ class Ahead:
 
     Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
     alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
-
-    Args:
-        noise: the source.
-        width: how many numbers will be asked for.
-        wanted: where they will be asked for; a GPU reads them from memory that it reaches itself.
     """
 
     def __init__(self, noise: Noise, width: int, wanted: torch.device) -> None:

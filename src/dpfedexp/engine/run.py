@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""What a run returns, and the folder that it leaves: configuration, ledger, metrics, model and privacy statement."""
 
 from __future__ import annotations
 
@@ -84,32 +84,21 @@ class Run:
         Returns:
             The folder.
         """
-        path, began, secure = Path(folder), time.time(), not self.privacy.simulated
-        try:
-            require(not path.is_file(), f"{str(path)!r} is a file; name a new folder to save the run in.")
-            path.mkdir(parents=True, exist_ok=True)
-            require(
-                not any(path.iterdir()), f"the folder {str(path)!r} is not empty; name a new one to save the run in."
-            )
-            statement = self.privacy
-            header = {
-                "algorithm": statement.algorithm,
-                "clients": statement.clients,
-                "delta": statement.delta,
-                "simulated": statement.simulated,
-                **({} if self.facts is None else {"run": self.facts.run}),
-                **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
-            }
-            write_ledger(path, self.ledger, header)
-            write_results(path, self.model, self.history, self.advice, secure=secure)
-            write_statement(path, statement)
-            if self.facts is not None:
-                replace(self.facts, stopped=self.stopped or "").write(path)
-            if secure:
-                undate(path, OUTLETS, began)
-        except OSError as error:
-            raise InputError(f"the folder {str(path)!r} can't be written: {error.strerror}.") from None
-        return path
+        files = RunFolder(folder, purpose="to save the run in")
+        statement = self.privacy
+        header = {
+            "algorithm": statement.algorithm,
+            "clients": statement.clients,
+            "delta": statement.delta,
+            "simulated": statement.simulated,
+            **({} if self.facts is None else {"run": self.facts.run}),
+            **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
+        }
+        with _writing(files.path):
+            write_ledger(files.path, self.ledger, header)
+        files.facts = self.facts
+        files.finish(self)
+        return files.path
 
     @staticmethod
     @checked
@@ -212,21 +201,10 @@ FORMAT, VERSION = "dpfedexp-run", 1
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Public facts of a run.
+    """Public facts of a run, as `run.json` holds them.
 
-    Attributes:
-        run: the name that the ledger knows it by.
-        algorithm: its name.
-        data: what the clients' data are, in words.
-        model: the name of the network's class.
-        clients: M, the public number of clients.
-        parameters: d, the number of trained parameters.
-        rounds: how many rounds are planned.
-        delta: δ of the promise.
-        secure: whether it protects real data.
-        command: the command, or the call from Python, that made it.
-        trainer: how local updates were computed; empty in a secure run, where it depends on the data.
-        stopped: why it ended before its last round; empty where it did not.
+    M clients, d parameters, δ of the promise, and the command or the call from Python that made it. `trainer` is empty in a secure
+    run, where it depends on the data; `stopped` is empty in a run that made all its rounds.
     """
 
     run: str
@@ -292,7 +270,7 @@ def argument_text(value: object) -> str:
 
 
 class RunFolder:
-    """Writes metrics as they come, and everything else at the end. `file_names` says what each file is.
+    """Writes metrics as they come, and everything else at the end. `engine.outlets` says what each file is.
 
     With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
     recorded, which is when the run holds the ledger's lock and nobody else is writing.
@@ -302,26 +280,29 @@ class RunFolder:
         resume: go on with the run in it.
         command: the command that the run is made with; a call from Python says it itself.
         data: what the clients' data are, in words.
+        purpose: what the folder is for, where it is not named by the argument `out` or the option `--out`.
     """
 
-    def __init__(self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "") -> None:
+    def __init__(
+        self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
+    ) -> None:
         self.path, self.command, self.data = Path(path), command, data
         new, again = ("--out", "--resume") if command else ("out", "resume=True")
-        with self._writing():
-            if self.path.is_file():
-                raise InputError(f"{str(self.path)!r} is a file; name a new folder with {new}.")
+        where = purpose or f"with {new}"
+        with _writing(self.path):
+            require(not self.path.is_file(), f"{str(self.path)!r} is a file; name a new folder {where}.")
             self.path.mkdir(parents=True, exist_ok=True)
-            if not resume and any(self.path.iterdir()):
-                hint = f" or go on with {again}" if checkpoint.exists(self.path) else ""
-                raise InputError(f"the folder {str(self.path)!r} is not empty; name a new one with {new}{hint}.")
+            used = any(self.path.iterdir())
+            hint = f" or go on with {again}" if checkpoint.exists(self.path) and not purpose else ""
+            require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
             traces = (CONFIG,) if command else (CONFIG, FACTS, LEDGER)
-            if resume and any(self.path.iterdir()) and not any(any(self.path.glob(f"{one}*")) for one in traces):
-                raise InputError(
-                    f"the folder {str(self.path)!r} holds files but no run; name the folder of a run with {new}."
-                )
+            require(
+                not used or any(any(self.path.glob(f"{one}*")) for one in traces),
+                f"the folder {str(self.path)!r} holds files but no run; name the folder of a run {where}.",
+            )
         self._metrics: TextIO | None = None
-        self._facts: RunFacts | None = None
-        self._began, self._secure = time.time(), False
+        self.facts: RunFacts | None = None
+        self._began = time.time()
 
     @property
     def ledger(self) -> Path:
@@ -331,7 +312,6 @@ class RunFolder:
         """Keeps the settings; refuses other ones than those that the folder holds already."""
         from dpfedexp.config import load
 
-        self._secure = bool(settings.run.secure)
         path = self.path / CONFIG
         if path.exists():
             changed = differences(_comparable(settings), _comparable(load(path)))
@@ -339,17 +319,17 @@ class RunFolder:
                 raise InputError(
                     f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder."
                 )
-        with self._writing():
+        with _writing(self.path):
             replace_text(path, settings.to_toml())
 
     def begin(self, facts: RunFacts) -> None:
         """What the run is, once it holds its ledger."""
-        self._secure, self._facts = facts.secure, facts
-        with self._writing():
+        self.facts = facts
+        with _writing(self.path):
             facts.write(self.path)
 
     def record(self, record: Record) -> None:
-        with self._writing():
+        with _writing(self.path):
             if self._metrics is None:
                 done = checkpoint.read_progress(self.path)
                 write_history(self.path, done.history[:-1] if done else [])
@@ -360,10 +340,10 @@ class RunFolder:
     def finish(self, run: Run) -> None:
         """Everything that the run came to."""
         self.close()
-        with self._writing():
-            write_results(self.path, run.model, run.history, run.advice, secure=self._secure)
-            if self._facts is not None:
-                replace(self._facts, stopped=run.stopped or "").write(self.path)
+        with _writing(self.path):
+            write_results(self.path, run.model, run.history, run.advice, secure=not run.privacy.simulated)
+            if self.facts is not None:
+                replace(self.facts, stopped=run.stopped or "").write(self.path)
         self.state(run.privacy)
 
     def state(self, privacy: PrivacyStatement) -> None:
@@ -375,9 +355,6 @@ class RunFolder:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return _writing(self.path)
 
 
 def restate(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:

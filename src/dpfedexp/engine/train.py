@@ -1,4 +1,4 @@
-"""`train`: a simulated run from start to end."""
+"""`train`: a simulated run from start to end; how its model is measured and its rounds are shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,22 +25,22 @@ from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
 from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.checkpoint import Checkpoint
-from dpfedexp.engine.open_run import OpenRun, description_of, facts_of, find
+from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find
 from dpfedexp.engine.outlets import METRICS, recorded
 from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.ranks import Team, world
 from dpfedexp.engine.rounds import Simulation, describe, probed
 from dpfedexp.engine.run import Run, RunFolder
-from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
+from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, callbacks_of, heard, tell
 from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
-from dpfedexp.trainers.checks.application import applied
+from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
-from dpfedexp.trainers.registry import trainer_again
-from dpfedexp.trainers.task import Clients, first_line
+from dpfedexp.trainers.select import trainer_again
+from dpfedexp.trainers.task import Clients
 
 ELSEWHERE = {
     "lr": "local=Sgd(lr=0.1, steps=10)",
@@ -159,7 +159,10 @@ def train(
         evaluate is None or callable(evaluate),
         f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
     )
-    _check_numbers(evaluate_every, budget)
+    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
+    require(
+        budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
+    )
     require(
         world() == 1 or not local.automatic,
         "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
@@ -191,35 +194,28 @@ def train(
         if note:
             warnings.warn(note, stacklevel=3)
         measure = evaluation_of(test, evaluate, clients, simulation, model, metrics)
-        description = description_of(
+        description = RunDescription.of(
             simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
         )
         with (
             OpenRun.open(description, ledger, folder, last, resume=resume) as open_run,
-            RoundProgress(
-                algorithm.name,
-                rounds,
-                enabled=progress,
-                secure=bool(secure),
-                whose="" if simulation.larger is None else LARGER,
-            ) as bar,
+            round_progress(simulation, rounds, enabled=progress) as show_progress,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
-            commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
+            commentary = Commentary(_plan(simulation, int(rounds)), description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
             how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
-            if aggregation != "plain":
-                how["aggregation"] = aggregation
+            how |= {} if aggregation == "plain" else {"aggregation": aggregation}
             facts = facts_of(simulation, open_run, clients, run_folder, how)
             if run_folder is not None:
                 run_folder.begin(facts)
-            begun(callbacks, facts)
+            tell(callbacks, "begun", facts)
 
             def completed(record: dict[str, Any]) -> Stop | None:
                 if run_folder is not None:
                     run_folder.record(record)
                 stop = heard(callbacks, record)
-                bar.update(record)
+                show_progress(record)
                 commentary.after(record, open_run.state.w)
                 return stop
 
@@ -238,7 +234,7 @@ def train(
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
             try:
-                end = End.of(resumed(callbacks, open_run.history)) or _rounds(
+                end = End.of(tell(callbacks, "resumed", open_run.history)) or _rounds(
                     simulation, open_run, measure, evaluate_every, limit, completed
                 )
             except KeyboardInterrupt:
@@ -256,7 +252,7 @@ def train(
             team.dismiss((open_run.state.reported.cpu(), run.history, run.privacy, run.stopped))
         if run_folder is not None:
             run_folder.finish(run)
-        finished(callbacks, run)
+        tell(callbacks, "finished", run)
         return run
 
 
@@ -289,10 +285,9 @@ def _interrupted(open_run: OpenRun) -> str:
     return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
 
 
-def _plan(simulation: Simulation, rounds: int) -> Plan:
-    dimension, population = simulation.task.layout.dimension, simulation.population
+def _plan(run: Simulation, rounds: int) -> Plan:
     return Plan.bound(
-        simulation.algorithm, simulation.mechanism, simulation.participation, population, dimension, rounds
+        run.algorithm, run.mechanism, run.participation, run.population, run.task.layout.dimension, rounds
     )
 
 
@@ -300,14 +295,6 @@ def _warn(advice: Advice) -> None:
     """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
     if advice.level == "warning":
         warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
-
-
-def _check_numbers(evaluate_every: int, budget: float | None) -> None:
-    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
-    require(
-        budget is None or (is_number(budget) and budget > 0),
-        f"budget is {budget!r}; it must be a positive epsilon.",
-    )
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -375,8 +362,7 @@ def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacySt
         # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
         reporting=0 if algorithm.scaffold == "report" else None,
         stopping=end.decided,
-        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
-        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
+        **simulation.stands_for,
     )
 
 
@@ -402,7 +388,6 @@ def evaluation_of(
     metrics: Mapping[str, Metric] | None = None,
 ) -> Measuring | None:
     """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
-    require(evaluate is None or callable(evaluate), f"evaluate is {evaluate!r}; it must be a function (model) → dict.")
     require(
         test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
         f"test is {_kind(test)}; it must be a pair (inputs, targets).",
@@ -450,11 +435,7 @@ class Measuring:
     Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
     set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
 
-    Args:
-        model: as it was given to the run.
-        simulation: the run, before its first round.
-        evaluate: what measures.
-        asks: whether `evaluate` leaves the parameters as they were.
+    `asks` is whether `evaluate` leaves the parameters as they were.
     """
 
     def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
@@ -499,44 +480,37 @@ LARGER = "of the larger deployment"
 """Whose ε it is where few clients stand for many."""
 
 
-class RoundProgress:
-    """`with RoundProgress("cdp_fedexp", 50) as bar: bar.update(record)`; silent when disabled or when there is no terminal.
+@contextmanager
+def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields what shows a record in a bar over the rounds; silent when disabled or when there is no terminal.
 
-    In a secure run it shows no durations, which depend on what the clients hold. `whose` says whose ε it is, where it is not that
-    of the run's own clients.
+    In a secure run it shows no durations, which depend on what the clients hold.
     """
+    # A run that shows nothing needs no package of the command line.
+    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+        yield lambda record: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    def __init__(self, name: str, rounds: int, enabled: bool = True, *, secure: bool = False, whose: str = "") -> None:
-        times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
-        self.whose = whose
-        self.bar: Any = None
-        # A run that shows nothing needs no package of the command line.
-        if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
-            return
-        from rich import progress
-
-        self.bar = progress.Progress(
-            progress.TextColumn("[bold]{task.description}"),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
-            *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
-            progress.TextColumn("{task.fields[shown]}"),
-            transient=True,
-        )
-        self.row = self.bar.add_task(name, total=rounds, shown="")
-
-    def __enter__(self) -> RoundProgress:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def update(self, record: dict[str, Any]) -> None:
-        if self.bar:
-            self.bar.update(self.row, completed=record["round"], shown=show(record, self.whose))
+    times = recorded("terminal", {"elapsed": None}, secure=simulation.system is not None)
+    whose = "" if simulation.larger is None else LARGER
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
+        TextColumn("{task.fields[shown]}"),
+        transient=True,
+    ) as bar:
+        row = bar.add_task(simulation.algorithm.name, total=rounds, shown="")
+        yield lambda record: bar.update(row, completed=record["round"], shown=show(record, whose))
 
 
 def show(record: dict[str, Any], whose: str = "") -> str:
@@ -564,11 +538,6 @@ def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
     the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
     more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
     every statement, is of what was charged.
-
-    Args:
-        ledger: with the round in it.
-        delta: δ of the promise.
-        last: whether no further round is planned.
     """
     charges = ledger.charges()
     sampled = [

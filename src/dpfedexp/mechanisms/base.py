@@ -430,6 +430,29 @@ class NoPrivacy(Mechanism):
         raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")
 
 
+class Gaussian(Mechanism):
+    """What Gaussian mechanisms share: a numerator that may be the free rule's coordinate behind the update."""
+
+    numerator: Numerator | None
+
+    def width(self, dimension: int) -> int:
+        return dimension + (self.numerator == "free")
+
+    def estimate(self, report: Report) -> Tensor:
+        return report.vector[:, :-1] if self.numerator == "free" else report.vector
+
+    def _rows(self, clipped: Clipped) -> Tensor:
+        """The updates, with the free rule's coordinate where it is asked for."""
+        return lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+
+    def _released(
+        self, mean: Tensor, statistic: float | None, votes: dict[str, float], variance: float, sigma: float = 0.0
+    ) -> Release:
+        if self.numerator == "free":
+            mean, statistic = mean[:-1], float(mean[-1])
+        return Release(mean, statistic, votes, self.clip, sigma, variance)
+
+
 def check_gaussian(terms: Terms) -> None:
     """Exactly one of noise multiplier and target."""
     z = terms.noise_multiplier

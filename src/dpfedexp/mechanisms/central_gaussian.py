@@ -32,13 +32,13 @@ from dpfedexp.core.votes import (
 )
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import (
+    Gaussian,
     Mechanism,
     Release,
     Report,
     Secure,
     Terms,
     check_gaussian,
-    lift,
     make_sums,
     total,
     with_noise,
@@ -50,7 +50,7 @@ _SQUARE_EXCESS = 2.0**-19
 
 @checked
 @dataclass(frozen=True)
-class CentralGaussian(Mechanism):
+class CentralGaussian(Gaussian):
     """The trusted server adds noise to the sum and divides by a public constant.
 
     Formal guarantee: the sum of rows that `collect` has put into the ball of radius C (it does not trust the clients' own clipping)
@@ -112,15 +112,8 @@ class CentralGaussian(Mechanism):
 
         return with_noise(terms, make)
 
-    def width(self, dimension: int) -> int:
-        return dimension + (self.numerator == "free")
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        vector = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
-        return Report(vector, votes=shares(self.votes, clipped.within, ballots))
-
-    def estimate(self, report: Report) -> Tensor:
-        return report.vector[:, :-1] if self.numerator == "free" else report.vector
+        return Report(self._rows(clipped), votes=shares(self.votes, clipped.within, ballots))
 
     def collect(self, report: Report) -> Sums:
         rows = clip(report.vector, self.clip).vectors
@@ -140,13 +133,10 @@ class CentralGaussian(Mechanism):
             vote.name: estimate(value + vote.noise * draw, denominator, vote)
             for vote, value, draw in zip(self.votes, sums.votes.tolist(), draws, strict=True)
         }
-        variance = self.noise_variance(denominator, sums.count)
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         statistic = None
         if self.numerator == "paper" and self.scalar_multiplier is not None:
             statistic = (float(sums.squares) + self.scalar_multiplier * self.clip**2 * xi) / denominator
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(mean, statistic, votes, self.noise_variance(denominator, sums.count))
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return (self.noise_multiplier * self.clip / denominator) ** 2
@@ -236,15 +226,12 @@ class SecureCentralGaussian(CentralGaussian):
         mean = add_noise(sums.vector[None], self._step, deviation, noise, self.strict)[0] / denominator
         statistic = None
         votes = release_secure(sums.votes, sums.count, denominator, self.votes, scalar_noise, self.noise_kind)
-        variance = self.noise_variance(denominator, sums.count)
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         if self.numerator == "paper":
             check_room(sums.count, self.clip**2, self._square_step)
             squares = sums.squares.reshape(1, 1)
             noisy = add_noise(squares, self._square_step, self._square_noise, scalar_noise, self.strict)
             statistic = float(noisy) / denominator
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(mean, statistic, votes, self.noise_variance(denominator, sums.count))
 
     def event(self, sampling: Sampling) -> GaussianEvent:
         event = replace(super().event(sampling), attained=False)

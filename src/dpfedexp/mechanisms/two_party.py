@@ -147,16 +147,12 @@ class TwoPartyGaussian(SecureCentralGaussian):
             "for other clients, or a client's seed is not the one that it masked with.",
         )
         noisy = self.from_units(total, count)
-        mean = noisy.vector / denominator
-        variance = self.noise_variance(denominator, count)
         votes = {
             vote.name: estimate(float(value), denominator, vote)
             for vote, value in zip(self.votes, noisy.votes, strict=True)
         }
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         statistic = float(noisy.squares) / denominator if self.numerator == "paper" else None
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(noisy.vector / denominator, statistic, votes, self.noise_variance(denominator, count))
 
     def check_headroom(self, count: int) -> None:
         """Raises `InputError` where the rows of so many clients and the noise could need 2⁵² or more, long before mod 2⁶⁴ wraps."""

@@ -13,8 +13,8 @@ from dpfedexp.core.batches import Batching, Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs, each
-from dpfedexp.trainers.checks.module_state import drawing_alike
 from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.module_state import drawing_alike
 from dpfedexp.trainers.task import Task, Trainer, batches
 
 MOST_ROWS = 512
@@ -42,7 +42,7 @@ class ClientLosses:
         task: what every client does.
         trainer: how clients are trained: one that takes them one by one has their losses computed so too.
         streams: the run's.
-        unit: in a run that protects data, how many clients go into one tensor program (`trainers/checks`).
+        unit: in a run that protects data, how many clients go into one tensor program (`trainers/isolation.py`).
     """
 
     def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, unit: int | None) -> None:

@@ -9,7 +9,7 @@ import torch
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.precision import Precision, check_precision
-from dpfedexp.trainers.registry import check_trainer
+from dpfedexp.trainers.select import check_trainer
 
 
 @checked

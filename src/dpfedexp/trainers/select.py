@@ -1,8 +1,9 @@
-"""Which trainer a run gets: by name, or the one that is fastest on its own first clients.
+"""The trainers by name, and which of them a run gets: the one that is asked for, or the fastest on its own first clients.
 
 A run that is over in a moment anyway takes plain `vmap` without asking. Otherwise each candidate trains a few clients for a few
 steps, in turn, so that a machine that becomes busier slows all of them, and the best time of each decides. The answer is kept for
-the same machine, network and shapes, and what it rests on is in the log.
+the same network and shapes while the process lasts, and what it rests on is in the log. A new trainer is a class that is a
+`Trainer`, and a line in `TRAINERS`.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.errors import InputError, require
-from dpfedexp.trainers import choices
-from dpfedexp.trainers.checks.isolation import is_isolated
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.trainers.chunk_size import Footprint, footprint
+from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.programs import Programs, sample
+from dpfedexp.trainers.programs import Programs, by_program, sample
 from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.registry import LOOP, Parts, check_trainer, makers
+from dpfedexp.trainers.steps import ByVmap, Core, Parallel, Steps
 from dpfedexp.trainers.task import Task, Trainer
-from dpfedexp.trainers.tiled import Parallel
-from dpfedexp.trainers.vectorised import choose
+from dpfedexp.trainers.vectorised import Vectorised, choose
 
 log = logging.getLogger("dpfedexp")
 
+AUTO, LOOP = "auto", "loop"
 TILE_BYTES = 32 * 2**20
 """Activations of the clients of one tile: more does not fit a cache, less is all overhead. Best of 16, 32 and 64 MB."""
 WORTH_MEASURING = 5 * 10**7
@@ -47,6 +48,113 @@ _remembered: dict[object, str] = {}
 
 
 Makers = dict[str, Callable[[], Trainer]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made from.
+
+    Args:
+        task: what every client does.
+        streams: the run's random streams, for modules that draw.
+        programs: the module's fast programs; asking for one that does not exist is an `InputError`, which leaves the trainer out.
+        tile: clients whose activations fit a processor's cache together.
+        fixed: whether no shape may depend on how many clients there are, as in an isolated run.
+    """
+
+    task: Task
+    streams: Streams
+    programs: Programs
+    tile: int
+    fixed: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.task.device.type == "cpu"
+
+
+def _fast(parts: Parts) -> Trainer:
+    core = by_program(parts.task, parts.programs.plain)
+    return _tiled(parts, "fast", core) if parts.on_cpu else _recorded(parts, "fast", core)
+
+
+def _library(parts: Parts) -> Trainer:
+    return _tiled(parts, "library", by_program(parts.task, parts.programs.library))
+
+
+def _fused(parts: Parts) -> Trainer:
+    return _recorded(parts, "fused", by_program(parts.task, parts.programs.fused))
+
+
+def _recorded_vectorised(parts: Parts) -> Trainer:
+    gradients = Vectorised(parts.task).gradients
+    return _recorded(
+        parts, "recorded-vectorised", ByVmap(gradients.program if parts.task.synthetic is None else gradients)
+    )
+
+
+def _tiled_vectorised(parts: Parts) -> Trainer:
+    # A module draws from its clients' keys or not at all (vmap refuses the rest), so what vmap takes may run on several threads.
+    def make() -> Trainer:
+        return Vectorised(parts.task.apart(), record=False, streams=parts.streams)
+
+    return Parallel("tiled-vectorised", make, parts.tile, fixed=parts.fixed)
+
+
+def _tiled_loop(parts: Parts) -> Trainer:
+    return Parallel("tiled-loop", lambda: Loop(parts.task.apart(), parts.streams, keyed=True), 1, fixed=parts.fixed)
+
+
+def _vectorised(parts: Parts) -> Trainer:
+    return Vectorised(parts.task, record=not parts.fixed, streams=parts.streams)
+
+
+def _tiled(parts: Parts, name: str, core: Core) -> Trainer:
+    steps = Steps(parts.task, name, core, streams=parts.streams)
+    return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
+
+
+def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
+    return Steps(parts.task, name, core, record=True, streams=parts.streams)
+
+
+TRAINERS: dict[str, tuple[Callable[[Parts], Trainer], tuple[str, ...]]] = {
+    "fused": (_fused, ("cuda",)),
+    "fast": (_fast, ("cpu", "cuda")),
+    "library": (_library, ("cpu",)),
+    "recorded-vectorised": (_recorded_vectorised, ("cuda",)),
+    "tiled-vectorised": (_tiled_vectorised, ("cpu",)),
+    "tiled-loop": (_tiled_loop, ("cpu",)),
+    "vectorised": (_vectorised, ("cpu", "cuda")),
+}
+"""What makes a trainer of several clients at once, for modules that `vmap` can trace, and the types of device that have it.
+
+In order of preference.
+"""
+
+
+def trainer_names() -> tuple[str, ...]:
+    """What a user may ask for: "auto" measures, "loop" is right for any module."""
+    return (AUTO, LOOP, *TRAINERS)
+
+
+def check_trainer(name: object) -> None:
+    if not isinstance(name, str) or name not in trainer_names():
+        raise InputError(f"trainer is {name!r}, which does not exist.{nearest(str(name), trainer_names())}")
+
+
+def makers(parts: Parts) -> Makers:
+    """What the parts' device has to offer, in order of preference."""
+    return {
+        name: lambda make=make: make(parts)  # type: ignore[misc]
+        for name, (make, devices) in TRAINERS.items()
+        if parts.task.device.type in devices
+    }
+
+
+def trainer_again(name: str, device_type: str) -> str:
+    """The trainer of an interrupted run, or "auto" where it goes on on a device that has no such trainer."""
+    return name if name == LOOP or device_type in TRAINERS.get(name, (None, ()))[1] else AUTO
 
 
 def select(
@@ -136,7 +244,7 @@ def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolate
         )
     if isolated:
         candidates = {name: make for name, make in candidates.items() if _made_apart(trial, make, chunk)}
-    return _quickest(trial, candidates, chunk, isolated=isolated) if candidates else None
+    return _quickest(trial, candidates, chunk) if candidates else None
 
 
 def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
@@ -188,7 +296,7 @@ def _per_update(task: Task, size: Footprint) -> float:
     return steps * size.rows * (size.activations + task.layout.dimension)
 
 
-def _quickest(task: Task, makers: Makers, chunk: int, *, isolated: bool) -> str:
+def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     on_cpu = task.device.type == "cpu"
     clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
     trial = _first_steps(plan)
@@ -201,20 +309,14 @@ def _quickest(task: Task, makers: Makers, chunk: int, *, isolated: bool) -> str:
         task.precision,
         *makers,
     )
-    key = choices.name_of((getattr(task.loss, "__qualname__", repr(task.loss)), *work), task.device)
+    key = repr((getattr(task.loss, "__qualname__", repr(task.loss)), *work, task.device, torch.get_num_threads()))
     chosen = _remembered.get(key)
-    if chosen is None and not isolated:
-        chosen = choices.known(key)
-        if chosen in makers:
-            log.info("trainer %s: it was the quickest for this network and shapes on this machine before", chosen)
     if chosen not in makers or not _made(makers[chosen]):
         times = _compared(task, makers, clients, trial)
         # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
         chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
         shown = ", ".join(f"{name} {seconds:.4g}" for name, seconds in times.items())
         log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), int(trial.steps[0]), shown)
-        if not isolated:
-            choices.keep(key, chosen, times)
     _remembered[key] = chosen
     return chosen
 

@@ -25,9 +25,9 @@ from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, arguments, each, in_float
 from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
-from dpfedexp.trainers.checks.application import applied, check_draws, furthest_rows
-from dpfedexp.trainers.checks.module_state import Watch, drawing_alike
-from dpfedexp.trainers.forward.draws import Habits, client_keys, drawing, habits, step_keys
+from dpfedexp.trainers.checks import applied, check_draws, furthest_rows
+from dpfedexp.trainers.draws import Habits, client_keys, drawing, habits, step_keys
+from dpfedexp.trainers.module_state import Watch, drawing_alike
 from dpfedexp.trainers.precision import Precision, arithmetic, low
 from dpfedexp.trainers.recording import Recorded, laid_out
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
@@ -337,8 +337,3 @@ def _check_words(task: Task, model: nn.Module) -> None:
         x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
         with torch.no_grad():
             applied(model, x)
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

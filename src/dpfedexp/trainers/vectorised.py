@@ -11,9 +11,10 @@ from torch.func import grad, vmap
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs
+from dpfedexp.trainers.checks import first_line
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.stepped import ByVmap, Steps
-from dpfedexp.trainers.task import Task, Trainer, first_line, pair_of_clients
+from dpfedexp.trainers.steps import ByVmap, Steps
+from dpfedexp.trainers.task import Task, Trainer, pair_of_clients
 
 # torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
 warnings.filterwarnings(

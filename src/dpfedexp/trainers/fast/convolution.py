@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,34 @@ from torch.nn import functional as F
 
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.ops import Gradient, Gradients, Later, Product, Saved
-from dpfedexp.trainers.fast.window import Pair, Window
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where patches lie: `size` rows and columns apart by `dilation`, every `stride`."""
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    def span(self, axis: int) -> int:
+        return (self.size[axis] - 1) * self.dilation[axis] + 1
+
+    def outputs(self, height: int, width: int) -> Pair:
+        lengths = (height + 2 * self.padding[0], width + 2 * self.padding[1])
+        return (
+            (lengths[0] - self.span(0)) // self.stride[0] + 1,
+            (lengths[1] - self.span(1)) // self.stride[1] + 1,
+        )
+
+    def pooled(self, pool: Pair) -> Window:
+        """The window that holds all patches that one pool window compares."""
+        rows, columns = (self.span(i) + (pool[i] - 1) * self.stride[i] for i in (0, 1))
+        step = (self.stride[0] * pool[0], self.stride[1] * pool[1])
+        return Window((rows, columns), step, self.padding)
 
 
 @dataclass(frozen=True)
@@ -84,9 +112,9 @@ def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> Module
     """triton's kernels for patches, on a GPU that has triton and for windows that they suit."""
     if not values.is_cuda or not has_triton():
         return None
-    from dpfedexp.trainers.fast.triton_kernels import unfold
+    from dpfedexp.trainers.fast import kernels
 
-    return unfold if unfold.suits(window, *image[2:]) else None
+    return kernels if kernels.unfolds(window, *image[2:]) else None
 
 
 @lru_cache(maxsize=64)
@@ -133,41 +161,6 @@ class Contract:
         if self.bias:
             grads.append(Later(lambda: rows.sum(2)))
         return grads, (torch.bmm(kernel.transpose(1, 2), rows).view(saved.shape) if wanted else None,)
-
-
-@dataclass(frozen=True)
-class Convolve:
-    """Patches and their product in one, for kernels that move by one: the input's gradient is a convolution too, by turned kernels.
-
-    Patches of the outputs' gradient are written once and read once by a product that sums over all shifts; the gradient of the
-    input's patches would be written, and then read and added up place by place.
-
-    Args:
-        window: of stride 1 and dilation 1, with a padding below the kernel's size.
-        bias: whether there is one.
-        again: whether to make the input's patches again on the way back instead of keeping them, many times the input's memory.
-    """
-
-    window: Window
-    bias: bool
-    again: bool = False
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        patches, _ = Patches(self.window).forward((), x)
-        y, _ = Contract(self.bias).forward(params, patches)
-        return y, x if self.again else patches
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        patches = Patches(self.window).forward((), saved)[0] if self.again else saved
-        grads, _ = Contract(self.bias).backward(params, patches, dy, False)
-        if not wanted:
-            return grads, (None,)
-        # Behind the edge of the outputs lie zeros, as many as let the turned kernels reach every pixel of the input.
-        rows, columns = (self.window.size[i] - 1 - self.window.padding[i] for i in (0, 1))
-        around, _ = Patches(Window(self.window.size, padding=(rows, columns))).forward((), dy)
-        turned = params[0].flip((3, 4)).transpose(1, 2).flatten(2)
-        return grads, (torch.bmm(turned, around.flatten(2)).view(len(dy), -1, *around.shape[2:]),)
 
 
 @dataclass(frozen=True)
@@ -264,3 +257,71 @@ def award(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     for number in range(len(wins), 0, -1):
         torch.mul(left, wins[number - 1], out=out[number])
         left = torch.sub(left, out[number], out=out[0])
+
+
+@dataclass(frozen=True)
+class LibraryConvolve:
+    """A convolution by torch's own library, one client after the other, and a max-pool behind it where there is one.
+
+    With many channels its kernels read every number from a cache many times. Patches are written and read for every place of the
+    kernel; with few channels that matters less than the calls that many clients at once save.
+
+    Args:
+        window: of the kernels.
+        bias: whether there is one.
+        pool: the pooled windows, None for none.
+    """
+
+    window: Window
+    bias: bool
+    pool: Pair | None = None
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        kept, found = [], []
+        for own, *given in zip(x, *params, strict=True):
+            image = _images(own)
+            y = torch.conv2d(image, given[0], given[1] if self.bias else None, *self._window)
+            best, places = y, None
+            if self.pool is not None:
+                best, places = torch.ops.aten.max_pool2d_with_indices(y, self.pool, self.pool)
+            kept.append((image, y if self.pool is not None else None, places))
+            found.append(best)
+        return _values(found), kept
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        found: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
+        for own, kernel, (image, y, places) in zip(dy, params[0], saved, strict=True):
+            gradient = _images(own)
+            if self.pool is not None:
+                gradient = torch.ops.aten.max_pool2d_with_indices_backward(
+                    gradient, y, self.pool, self.pool, (0, 0), (1, 1), False, places
+                )
+            sizes = [len(kernel)] if self.bias else None
+            asked = (wanted, True, self.bias)
+            found.append(
+                torch.ops.aten.convolution_backward(
+                    gradient, image, kernel, sizes, *self._window, False, (0, 0), 1, asked
+                )
+            )
+        of_inputs, of_kernels, of_biases = zip(*found, strict=True)
+        grads = [torch.stack(of_kernels), *([torch.stack(of_biases)] if self.bias else [])]
+        return grads, (_values(of_inputs) if wanted else None,)
+
+    @property
+    def _window(self) -> tuple[Any, Any, Any]:
+        return self.window.stride, self.window.padding, self.window.dilation
+
+
+def _images(values: Tensor) -> Tensor:
+    """[c, h, w, s] as [s, c, h, w], channels last in memory: max-pools of torch's are many times quicker there."""
+    return values.permute(3, 0, 1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def _values(images: Sequence[Tensor]) -> Tensor:
+    """Clients' [s, c, h, w] as [n, c, h, w, s]."""
+    s, *shape = images[0].shape
+    out = images[0].new_empty(len(images), *shape, s)
+    for own, image in zip(out, images, strict=True):
+        own.copy_(image.permute(1, 2, 3, 0))
+    return out

@@ -1,4 +1,8 @@
-"""What a layer does for many clients at once: forward, and the gradient written by hand."""
+"""What a layer does for many clients at once, on values [n, …, s] with parameters [n, …]: one set per client, samples last.
+
+Products of matrices have gradients written by hand, which a step can subtract without making them. Everything else is a function
+that autograd differentiates.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from dpfedexp.machine import has_triton
+from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 
 Saved = Any
 
@@ -50,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Later:
-    """A parameter's gradient that costs a pass over the values, made when somebody asks: nobody does where it is frozen."""
+    """A parameter's gradient that costs a pass over the values, made when it is asked for: never where the parameter is frozen."""
 
     make: Callable[[], Tensor]
 
@@ -80,6 +88,97 @@ class Op(Protocol):
 
 class Unsupported(Exception):
     """No rule covers this layer, or not in this use of it."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """`apply(*inputs, *params)`, differentiated by autograd."""
+
+    apply: Callable[..., Tensor]
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        with torch.enable_grad():
+            given = [value.detach().requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
+            y = self.apply(*given)
+        return y.detach(), (given, y)
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        given, y = saved
+        count = len(given) - len(params)
+        found = torch.autograd.grad(y, given if wanted else given[count:], dy)
+        return found[-len(params) :] if params else (), found[:count] if wanted else (None,) * count
+
+
+def by_sample(apply: Callable[..., Tensor]) -> Function:
+    """What a module does to a batch [samples, …] without looking at more than one sample at a time."""
+
+    def on_values(x: Tensor) -> Tensor:
+        y = apply(x.movedim(-1, 1).flatten(0, 1))
+        if len(y) != len(x) * x.shape[-1]:
+            raise Unsupported("a call that changes the number of samples")
+        found: Tensor = y.unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
+        return found
+
+    return Function(on_values)
+
+
+def added(a: Tensor, b: Tensor) -> Tensor:
+    """A residual connection."""
+    if a.shape != b.shape:
+        raise Unsupported("adding values of different shapes")
+    return a + b
+
+
+def with_parameter(x: Tensor, own: Tensor) -> Tensor:
+    """A parameter added to every sample, such as one for each position, as torch's broadcasting has it."""
+    rows = x.movedim(-1, 1)
+    shape = (len(x), *[1] * (rows.dim() - own.dim()), *own.shape[1:])
+    if (
+        len(shape) != rows.dim()
+        or any(a not in (1, b) for a, b in zip(shape[2:], rows.shape[2:], strict=True))
+        or shape[1] != 1
+    ):
+        raise Unsupported("adding a parameter that is not of the shape of one sample")
+    found: Tensor = (rows + own.view(shape)).movedim(1, -1)
+    return found
+
+
+def flattened(x: Tensor, start: int) -> Tensor:
+    """All dimensions of a sample into one; from the batch dimension on only where a sample is a single number."""
+    if start == 0:
+        if math.prod(x.shape[1:-1]) != 1:
+            raise Unsupported("flattening the batch into the features")
+        return x.reshape(len(x), x.shape[-1])
+    return x if start >= x.dim() - 1 else x.flatten(start, -2)
+
+
+def normalised(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
+    """LayerNorm: every sample over its last dimensions, of `shape`; then a factor and a shift, where there are."""
+    rows = x.movedim(-1, 1)
+    if tuple(rows.shape[-len(shape) :]) != shape or rows.dim() < 2 + len(shape):
+        raise Unsupported("a LayerNorm of another shape than its input's")
+    y = F.layer_norm(rows, shape, None, None, eps)
+    own = [part.view(len(x), *[1] * (y.dim() - part.dim()), *shape) for part in params]
+    if own:
+        y = y * own[0] if len(own) == 1 else torch.addcmul(own[1], y, own[0])
+    return y.movedim(1, -1)
+
+
+def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
+    """softmax(q·kᵀ/√d + bias)·v by heads: from q, k and v beside each other, [n, l, 3·width, s], to [n, l, width, s].
+
+    Clients have nothing of their own in here, so that one product takes all clients, samples and heads.
+    """
+    if x.dim() != 4 or x.shape[2] % (3 * heads):
+        raise Unsupported("attention on values that are not at positions")
+    n, length, width, s = x.shape
+    if bias is not None and bias.shape != (length, length):
+        raise Unsupported("a mask of another shape than one sequence's")
+    packed = as_rows(x).reshape(n * s, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, value = packed.unbind(0)
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+    weights = torch.softmax(scores if bias is None else scores + bias, -1)
+    return from_rows((weights @ value).transpose(1, 2).reshape(n, s * length, width // 3), s)
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -130,162 +229,6 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Pointwise:
-    """An activation: `apply(x)`, and `derive(dy, x, y)`."""
-
-    apply: Callable[[Tensor], Tensor]
-    derive: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        y = self.apply(inputs[0])
-        return y, (inputs[0], y)
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return (), (self.derive(dy, *saved),)
-
-
-aten = torch.ops.aten
-RELU = Pointwise(torch.relu, lambda dy, x, y: aten.threshold_backward(dy, y, 0))
-TANH = Pointwise(torch.tanh, lambda dy, x, y: aten.tanh_backward(dy, y))
-SIGMOID = Pointwise(torch.sigmoid, lambda dy, x, y: aten.sigmoid_backward(dy, y))
-SILU = Pointwise(torch.nn.functional.silu, lambda dy, x, y: aten.silu_backward(dy, x))
-
-
-def gelu(approximate: str) -> Pointwise:
-    return Pointwise(
-        lambda x: torch.nn.functional.gelu(x, approximate=approximate),
-        lambda dy, x, y: aten.gelu_backward(dy, x, approximate=approximate),
-    )
-
-
-def leaky_relu(slope: float) -> Pointwise:
-    return Pointwise(
-        lambda x: torch.nn.functional.leaky_relu(x, slope),
-        lambda dy, x, y: aten.leaky_relu_backward(dy, x, slope, False),
-    )
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """All dimensions of a sample into one; from the batch dimension on only where a sample is a single number."""
-
-    start: int = 1
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        n, s = x.shape[0], x.shape[-1]
-        if self.start == 0:
-            if math.prod(x.shape[1:-1]) != 1:
-                raise Unsupported("flattening the batch into the features")
-            return x.reshape(n, s), x.shape
-        if self.start >= x.dim() - 1:
-            return x, x.shape
-        return x.flatten(self.start, -2), x.shape
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return (), (dy.reshape(saved),)
-
-
-@dataclass(frozen=True)
-class Squeeze:
-    """The last dimension of a sample, of length 1, away."""
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        if x.dim() < 3 or x.shape[-2] != 1:
-            raise Unsupported("squeezing a dimension that is not 1")
-        return x.squeeze(-2), None
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return (), (dy.unsqueeze(-2),)
-
-
-@dataclass(frozen=True)
-class Add:
-    """A residual connection."""
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        a, b = inputs
-        if a.shape != b.shape:
-            raise Unsupported("adding values of different shapes")
-        return a + b, None
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return (), (dy, dy)
-
-
-@dataclass(frozen=True)
-class AddParameter:
-    """A parameter that is added to every sample of [n, …, s], such as one for each position, as torch's broadcasting has it."""
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        own = params[0].squeeze(1) if params[0].dim() == x.dim() else params[0]
-        missing = x.dim() - 1 - own.dim()
-        shape = (len(x), *[1] * missing, *own.shape[1:], 1)
-        if missing < 0 or any(a not in (1, b) for a, b in zip(shape, x.shape, strict=True)):
-            raise Unsupported("adding a parameter that is not of the shape of one sample")
-        return x + own.view(shape), shape
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return [Later(lambda: dy.sum_to_size(saved).view(params[0].shape))], (dy,)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A product with a number."""
-
-    factor: float
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        return inputs[0] * self.factor, None
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        return (), (dy * self.factor,)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean over dimensions of a sample, numbered as the module numbers them, with the batch as 0."""
-
-    dims: tuple[int, ...]
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        own = x.dim() - 1
-        dims = tuple(sorted({dim + own if dim < 0 else dim for dim in self.dims}))
-        if not dims or dims[0] < 1 or dims[-1] >= own:
-            raise Unsupported("a mean over other dimensions than a sample's")
-        return x.mean(dims), (dims, x.shape)
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        dims, shape = saved
-        share = dy / math.prod(shape[dim] for dim in dims)
-        for dim in dims:
-            share = share.unsqueeze(dim)
-        share = share.expand(shape)
-        return (), (from_rows(as_rows(share), shape[-1]) if len(shape) == 4 else share.contiguous(),)
-
-
-@dataclass(frozen=True)
-class Select:
-    """One entry of a sample's first dimension, such as the last position."""
-
-    index: int
-
-    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
-        (x,) = inputs
-        if x.dim() < 3 or not -x.shape[1] <= self.index < x.shape[1]:
-            raise Unsupported("an index that a sample does not have")
-        return x.select(1, self.index), x
-
-    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
-        dx = torch.zeros_like(saved)
-        dx.select(1, self.index).copy_(dy)
-        return (), (dx,)
-
-
-@dataclass(frozen=True)
 class Embedding:
     """Rows of the table of each client: tokens [n, …, s] to [n, …, width, s].
 
@@ -311,3 +254,80 @@ class Embedding:
 def _clients(tokens: Tensor) -> Tensor:
     """Whose tokens [n, …] are, in a shape that broadcasts with them."""
     return torch.arange(len(tokens), device=tokens.device).view(-1, *[1] * (tokens.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """y = x·mask/(1 − p) on [n, …, s], the mask being drawn from the clients' keys [n], the second input.
+
+    Args:
+        p: the share that is dropped.
+        call: which of the draws of a pass this is, counted from 1 as `Drawing` counts.
+        channels: whether whole channels are dropped.
+    """
+
+    p: float
+    call: int
+    channels: bool = False
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        x, keys = inputs
+        lead = 2 if self.channels else x.dim() - 1
+        if self.p < 1 and _has_kernels(x):
+            rows = row_words(keys, self.call, x.shape[-1])
+            return self._by_triton(x, rows), rows
+        shape = (x.shape[-1], *x.shape[1:lead], *[1] * (x.dim() - 1 - lead))
+        mask = dropout_mask(keys, self.call, self.p, shape, x.dtype, rows_last=True) * kept_share(self.p)
+        return x * mask, mask
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        if not wanted:
+            return (), (None, None)
+        by_triton = saved.dtype == torch.int64
+        return (), (self._by_triton(dy, saved) if by_triton else dy * saved, None)
+
+    def _by_triton(self, x: Tensor, rows: Tensor) -> Tensor:
+        from dpfedexp.trainers.fast.kernels import dropped
+
+        inner = math.prod(x.shape[2:-1]) if self.channels else 1
+        return dropped(x, rows, dropped_below(self.p), kept_share(self.p), CONSTANTS, inner)
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """Every group of channels of every sample by its own mean and variance; by triton's kernels on a GPU."""
+
+    groups: int
+    eps: float
+
+    def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
+        (x,) = inputs
+        if _has_kernels(x):
+            from dpfedexp.trainers.fast import kernels
+
+            return kernels.normalised(x.contiguous(), self.groups, self.eps, *params)
+        return self._by_torch.forward(params, x)
+
+    def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
+        if not _has_kernels(dy):
+            return self._by_torch.backward(params, saved, dy, wanted)
+        from dpfedexp.trainers.fast import kernels
+
+        dx, *grads = kernels.gradients(dy.contiguous(), saved, *params, wanted=wanted)
+        return grads if params else (), (dx,)
+
+    @property
+    def _by_torch(self) -> Function:
+        def apply(x: Tensor, *params: Tensor) -> Tensor:
+            rows = x.reshape(len(x), self.groups, -1, x.shape[-1])
+            variance, mean = torch.var_mean(rows, dim=2, correction=0, keepdim=True)
+            y = ((rows - mean) * torch.rsqrt(variance + self.eps)).view(x.shape)
+            own = [part.view(*part.shape, *[1] * (x.dim() - 2)) for part in params]
+            return y * own[0] + own[1] if own else y
+
+        return Function(apply)
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Whether triton's kernels take these values: on a GPU that has triton, and counted in 32 bits for a client."""
+    return x.is_cuda and has_triton() and x[0].numel() < 2**31

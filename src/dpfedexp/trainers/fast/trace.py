@@ -1,12 +1,13 @@
-"""From an nn.Module to a `Program`, where every layer that it calls has a rule."""
+"""From an nn.Module to a `Program`, where every layer that it calls has a rule: the operations of a fast program in its place."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,120 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dpfedexp.trainers.fast import ops
-from dpfedexp.trainers.fast import rules as layers
-from dpfedexp.trainers.fast.convolution import ContractAndPool, Patches
-from dpfedexp.trainers.fast.dropout import Dropout
-from dpfedexp.trainers.fast.ops import Op, Unsupported
+from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
+from dpfedexp.trainers.fast.ops import Function, Op, Unsupported, by_sample
 from dpfedexp.trainers.fast.program import Program, Step
-from dpfedexp.trainers.fast.rules import FUNCTIONS, RULES, named, refuse, register, window_of
-from dpfedexp.trainers.stepping import INPUT, KEYS
+from dpfedexp.trainers.steps import INPUT, KEYS
 
-__all__ = ["RULES", "compile_module", "register"]
+Emitted = Sequence[tuple[Op, Sequence[str]]]
+Rule = Callable[[Any], Emitted]
+"""From a layer to the operations that it is, each with the names of the layer's parameters that it uses."""
+
+RULES: dict[type[nn.Module], Rule] = {}
+
+
+def register(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Give a layer type a rule; a subclass is another type, because it may compute something else."""
+
+    def keep(rule: Rule) -> Rule:
+        RULES[kind] = rule
+        return rule
+
+    return keep
+
+
+def _pair(value: Any) -> Pair:
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def refuse(condition: bool, what: str) -> None:
+    if condition:
+        raise Unsupported(what)
+
+
+def named(layer: nn.Module, *names: str) -> tuple[str, ...]:
+    return tuple(name for name in names if getattr(layer, name) is not None)
+
+
+@register(nn.Linear)
+def _linear(layer: nn.Linear) -> Emitted:
+    return [(ops.Linear(layer.bias is not None), named(layer, "weight", "bias"))]
+
+
+@register(nn.Conv2d)
+def _conv(layer: nn.Conv2d) -> Emitted:
+    return [(Patches(window_of(layer)), ()), (Contract(layer.bias is not None), named(layer, "weight", "bias"))]
+
+
+def window_of(layer: nn.Conv2d) -> Window:
+    refuse(layer.groups != 1, "a grouped convolution")
+    refuse(layer.padding_mode != "zeros" or isinstance(layer.padding, str), "this kind of padding")
+    return Window(_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation))
+
+
+@register(nn.GroupNorm)
+def _group_norm(layer: nn.GroupNorm) -> Emitted:
+    refuse(layer.affine and layer.bias is None, "a GroupNorm without bias")
+    return [(ops.GroupNorm(layer.num_groups, layer.eps), ("weight", "bias") if layer.affine else ())]
+
+
+@register(nn.LayerNorm)
+def _layer_norm(layer: nn.LayerNorm) -> Emitted:
+    return [(layer_norm(layer.normalized_shape, layer.eps), named(layer, "weight", "bias"))]
+
+
+def layer_norm(shape: Sequence[int], eps: float) -> Op:
+    return Function(partial(ops.normalised, shape=tuple(shape), eps=eps))
+
+
+@register(nn.Embedding)
+def _embedding(layer: nn.Embedding) -> Emitted:
+    own_gradient = layer.padding_idx is not None or layer.scale_grad_by_freq or layer.sparse
+    refuse(layer.max_norm is not None or (own_gradient and layer.weight.requires_grad), "an Embedding with options")
+    return [(ops.Embedding(), ("weight",))]
+
+
+@register(nn.Flatten)
+def _flatten(layer: nn.Flatten) -> Emitted:
+    refuse(layer.start_dim < 0 or layer.end_dim != -1, "flattening some dimensions only")
+    return [(_flat(layer.start_dim), ())]
+
+
+def _flat(start: int) -> Op:
+    return Function(partial(ops.flattened, start=start))
+
+
+FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((F.relu, torch.relu, "relu"), torch.relu),
+    **dict.fromkeys((F.tanh, torch.tanh, "tanh"), torch.tanh),
+    **dict.fromkeys((F.sigmoid, torch.sigmoid, "sigmoid"), torch.sigmoid),
+    **{function: function for function in (F.silu, F.gelu)},
+}
+"""Activations that a module calls without a layer, as functions or as methods of its values."""
+for _kind, _apply in ((nn.ReLU, torch.relu), (nn.Tanh, torch.tanh), (nn.Sigmoid, torch.sigmoid), (nn.SiLU, F.silu)):
+    RULES[_kind] = lambda layer, op=Function(_apply): [(op, ())]  # type: ignore[misc]
+RULES[nn.GELU] = lambda layer: [(Function(partial(F.gelu, approximate=layer.approximate)), ())]
+RULES[nn.LeakyReLU] = lambda layer: [(Function(partial(F.leaky_relu, negative_slope=layer.negative_slope)), ())]
+RULES[nn.AdaptiveAvgPool2d] = lambda layer: [
+    (by_sample(partial(F.adaptive_avg_pool2d, output_size=layer.output_size)), ())
+]
+RULES[nn.Identity] = lambda layer: []
+
+
+@register(nn.AvgPool2d)
+@register(nn.MaxPool2d)
+def _pool(layer: nn.MaxPool2d | nn.AvgPool2d) -> Emitted:
+    names = ("dilation",) if isinstance(layer, nn.MaxPool2d) else ("count_include_pad", "divisor_override")
+    refuse(bool(getattr(layer, "return_indices", False)), "a max-pool with indices")
+    given = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "ceil_mode", *names)}
+    return [(by_sample(partial(F.max_pool2d if isinstance(layer, nn.MaxPool2d) else F.avg_pool2d, **given)), ())]
+
+
+def _pool_size(layer: nn.MaxPool2d) -> Pair | None:
+    """The windows of a max-pool that do not overlap, None for any others."""
+    size = _pair(layer.kernel_size)
+    plain = layer.stride in (None, layer.kernel_size, size) and _pair(layer.padding) == (0, 0) and not layer.ceil_mode
+    return size if plain and _pair(layer.dilation) == (1, 1) and not layer.return_indices else None
 
 
 def compile_module(model: nn.Module, trainable: Sequence[str]) -> Program:
@@ -98,7 +204,7 @@ class _Translation:
         refuse(getattr(layer, "inplace", False) and len(node.args[0].users) > 1, "an in-place layer on a shared value")  # type: ignore[union-attr]
         pooled = self._pool_behind(node)
         if type(layer) is nn.Conv2d and pooled is not None:
-            self._pooled_conv(layer, name, value, pooled)
+            self._pooled_conv(layer, name, value, *pooled)
         else:
             self.values[node] = self.layer(name, value)
 
@@ -122,18 +228,55 @@ class _Translation:
         padding = asked.get("key_padding_mask", asked.get("src_key_padding_mask"))
         refuse(padding is not None, f"layer {name!r} takes a mask of padding")
         mask = next(asked[part] for part in ("attn_mask", "src_mask", "mask") if part in asked)
-        bias = None if mask is None else layers.as_bias(self._constant(mask))
-        if not isinstance(layer, nn.MultiheadAttention):
-            make = layers.encoder if isinstance(layer, nn.TransformerEncoder) else layers.encoder_layer
-            return make(self, name, layer, self._value(asked["src"]), bias)
+        bias = None if mask is None else _as_bias(self._constant(mask))
+        if isinstance(layer, nn.TransformerEncoder):
+            return self._encoder(name, layer, self._value(asked["src"]), bias)
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            return self._encoder_layer(name, layer, self._value(asked["src"]), bias)
         refuse(not asked["query"] is asked["key"] is asked["value"], f"layer {name!r} attends to something else")
         weights = {user for user in node.users if user.target is not operator.getitem or user.args[1] != 0}
         refuse(bool(weights), f"layer {name!r} gives its weights to another layer")
-        value = self._value(asked["query"])
-        value = layers.attention(self, name, layer, value, bias, weights=bool(asked["need_weights"]))
+        value = self._attention(name, layer, self._value(asked["query"]), bias)
         self.values.update(dict.fromkeys(node.users, value))
         self.skip.update(node.users)
         return value
+
+    def _attention(self, name: str, layer: nn.MultiheadAttention, value: int, bias: Tensor | None) -> int:
+        refuse(not layer.batch_first, f"layer {name!r} (MultiheadAttention) does not have the batch first")
+        packed = layer.in_proj_weight is not None and layer.bias_k is None and not layer.add_zero_attn
+        dropped = layer.training and layer.dropout > 0
+        refuse(not packed or dropped, f"layer {name!r} (MultiheadAttention) has options")
+        projections = named(layer, "in_proj_weight", "in_proj_bias")
+        value = self.emit(ops.Linear(len(projections) == 2), (value,), tuple(f"{name}.{part}" for part in projections))
+        value = self.emit(Function(partial(ops.attended, heads=layer.num_heads, bias=bias)), (value,))
+        out = tuple(f"{name}.out_proj.{part}" for part in named(layer.out_proj, "weight", "bias"))
+        return self.emit(ops.Linear(len(out) == 2), (value,), out)
+
+    def _encoder_layer(self, name: str, layer: nn.TransformerEncoderLayer, value: int, bias: Tensor | None) -> int:
+        def attended(x: int) -> int:
+            return self.layer(f"{name}.dropout1", self._attention(f"{name}.self_attn", layer.self_attn, x, bias))
+
+        def transformed(x: int) -> int:
+            x = self.layer(f"{name}.linear1", x)
+            if isinstance(layer.activation, nn.Module):
+                x = self.layer(f"{name}.activation", x)
+            else:
+                refuse(layer.activation not in FUNCTIONS, f"layer {name!r} has an activation without a rule")
+                x = self.emit(Function(FUNCTIONS[layer.activation]), (x,))
+            return self.layer(f"{name}.dropout2", self.layer(f"{name}.linear2", self.layer(f"{name}.dropout", x)))
+
+        for part, norm in ((attended, f"{name}.norm1"), (transformed, f"{name}.norm2")):
+            if layer.norm_first:
+                value = self.emit(Function(ops.added), (value, part(self.layer(norm, value))))
+            else:
+                value = self.layer(norm, self.emit(Function(ops.added), (value, part(value))))
+        return value
+
+    def _encoder(self, name: str, layer: nn.TransformerEncoder, value: int, bias: Tensor | None) -> int:
+        for number, part in enumerate(layer.layers):
+            refuse(type(part) is not nn.TransformerEncoderLayer, f"layer {name!r} has layers of its own")
+            value = self._encoder_layer(f"{name}.layers.{number}", part, value, bias)
+        return value if layer.norm is None else self.layer(f"{name}.norm", value)
 
     def _constant(self, node: Any) -> Tensor:
         """A buffer or a frozen parameter that the module names."""
@@ -143,35 +286,34 @@ class _Translation:
         refuse(found.requires_grad, f"parameter {name!r} is a mask")
         return found
 
-    def draw(self) -> int:
-        self.calls += 1
-        return self.calls
-
     def _dropout(self, value: int, p: float, channels: bool) -> int:
-        return self.emit(Dropout(p, self.draw(), channels), (value, KEYS)) if p > 0 else value
+        if p <= 0:
+            return value
+        self.calls += 1
+        return self.emit(ops.Dropout(p, self.calls, channels), (value, KEYS))
 
-    def _pool_behind(self, node: fx.Node) -> list[fx.Node] | None:
+    def _pool_behind(self, node: fx.Node) -> tuple[list[fx.Node], Pair] | None:
         """The chain [ReLU …, MaxPool2d] that alone reads this convolution: both orders of ReLU and max give the same."""
         chain: list[fx.Node] = []
         at = node
         while len(at.users) == 1:
             (at,) = at.users
             chain.append(at)
-            kind = type(self.model.get_submodule(str(at.target))) if at.op == "call_module" else None
-            if kind is nn.MaxPool2d:
-                return chain
-            if kind is not nn.ReLU and not (at.op == "call_function" and at.target in (F.relu, torch.relu)):
+            layer = self.model.get_submodule(str(at.target)) if at.op == "call_module" else None
+            if type(layer) is nn.MaxPool2d:
+                size = _pool_size(layer)
+                return None if size is None else (chain, size)
+            if type(layer) is not nn.ReLU and not (at.op == "call_function" and at.target in (F.relu, torch.relu)):
                 return None
         return None
 
-    def _pooled_conv(self, layer: nn.Conv2d, name: str, value: int, chain: list[fx.Node]) -> None:
-        pool = RULES[nn.MaxPool2d](self.model.get_submodule(str(chain[-1].target)))[0][0].pool  # type: ignore[attr-defined]
+    def _pooled_conv(self, layer: nn.Conv2d, name: str, value: int, chain: list[fx.Node], pool: Pair) -> None:
         window = window_of(layer)
         value = self.emit(Patches(window.pooled(pool)), (value,), ())
         names = tuple(f"{name}.{part}" for part in named(layer, "weight", "bias"))
         value = self.emit(ContractAndPool(window, pool, layer.bias is not None), (value,), names)
         if len(chain) > 1:
-            value = self.emit(ops.RELU, (value,), ())
+            value = self.emit(Function(torch.relu), (value,), ())
         self.skip.update(chain)
         self.values[chain[-1]] = value
 
@@ -187,7 +329,7 @@ class _Translation:
             refuse(not all(isinstance(size, int) for size in shape), "a LayerNorm of a computed shape")
             names = self._names(weight, bias)
             refuse(weight is None and bias is not None, "a LayerNorm of a bias alone")
-            op = layers.layer_norm(shape, 1e-5 if eps is None else eps, weight is not None, bias is not None)
+            op = layer_norm(shape, 1e-5 if eps is None else eps)
         elif target is F.dropout:
             p, training, inplace = _bound(("p", "training", "inplace"), args, kwargs)
             p, training = 0.5 if p is None else p, True if training is None else training
@@ -197,10 +339,10 @@ class _Translation:
         elif target in _ADDS and not kwargs and len(args) == 2 and all(isinstance(a, fx.Node) for a in args):
             own = [a for a in args if isinstance(a, fx.Node) and a.op == "get_attr"]
             if len(own) != 1:
-                self.values[node] = self.emit(ops.Add(), tuple(self._value(a) for a in args))
+                self.values[node] = self.emit(Function(ops.added), tuple(self._value(a) for a in args))
                 return
             args = tuple(a for a in args if a is not own[0])
-            op, names = ops.AddParameter(), (str(own[0].target),)
+            op, names = Function(ops.with_parameter), (str(own[0].target),)
         else:
             op, names = self._plain(target, args, kwargs), ()
         if op is None:
@@ -212,21 +354,22 @@ class _Translation:
         more = args[1:]
         if target in FUNCTIONS:
             refuse(bool(more) or bool(kwargs.get("inplace")), "an in-place activation")
-            return ops.gelu(kwargs["approximate"]) if "approximate" in kwargs else FUNCTIONS[target]
+            return Function(
+                partial(FUNCTIONS[target], **{key: value for key, value in kwargs.items() if key != "inplace"})
+            )
         if target in (torch.flatten, "flatten"):
             start = more[0] if len(more) == 1 else kwargs.get("start_dim", 0)
             refuse(len(more) > 1 or "end_dim" in kwargs or not isinstance(start, int) or start < 0, "this flattening")
-            return ops.Flatten(start)
+            return _flat(start)
         if target in (torch.squeeze, "squeeze") and (more == (-1,) or kwargs == {"dim": -1}):
-            return ops.Squeeze()
+            return by_sample(partial(torch.squeeze, dim=-1))
         if target in (torch.mean, "mean") and set(kwargs) <= {"dim"} and len(more) + len(kwargs) == 1:
-            dims = more[0] if more else kwargs["dim"]
-            return ops.Mean((dims,) if isinstance(dims, int) else tuple(dims))
+            return by_sample(partial(torch.mean, dim=more[0] if more else kwargs["dim"]))
         if target in (operator.mul, torch.mul, operator.truediv, torch.div) and _numbers(more) and not kwargs:
-            return ops.Scale(more[0] if target in (operator.mul, torch.mul) else 1 / more[0])
+            return Function(lambda x: target(x, more[0]))
         if target is operator.getitem and isinstance(more[0], tuple) and more[0][:1] == (slice(None),):
             index = more[0][1:]
-            return ops.Select(index[0]) if _numbers(index) and isinstance(index[0], int) else None
+            return by_sample(lambda x: x[:, index[0]]) if _numbers(index) and isinstance(index[0], int) else None
         return None
 
     def _names(self, *given: Any) -> tuple[str, ...]:
@@ -268,3 +411,13 @@ _HARMLESS = (getattr, operator.getitem, "size", "dim")
 """Calls that change nothing, so that they may be left out where nobody reads what they give."""
 _ADDS = (operator.add, torch.add, "add")
 _SEQUENCES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+def _as_bias(mask: Tensor) -> Tensor:
+    """A mask of attention as what is added to the scores; booleans say where not to look."""
+    refuse(mask.dim() != 2, "a mask of another shape than one sequence's")
+    bias = mask.detach()
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(mask, -torch.inf)
+    refuse(bool((bias == -torch.inf).all(1).any()), "a mask that leaves a position nothing to look at")
+    return bias

@@ -1,1 +1,0 @@
-"""What must hold of a model, an optimiser and a trainer before a round is paid for."""

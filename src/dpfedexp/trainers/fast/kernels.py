@@ -1,0 +1,327 @@
+"""Patches, GroupNorm and dropout on a GPU in one or two passes over memory each; needs triton, which torch brings along on CUDA.
+
+torch's copy of a strided view works out every element's place by itself, sums over taps need a pass for each, and so do the mean,
+the variance, the difference, the factor and the sums of a normalisation. A dropout mask takes a dozen passes over numbers of 64
+bits. All sums here are float32, in the same order on every run and for every client alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dpfedexp.trainers.fast.convolution import Window
+
+MOST_TAPS = 64
+"""The sums over taps are unrolled; a program with more is long to compile."""
+TILE = 2048
+"""Numbers that a program of a normalisation holds at a time."""
+BLOCK = 1024
+"""Numbers that a program of dropout takes."""
+
+
+@triton.jit
+def _unfold(
+    x, y, H, W, S, ROWS, COLUMNS, TOP, LEFT,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """[images, h·w·s] to [images, taps, rows·columns·s], for one image and a tile of rows and (column, sample), tap by tap.
+
+    What a tap reads was read for the one before it, and is still near.
+    """
+    tiles = tl.cdiv(COLUMNS * S, RIGHT)
+    every = tl.cdiv(ROWS, DOWN) * tiles
+    image = (tl.program_id(0) // every).to(tl.int64)
+    tile = tl.program_id(0) % every
+    row = (tile // tiles * DOWN + tl.arange(0, DOWN))[:, None]
+    at = (tile % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
+    live = (row < ROWS) & (at < COLUMNS * S)
+    source = x + image * H * W * S
+    goal = y + image * (KH * KW) * ROWS * COLUMNS * S + row * (COLUMNS * S) + at
+    for tap in range(KH * KW):
+        height = row * SH + tap // KW * DH - TOP
+        shift = tap % KW * DW - LEFT
+        place = at + shift * S if SW == 1 else (at // S * SW + shift) * S + at % S
+        inside = live & (height >= 0) & (height < H) & (place >= 0) & (place < W * S)
+        values = tl.load(source + height * (W * S) + place, mask=inside, other=0)
+        tl.store(goal, values, mask=live)
+        goal += ROWS * COLUMNS * S
+
+
+@triton.jit
+def _fold(
+    dy, dx, H, W, S, ROWS, COLUMNS, TOP, LEFT,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """[images, taps, rows·columns·s] added up to [images, h·w·s], for one image and a tile of rows and (column, sample)."""
+    tiles = tl.cdiv(W * S, RIGHT)
+    every = tl.cdiv(H, DOWN) * tiles
+    image = (tl.program_id(0) // every).to(tl.int64)
+    tile = tl.program_id(0) % every
+    height = (tile // tiles * DOWN + tl.arange(0, DOWN))[:, None]
+    at = (tile % tiles * RIGHT + tl.arange(0, RIGHT))[None, :]
+    total = tl.zeros((DOWN, RIGHT), tl.float32)
+    for a in tl.static_range(KH):
+        for e in tl.static_range(KW):
+            up = height + TOP - a * DH
+            if SW == 1:
+                place = at + (LEFT - e * DW) * S
+                meets = (place >= 0) & (place < COLUMNS * S)
+            else:
+                left = at // S + LEFT - e * DW
+                place = left // SW * S + at % S
+                meets = (left >= 0) & (left % SW == 0) & (left // SW < COLUMNS)
+            meets = meets & (up >= 0) & (up % SH == 0) & (up // SH < ROWS)
+            source = dy + (image * (KH * KW) + a * KW + e) * ROWS * COLUMNS * S
+            total += tl.load(source + up // SH * (COLUMNS * S) + place, mask=meets, other=0.0).to(tl.float32)
+    live = (height < H) & (at < W * S)
+    tl.store(dx + image * H * W * S + height * (W * S) + at, total.to(dx.dtype.element_ty), mask=live)
+
+
+def unfolded(x: Tensor, window: Window) -> Tensor:
+    """[n, c, h, w, s] to [n, c·kh·kw, rows, columns, s], with zeros behind the edge."""
+    given, x = x.dtype, _widened(x.contiguous())
+    n, c, height, width, s = x.shape
+    rows, columns = window.outputs(height, width)
+    y = x.new_empty(n, c * window.size[0] * window.size[1], rows, columns, s)
+    tile, tiles = _tiles(rows, columns * s)
+    _unfold[(n * c * tiles,)](x, y, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
+    return y.view(given)
+
+
+def folded(dy: Tensor, window: Window, height: int, width: int) -> Tensor:
+    """The gradient [n, c, h, w, s] of what `unfolded` took, from that of what it gave."""
+    dy = dy.contiguous()
+    n, planes, rows, columns, s = dy.shape
+    dx = dy.new_empty(n, planes // (window.size[0] * window.size[1]), height, width, s)
+    tile, tiles = _tiles(height, width * s)
+    _fold[(n * dx.shape[1] * tiles,)](dy, dx, height, width, s, rows, columns, *window.padding, *_taps(window), *tile)
+    return dx
+
+
+def unfolds(window: Window, height: int, width: int, s: int) -> bool:
+    """Whether the sums over taps are short enough to be unrolled, and places within an image are numbers of 32 bits."""
+    return window.size[0] * window.size[1] <= MOST_TAPS and 4 * height * width * s < 2**31
+
+
+def _widened(x: Tensor) -> Tensor:
+    """The same bits as whole numbers of several samples each, which move together: fewer, longer reads and writes."""
+    wide = next((kind for kind in (torch.int64, torch.int32) if x.shape[-1] * x.itemsize % kind.itemsize == 0), x.dtype)
+    return x.view(wide) if x.data_ptr() % wide.itemsize == 0 and wide.itemsize > x.itemsize else x
+
+
+def _taps(window: Window) -> tuple[int, ...]:
+    return (*window.size, *window.stride, *window.dilation)
+
+
+def _tiles(rows: int, length: int) -> tuple[tuple[int, int], int]:
+    """The tile of a program, 2048 numbers with little of it outside, and how many cover rows of such a length."""
+    widths = [width for width in (256, 128, 64, 32) if length >= 0.8 * width * triton.cdiv(length, width)]
+    right = widths[0] if widths else 32
+    down = min(2048 // right, triton.next_power_of_2(rows))
+    return (down, right), triton.cdiv(rows, down) * triton.cdiv(length, right)
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, y, means, scales, PART, eps, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
+    AFFINE: tl.constexpr,
+    BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """Outputs, means and 1/√(variance + ε) of one client and group, for a block of samples."""
+    S = PART * EVEN
+    line = tl.program_id(0).to(tl.int64)
+    sample = tl.program_id(1) * BS + tl.arange(0, BS)
+    across = sample[None, None, :]
+    source = x + line * A * P * S
+    # Differences from one of the numbers themselves: their squares cancel by at most how many they are.
+    near = tl.load(source + sample, mask=sample < S, other=0.0).to(tl.float32)
+    sums = tl.zeros((BA, BP, BS), tl.float32)
+    squares = tl.zeros((BA, BP, BS), tl.float32)
+    for first in range(0, A, BA):
+        a = first + tl.arange(0, BA)[:, None, None]
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)[None, :, None]
+            live = (a < A) & (p < P) & (across < S)
+            value = tl.load(source + (a * P + p) * S + across, mask=live, other=0.0).to(tl.float32)
+            off = tl.where(live, value - near[None, None, :], 0.0)
+            sums += off
+            squares += off * off
+    off = tl.sum(tl.sum(sums, 0), 0) / (A * P)
+    variance = tl.maximum(tl.sum(tl.sum(squares, 0), 0) / (A * P) - off * off, 0.0)
+    mean = near + off
+    scale = 1.0 / tl.sqrt(variance + eps)
+    tl.store(means + line * S + sample, mean, mask=sample < S)
+    tl.store(scales + line * S + sample, scale, mask=sample < S)
+    of = line * A
+    for first in range(0, A, BA):
+        a = first + tl.arange(0, BA)[:, None, None]
+        factor = tl.load(weight + of + a, mask=a < A, other=0.0).to(tl.float32) if AFFINE else 1.0
+        shift = tl.load(bias + of + a, mask=a < A, other=0.0).to(tl.float32) if AFFINE else 0.0
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)[None, :, None]
+            live = (a < A) & (p < P) & (across < S)
+            at = (a * P + p) * S + across
+            value = tl.load(source + at, mask=live, other=0.0).to(tl.float32)
+            result = (value - mean[None, None, :]) * scale[None, None, :] * factor + shift
+            tl.store(y + line * A * P * S + at, result.to(y.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _normalise_back(
+    x, dy, weight, means, scales, dx, of_weight, of_bias, PART, A: tl.constexpr, P: tl.constexpr, EVEN: tl.constexpr,
+    AFFINE: tl.constexpr, WANTED: tl.constexpr,
+    BA: tl.constexpr, BP: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient, and this block's part of the factors' and the shifts', [n, groups, blocks, a]."""
+    S = PART * EVEN
+    line = tl.program_id(0).to(tl.int64)
+    sample = tl.program_id(1) * BS + tl.arange(0, BS)
+    across = sample[None, None, :]
+    here = line * A * P * S
+    mean = tl.load(means + line * S + sample, mask=sample < S, other=0.0)[None, None, :]
+    scale = tl.load(scales + line * S + sample, mask=sample < S, other=0.0)[None, None, :]
+    of = line * A
+    part = (line * tl.num_programs(1) + tl.program_id(1)) * A
+    plain = tl.zeros((BS,), tl.float32)
+    along = tl.zeros((BS,), tl.float32)
+    for first in range(0, A, BA):
+        a = first + tl.arange(0, BA)[:, None, None]
+        factor = tl.load(weight + of + a, mask=a < A, other=0.0).to(tl.float32) if AFFINE else 1.0
+        sums = tl.zeros((BA, BP, BS), tl.float32)
+        products = tl.zeros((BA, BP, BS), tl.float32)
+        for begin in range(0, P, BP):
+            p = begin + tl.arange(0, BP)[None, :, None]
+            live = (a < A) & (p < P) & (across < S)
+            at = here + (a * P + p) * S + across
+            normal = (tl.load(x + at, mask=live, other=0.0).to(tl.float32) - mean) * scale
+            gradient = tl.load(dy + at, mask=live, other=0.0).to(tl.float32)
+            sums += gradient
+            products += gradient * normal
+        rows = tl.sum(sums, 1)
+        inner = tl.sum(products, 1)
+        row = first + tl.arange(0, BA)
+        if AFFINE:
+            tl.store(of_weight + part + row, tl.sum(inner, 1), mask=row < A)
+            own = tl.load(weight + of + row, mask=row < A, other=0.0).to(tl.float32)[:, None]
+            tl.store(of_bias + part + row, tl.sum(rows, 1), mask=row < A)
+            rows *= own
+            inner *= own
+        plain += tl.sum(rows, 0)
+        along += tl.sum(inner, 0)
+    if WANTED:
+        level = (plain / (A * P))[None, None, :]
+        slope = (along / (A * P))[None, None, :]
+        for first in range(0, A, BA):
+            a = first + tl.arange(0, BA)[:, None, None]
+            factor = tl.load(weight + of + a, mask=a < A, other=0.0).to(tl.float32) if AFFINE else 1.0
+            for begin in range(0, P, BP):
+                p = begin + tl.arange(0, BP)[None, :, None]
+                live = (a < A) & (p < P) & (across < S)
+                at = here + (a * P + p) * S + across
+                normal = (tl.load(x + at, mask=live, other=0.0).to(tl.float32) - mean) * scale
+                gradient = tl.load(dy + at, mask=live, other=0.0).to(tl.float32)
+                result = (gradient * factor - level - normal * slope) * scale
+                tl.store(dx + at, result.to(dx.dtype.element_ty), mask=live)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the way back asks for: inputs [n, groups, a, p, s], and their means and 1/√(variance + ε), [n, groups, s]."""
+
+    x: Tensor
+    means: Tensor
+    scales: Tensor
+
+
+def normalised(
+    x: Tensor, groups: int, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Kept]:
+    """GroupNorm of [n, channels, …, s], one mean for every client, group and sample."""
+    y, s = torch.empty_like(x), x.shape[-1]
+    lines = x.view(len(x), groups, x.shape[1] // groups, -1, s)
+    kept = Kept(lines, *(x.new_empty((len(x), groups, s), dtype=torch.float32) for _ in range(2)))
+    blocks, grid, even = _blocks(lines)
+    own = [x if part is None else part.contiguous() for part in (weight, bias)]
+    sizes = (*lines.shape[2:4], even, weight is not None)
+    _normalise[grid](x, *own, y, kept.means, kept.scales, s // even, eps, *sizes, *blocks)
+    return y, kept
+
+
+def gradients(
+    dy: Tensor, kept: Kept, weight: Tensor | None = None, bias: Tensor | None = None, *, wanted: bool = True
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Of the inputs, where it is wanted, of the factors and of the shifts; dy lies in memory as the inputs do."""
+    x = kept.x
+    n, groups, a, p, s = x.shape
+    blocks, grid, even = _blocks(x)
+    dx = torch.empty_like(dy) if wanted else dy
+    sums = [x.new_empty((n, groups, grid[1], a), dtype=torch.float32) for _ in range(2)]
+    own, sizes = x if weight is None else weight.contiguous(), (a, p, even, weight is not None, wanted)
+    _normalise_back[grid](x, dy, own, kept.means, kept.scales, dx, *sums, s // even, *sizes, *blocks)
+    of_weight, of_bias = (part.sum(2).view(n, -1) for part in sums)
+    return dx if wanted else None, of_weight, of_bias
+
+
+def _blocks(x: Tensor) -> tuple[tuple[int, int, int], tuple[int, int], int]:
+    """The tile of a program, how many programs there are, and a power of two that divides s: so many samples move together."""
+    n, groups, a, p, s = x.shape
+    samples = min(64, triton.next_power_of_2(s))
+    places = min(TILE // samples, triton.next_power_of_2(p))
+    rows = min(TILE // (samples * places), triton.next_power_of_2(a))
+    return (rows, places, samples), (n * groups, triton.cdiv(s, samples)), math.gcd(s, 16)
+
+
+@triton.jit
+def _drop(
+    x, rows, y, share, below, COUNT, PLACES, INNER, S,
+    GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ROWS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of one client's values: `share` times those whose word is not below `below`, 0 in the place of the others."""
+    blocks = tl.cdiv(COUNT, BLOCK)
+    client = (tl.program_id(0) // blocks).to(tl.int64)
+    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    live = at < COUNT
+    if ROWS_LAST:
+        row = at % S
+        place = at // S
+    else:
+        row = at // PLACES
+        place = at % PLACES
+    z = tl.load(rows + client * S + row, mask=live, other=0) + (place // INNER).to(tl.int64) * GOLDEN
+    z = (z ^ ((z >> 32) & 0xFFFFFFFF)) * FIRST
+    z = (z ^ ((z >> 29) & 0x7FFFFFFFF)) * SECOND
+    value = tl.load(x + client * COUNT + at, mask=live, other=0.0).to(tl.float32)
+    kept = tl.where(z >= below, value * share, 0.0)
+    tl.store(y + client * COUNT + at, kept.to(y.dtype.element_ty), mask=live)
+
+
+def dropped(
+    x: Tensor, rows: Tensor, below: int, share: float, constants: tuple[int, int, int], inner: int = 1
+) -> Tensor:
+    """[n, …, s] with 0 where a word is below a number, and `share` times as much elsewhere.
+
+    Args:
+        x: in memory as it is, or with the samples before everything else of a client.
+        rows: the words of the samples, [n, s].
+        below: what a kept place's word is not.
+        share: the factor of what is kept.
+        constants: of the hash.
+        inner: how many neighbouring places share one word.
+    """
+    last = x.is_contiguous()
+    if not last and not x.movedim(-1, 1).is_contiguous():
+        x, last = x.contiguous(), True
+    y = torch.empty_like(x)
+    n, s = rows.shape
+    count = x[0].numel()
+    grid = (n * triton.cdiv(count, BLOCK),)
+    _drop[grid](x, rows, y, share, below, count, count // s, inner, s, *constants, last, BLOCK)
+    return y

@@ -1,0 +1,548 @@
+"""Clients that take their local steps together: in place, in tiles on several cores, or as a recording that a GPU replays.
+
+`Stepper` is the local step of every trainer, w ← w − η_l·direction; a `Core` computes the gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import local
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from dpfedexp.core.batches import Schedule
+from dpfedexp.core.layout import Layout, Params
+from dpfedexp.core.local import Clock, LocalOptimiser, Moments, as_rows
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.data.federation import Edition
+from dpfedexp.inputs import Inputs, each, leaves
+from dpfedexp.machine import spread, without_subnormals
+from dpfedexp.trainers.draws import step_keys
+from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
+from dpfedexp.trainers.precision import Precision, low
+from dpfedexp.trainers.task import Clients, Task, Trainer, batches
+
+if TYPE_CHECKING:
+    from dpfedexp.trainers.fast.program import Objective, Program
+
+Take = Callable[[str, Gradient], None]
+INPUT = 0
+"""The number of the value that the data are, among those that a core has prepared."""
+KEYS = -1
+"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
+
+
+class Core(Protocol):
+    """Gradients of a tile, however they are computed."""
+
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        """What depends on the data alone."""
+        ...
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        """Hands every parameter's gradient to `take`, after which the parameter may change."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Data of one step: what the core has prepared, targets [n, s, …] and weights [n, s]."""
+
+    fixed: dict[int, Inputs]
+    targets: Tensor
+    weights: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [*(leaf for value in self.fixed.values() for leaf in leaves(value)), self.targets, self.weights]
+
+
+@dataclass
+class Stepper:
+    """w⁽ᵗ'ᵏ⁾ of n clients and the local step, w ← w − η_l·direction, that every trainer takes.
+
+    What is the same for all optimisers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
+    gradient before the optimiser sees it, and clients that stand still when they have taken all their steps.
+
+    Args:
+        core: computes the gradients.
+        layout: of the model's parameters.
+        local: the clients' optimiser.
+    """
+
+    core: Core
+    layout: Layout
+    local: LocalOptimiser
+    start: Params = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+    clock: Clock = field(default_factory=lambda: Clock(torch.zeros(()), torch.zeros(0)))
+    correction: Params | None = None
+    uneven: bool = False
+    rates: Tensor | None = None
+    keys: Tensor | None = None
+
+    def begin(
+        self,
+        w: Tensor,
+        steps: Tensor,
+        correction: Tensor | None,
+        *,
+        uneven: bool,
+        into: Tensor | None = None,
+        rates: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> None:
+        """All clients at w, with no memory of another round.
+
+        Args:
+            w: the global parameters [d].
+            steps: how many steps each client takes, [n].
+            correction: SCAFFOLD's c − c_i, [n, d].
+            uneven: whether some clients may stand still before the others are done.
+            into: rows [n, d] in which the parameters live meanwhile.
+            rates: η_l of each client, [n]; None for the optimiser's own.
+            keys: where each client's draws come from, [n]; None for a module that draws nothing.
+        """
+        n = len(steps)
+        self.start = self.layout.unflatten(w)
+        if into is not None:
+            self.params = self.layout.unflatten(into.copy_(w))
+        else:
+            # A copy for each client: a module may write into its parameters.
+            self.params = {name: value.expand(n, *value.shape).clone() for name, value in self.start.items()}
+        self.moments = {
+            name: {moment: value.new_zeros(n, *value.shape) for moment in self.local.moment_names}
+            for name, value in self.start.items()
+        }
+        self.clock = Clock(torch.zeros((), dtype=torch.float64, device=w.device), steps.to(w.device))
+        self.correction = None if correction is None else self.layout.unflatten(correction)
+        self.uneven = uneven
+        self.rates = None if rates is None else rates.to(w.device, w.dtype)
+        self.keys = keys
+
+    def begin_again(self) -> None:
+        """What `begin` does, in the memory that is there; `start`, `correction` and the clients' steps stay as they are."""
+        for name, value in self.params.items():
+            value.copy_(self.start[name].expand_as(value))
+        for moments in self.moments.values():
+            for moment in moments.values():
+                moment.zero_()
+        self.clock.step.zero_()
+
+    def step(self, batch: Batch) -> None:
+        """One local step of all clients that have steps left."""
+        going = self.clock.step < self.clock.steps if self.uneven else None
+        gradients: Params = {}
+
+        def take(name: str, given: Gradient) -> None:
+            value = self.params[name]
+            if isinstance(given, Product) and going is None and self._only_subtracts and given.adds_to(value):
+                given.add_to(value, -self.local.rate)
+                return
+            gradient = multiplied(given)
+            if self.local.proximal:
+                gradient = gradient + self.local.proximal * (value - self.start[name])
+            if self.correction is not None:
+                gradient = gradient + self.correction[name]
+            if self.local.needs_all_gradients:
+                gradients[name] = gradient.to(value.dtype)
+            else:
+                self._move(name, gradient, going)
+
+        fixed = batch.fixed
+        if self.keys is not None:
+            fixed = {**fixed, KEYS: step_keys(self.keys, self.clock.step)}
+        self.core.descend(self.params, fixed, batch.targets, batch.weights, take)
+        if self.local.needs_all_gradients:
+            for name, gradient in self.local.joined(gradients).items():
+                self._move(name, gradient, going)
+        self.clock.step.add_(1)
+
+    @property
+    def _only_subtracts(self) -> bool:
+        """Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it."""
+        local = self.local
+        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
+        return local.follows_gradient and not beside
+
+    def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
+        value, moments = self.params[name], self.moments[name]
+        if moments:
+            # A gradient in bf16 is added to float32 as it is, but its square would lose what moments are kept for.
+            gradient = gradient.to(value.dtype)
+        direction = self.local.direction(value, gradient, moments, self.clock)
+        if going is not None:
+            direction = torch.where(as_rows(going, value), direction, torch.zeros_like(value))
+        if self.rates is not None:
+            value.addcmul_(as_rows(self.rates, value), direction.to(value.dtype), value=-1)
+        else:
+            value.add_(direction, alpha=-self.local.rate)
+
+    def moved(self) -> Tensor:
+        """w⁽ᵗ'ᵏ⁾ − w⁽ᵗ⁾, [n, d]."""
+        moved = {name: value - self.start[name] for name, value in self.params.items()}
+        return self.layout.flatten(moved, rows=len(self.clock.steps))
+
+
+EVEN, OWN_WIDTHS = 8, 3
+"""Where cohorts have a random size, recordings are for multiples of `EVEN`; the first few sizes have recordings of their own."""
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""From a function without arguments to one that does the same to the same memory, with less overhead."""
+
+
+class _Pools:
+    """One memory a device for the values inside all recorded steps: they are replayed one after the other, and nothing inside a
+
+    step outlives it. Parameters, batches and whatever else stays lie elsewhere. Torch gives a memory up with the last graph that
+    uses it, and then accepts its handle no more.
+    """
+
+    def __init__(self) -> None:
+        self.handles: dict[int, Any] = {}
+        self.users: dict[int, WeakSet[torch.cuda.CUDAGraph]] = {}
+
+    def handle(self, device: int) -> Any:
+        """The memory for the next recording: the one that living graphs use, or a new one."""
+        if not self.users.setdefault(device, WeakSet()):
+            self.handles[device] = torch.cuda.graph_pool_handle()
+        return self.handles[device]
+
+
+_pools = _Pools()
+
+
+def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
+    """Launches that took the processor longer than the GPU's own work become one."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # An old graph that the collector frees during the capture would end it.
+    gc.collect()
+    gc.disable()
+    try:
+        device = torch.cuda.current_device()
+        with torch.cuda.graph(graph, pool=_pools.handle(device)):
+            function()
+        _pools.users[device].add(graph)
+    finally:
+        gc.enable()
+    return graph.replay
+
+
+class Recording:
+    """A `Stepper` over memory that stays, so that its step can be recorded once per shape and replayed."""
+
+    def __init__(self, inner: Stepper, capture: Capture = cuda_graph) -> None:
+        self.inner, self.capture = inner, capture
+        self.replay: Callable[[], None] | None = None
+        self.again: Callable[[], None] | None = None
+        self.steps: Tensor | None = None
+        self.batch: Batch | None = None
+        self.loaded: Batch | None = None
+        self.flat: Tensor | None = None
+        self.flat_correction: Tensor | None = None
+
+    def begin(
+        self,
+        w: Tensor,
+        steps: Tensor,
+        correction: Tensor | None,
+        *,
+        uneven: bool,
+        rates: Tensor | None = None,
+        keys: Tensor | None = None,
+        into: Tensor | None = None,
+    ) -> None:
+        if into is not None:
+            raise ValueError("a recording has memory of its own; its updates are copied.")
+        if self.flat is None:
+            self.flat = w.clone()
+            self.flat_correction = None if correction is None else correction.clone()
+            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
+            drawn = None if keys is None else keys.clone()
+            self.steps = steps.clone()
+            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own, keys=drawn)
+            return
+        self.flat.copy_(w)
+        if self.steps is None or not torch.equal(steps, self.steps):
+            self.inner.clock.steps.copy_(steps)
+            self.steps = steps.clone()
+        if self.flat_correction is not None and correction is not None:
+            self.flat_correction.copy_(correction)
+        if self.inner.rates is not None and rates is not None:
+            self.inner.rates.copy_(rates)
+        if self.inner.keys is not None and keys is not None:
+            self.inner.keys.copy_(keys)
+        (self.again or self.inner.begin_again)()
+
+    def step(self, batch: Batch) -> None:
+        if self.batch is None or self.replay is None:
+            self.batch = mine = Batch(
+                {i: each(torch.clone, value) for i, value in batch.fixed.items()},
+                batch.targets.clone(),
+                batch.weights.clone(),
+            )
+            self.replay = self.capture(lambda: self.inner.step(mine))
+            self.again = self.capture(self.inner.begin_again)
+            # Recording takes steps, and this is the first one of the round.
+            self.again()
+        if batch is not self.loaded:
+            for own, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
+                own.copy_(given)
+            self.loaded = batch
+        self.replay()
+
+    def moved(self) -> Tensor:
+        return self.inner.moved()
+
+
+class Recordings:
+    """Recordings by shape: a shape is recorded when it comes the second time, and the oldest makes room."""
+
+    def __init__(self, fresh: Callable[[], Stepper], capture: Capture = cuda_graph, keep: int = 8) -> None:
+        self.fresh, self.capture, self.keep = fresh, capture, keep
+        self.widths: set[int] = set()
+        self.seen: set[Any] = set()
+        self.held: dict[Any, Recording] = {}
+
+    def width(self, clients: int) -> int:
+        """For how many clients a recording is used: as many, or where their number keeps changing the next multiple of `EVEN`."""
+        if clients in self.widths or len(self.widths) < OWN_WIDTHS or clients <= EVEN:
+            self.widths.add(clients)
+            return clients
+        return -(-clients // EVEN) * EVEN
+
+    def stepper(self, key: Any) -> Stepper | Recording:
+        if key in self.held:
+            return self.held[key]
+        if key not in self.seen:
+            self.seen.add(key)
+            return self.fresh()
+        if len(self.held) >= self.keep:
+            del self.held[next(iter(self.held))]
+        self.held[key] = Recording(self.fresh(), self.capture)
+        return self.held[key]
+
+
+@dataclass(frozen=True)
+class ByProgram:
+    """Gradients by a `Program`; in bf16 its values and products are, while parameters and their sums stay float32."""
+
+    program: Program
+    objective: Objective
+    precision: Precision = "fp32"
+
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        return self.program.prepare(low(x, self.precision))
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        used = params if self.precision != "bf16" else {name: p.bfloat16() for name, p in params.items()}
+        self.program.descend(used, fixed, targets, weights, self.objective, take)
+
+
+@dataclass(frozen=True)
+class ByVmap:
+    """Gradients by `vmap(grad(loss))`, for any module that it can trace."""
+
+    gradients: Callable[..., Params]
+
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        return {INPUT: x}
+
+    def descend(
+        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
+    ) -> None:
+        keys = (fixed[KEYS],) if KEYS in fixed else ()
+        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights, *keys).items():
+            take(name, gradient)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data."""
+
+    round: int
+    asked: tuple[Tensor, ...]
+    edition: Edition
+    batch: Batch
+
+    def serves(self, asked: tuple[Tensor, ...], edition: Edition | None) -> bool:
+        return self.edition.same(edition) and all(map(torch.equal, asked, self.asked))
+
+
+class Steps:
+    """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed.
+
+    A module that draws needs the run's `streams`.
+    """
+
+    unit = None
+
+    def __init__(
+        self,
+        task: Task,
+        name: str,
+        core: Core,
+        *,
+        record: bool = False,
+        capture: Capture = cuda_graph,
+        streams: Streams | None = None,
+    ) -> None:
+        self.task, self.name, self.core, self.streams = task, name, core, streams
+        self.recordings = Recordings(self._fresh, capture) if record else None
+        self._kept: Kept | None = None
+        self._crowded = -2
+
+    def _fresh(self) -> Stepper:
+        return Stepper(self.core, self.task.layout, self.task.optimiser)
+
+    def __call__(
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The updates, [n, d]; into `out` where it is given, in which the parameters then live meanwhile."""
+        if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
+            clients, schedule, correction, rates = _filled(more, clients, schedule, correction, rates)
+            return self(w, clients, schedule, round, correction, rates)[: len(clients) - more]
+        uneven = schedule.uneven
+        rates = self.task.rates(rates, round, len(clients))
+        with torch.no_grad(), self.task.arithmetic():
+            batch_of = self._batches(clients, schedule, round)
+            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
+            keys = self.task.keys(self.streams, round, clients)
+            given: dict[str, Tensor] = {} if out is None else {"into": out}
+            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys, **given)
+            for step in range(schedule.longest):
+                stepper.step(batch_of(step))
+            return stepper.moved() if out is None else out.sub_(w)
+
+    def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
+        return self._fresh() if self.recordings is None else self.recordings.stepper(key)
+
+    def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
+        if schedule.positions.shape[1] > 1:
+            return self._made(clients, schedule, round)
+        asked, edition = (clients, schedule.positions, schedule.weights), _edition(self.task.clients)
+        kept = self._kept
+        if kept is None or not kept.serves(asked, edition):
+            if kept is not None and kept.round == round:
+                # Several chunks a round would only push one another out.
+                self._crowded = round
+            # The old batch goes before the new one comes.
+            self._kept = kept = None
+            batch = self._made(clients, schedule, round)(0)
+            if edition is not None and round not in (self._crowded, self._crowded + 1):
+                self._kept = Kept(round, tuple(part.clone() for part in asked), edition, batch)
+        else:
+            batch = kept.batch
+        return lambda step: batch
+
+    def _made(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
+        """From a step to its batch."""
+        gathered = batches(self.task, clients, schedule, self.streams, round)
+
+        def make(step: int) -> Batch:
+            x, y, weights = gathered(step)
+            return Batch(self.core.prepare(x), y, weights)
+
+        return make
+
+
+def _edition(clients: Clients) -> Edition | None:
+    """Of data that give the same rows whenever they are asked; None where their class does not say so."""
+    known: Edition | None = getattr(clients, "edition", None) if hasattr(type(clients), "edition") else None
+    return known
+
+
+def _filled(
+    more: int, clients: Tensor, plan: Schedule, correction: Tensor | None, rates: Tensor | None
+) -> tuple[Tensor, Schedule, Tensor | None, Tensor | None]:
+    """With so many repetitions of the last client, whose updates nobody uses."""
+
+    def fill(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows[-1:].expand(more, *rows.shape[1:])])
+
+    filled = Schedule(fill(plan.positions), fill(plan.weights), fill(plan.steps), plan.most)
+    own, rate = (None if rows is None else fill(rows) for rows in (correction, rates))
+    return fill(clients), filled, own, rate
+
+
+class Parallel:
+    """Another trainer, in tiles that fit a processor's cache, on as many threads as torch was given; `make` makes one for each.
+
+    torch's own threads split each operation and wait for each other after it. Here every thread takes whole local updates.
+
+    Threads do not share a module: torch's functional calls put parameters into it for a moment. With `fixed` every tile has the
+    same number of clients and trains on such a thread, however many clients there are; the caller fills up the last one.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Trainer], tile: int, threads: int | None = None, *, fixed: bool = False
+    ) -> None:
+        self.name, self.make, self.tile, self.fixed = name, make, tile, fixed
+        self.unit = tile
+        self.threads = threads or torch.get_num_threads()
+        self.own = local()
+
+    @property
+    def in_flight(self) -> int:
+        """How many clients train at a time."""
+        return self.tile * self.threads
+
+    def __call__(
+        self,
+        w: Tensor,
+        clients: Tensor,
+        schedule: Schedule,
+        round: int,
+        correction: Tensor | None = None,
+        rates: Tensor | None = None,
+    ) -> Tensor:
+        n = len(clients)
+        tile = self.tile
+        if not self.fixed:
+            # The last tiles decide when a chunk is done: at least a few for every thread.
+            tile = max(1, min(self.tile, -(-n // (2 * self.threads)))) if self.threads > 1 else self.tile
+            if n <= tile:
+                with without_subnormals():
+                    return self._trainer()(w, clients, schedule, round, correction, rates)
+        out = torch.empty(n, len(w), device=w.device)
+
+        def one(first: int) -> None:
+            at = slice(first, first + tile)
+            own, rate = (None if rows is None else rows[at] for rows in (correction, rates))
+            trainer = self._trainer()
+            with without_subnormals():
+                if isinstance(trainer, Steps):
+                    # A row as large as a cache is written where it stays, and not copied there.
+                    trainer(w, clients[at], schedule.part(at), round, own, rate, out=out[at])
+                else:
+                    out[at] = trainer(w, clients[at], schedule.part(at), round, own, rate)
+
+        spread(one, range(0, n, tile), self.threads, always=self.fixed)
+        return out
+
+    def _trainer(self) -> Trainer:
+        if not hasattr(self.own, "trainer"):
+            self.own.trainer = self.make()
+        trainer: Trainer = self.own.trainer
+        return trainer
