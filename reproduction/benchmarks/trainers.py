@@ -21,10 +21,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from dpfedexp.engine.prepare import prepare
 from torch import Tensor
 
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, sample

@@ -98,7 +98,8 @@ class Function:
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
         with torch.enable_grad():
-            given = [value.detach().requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
+            # Not detach(): parameters may be views of one row, of which a step moves one after the other.
+            given = [value.data.requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
             y = self.apply(*given)
         return y.detach(), (given, y)
 
