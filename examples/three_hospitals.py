@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from dpfedexp import Federation, Full, cdp_fedexp, fit
-from dpfedexp.engine.advice.plan import Plan
-from dpfedexp.engine.advice.preflight import preflight
+from dpfedexp.engine.advice import preflight
+from dpfedexp.engine.plan import Plan
 
 
 def records(hospitals: int, patients: int, seed: int = 0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.data.mnist import find_mnist
+from dpfedexp.data.data_sets import find_mnist
 from dpfedexp.errors import InputError
 from tests.browser import started
 

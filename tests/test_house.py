@@ -11,7 +11,7 @@ import dpfedexp
 ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
-    {"arguments", "files", "json_values", "lazy", "memory", "processes", "threads"},
+    {"files", "lazy", "machine"},
     {"inputs"},
     {"accounting", "core", "models"},
     {"mechanisms"},

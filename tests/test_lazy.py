@@ -20,7 +20,6 @@ PACKAGES = [
     "dpfedexp.data",
     "dpfedexp.flower",
     "dpfedexp.mechanisms",
-    "dpfedexp.sinks",
 ]
 HEAVY = {"torch", "numpy", "scipy", "pydantic", "matplotlib", "dp_accounting", "typer", "rich", "flwr", "safetensors"}
 
@@ -118,3 +117,15 @@ def test_an_error_inside_a_module_is_not_taken_for_a_missing_name(tmp_path):
         code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lazy_example; lazy_example.{asked}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert "No module named 'a_package_that_does_not_exist'" in done.stderr
+
+
+def test_a_run_from_python_imports_no_package_of_the_command_line():
+    code = (
+        "import sys, torch, dpfedexp\n"
+        "data = dpfedexp.Federation.iid(torch.ones(20, 3), torch.arange(20) % 2, clients=10)\n"
+        "dpfedexp.fit(torch.nn.Linear(3, 2), data, epsilon=8, rounds=1)\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert {"typer", "rich", "pydantic", "jinja2", "matplotlib", "tomli_w"} & loaded == set()

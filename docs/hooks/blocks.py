@@ -22,7 +22,6 @@ from names import FENCE, INDENTED, joined, root_command, split
 NOT_RUN = {
     "strategy.start(grid": "needs nodes; tests/flower/test_agreement.py runs it",
     "torch.onnx.export": "needs onnx",
-    "dpfedexp report paper-results": "of the line before",
     "dpfedexp demo": "minutes; tests/cli/test_demo_cli.py",
     "dpfedexp audit": "minutes; tests/audit",
     "dpfedexp sweep": "minutes; tests/sweep",

@@ -247,7 +247,7 @@ def toml(value: object) -> str:
 
 def files_page() -> str:
     """Every file of a run's folder, from the module that names them."""
-    body = ast.parse((ROOT / "src" / "dpfedexp" / "runs" / "file_names.py").read_text(encoding="utf-8")).body
+    body = ast.parse((ROOT / "src" / "dpfedexp" / "engine" / "outlets.py").read_text(encoding="utf-8")).body
     rows = [
         f"| `{ast.literal_eval(name.value)}` | {cell(ast.literal_eval(meaning.value))} |"
         for name, meaning in pairwise(body)

@@ -23,9 +23,8 @@ from typing import Any
 
 import tomli_w
 
-from dpfedexp.flower.local.deployment import Deployment
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import run_app
+from dpfedexp.flower.app import new_app, run_app
+from dpfedexp.flower.local import Deployment
 
 CLOCK = """
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:

@@ -27,9 +27,8 @@ from typing import Any
 
 import tomli_w
 
-from dpfedexp.flower.local.deployment import Deployment
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import app_hash, run_app
+from dpfedexp.flower.app import app_hash, new_app, run_app
+from dpfedexp.flower.local import Deployment
 
 HERE = Path(__file__).resolve().parent
 POLL = 3.0
@@ -70,8 +69,7 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
     from flwr.supernode.fleet_http_connection import http_request_response
     from flwr.supernode.nodestate import NodeStateFactory
 
-    from dpfedexp.flower.node.seam import Seam
-    from dpfedexp.flower.node.site import Site
+    from dpfedexp.flower.site import Seam, Site
 
     private = load_ssh_private_key(deployment.keys[index][0].read_bytes(), None)
     store = ObjectStoreFactory()
@@ -119,7 +117,7 @@ def memory(pid: int) -> int:
 
 
 def measure(place: Path, nodes: int, rounds: int, processes: bool, parameters: int) -> dict[str, Any]:
-    from dpfedexp.flower.node.guard import Guard
+    from dpfedexp.flower.guard import Guard
 
     out = place / "out"
     app = make_app(place / "app", nodes, rounds, out, parameters)

@@ -26,8 +26,8 @@ from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.engine import rounds as rounds_module
 from dpfedexp.engine import train as train_module
-from dpfedexp.engine.evaluate import Measuring
 from dpfedexp.engine.open_run import OpenRun
+from dpfedexp.engine.train import Measuring
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian
 from reproduction.benchmarks.workloads import workload
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dpfedexp import Execution, Federation, FixedSize, Poisson, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.data.registry import DATA_SETS
+from dpfedexp.data.data_sets import DATA_SETS
 from reproduction.benchmarks.networks import build
 
 SYSTEMS = Path(__file__).resolve().parent / "systems"
@@ -47,7 +47,7 @@ def noise_multiplier(given: argparse.Namespace) -> float | None:
     if not given.private or given.noise_multiplier is not None:
         return given.noise_multiplier
     from dpfedexp.accounting import Sampling, calibrate_noise
-    from dpfedexp.accounting.events.charges import central_gaussian
+    from dpfedexp.accounting.charges import central_gaussian
 
     sampling = Sampling("poisson", NOISE_COHORT / POPULATION)
     return calibrate_noise(

@@ -30,8 +30,8 @@ KINDS = ("local", "central", "two-party", "two-party-one-sided")
 def accuracy(seeds: int, out: Path, device: str | None, data: str | None, jobs: int | None) -> dict[str, Any]:
     from reproduction.paper.experiments import experiment, vary
     from reproduction.paper.results.collected import Results, all_records
-    from reproduction.paper.results.images import fingerprint
     from reproduction.paper.results.planned import Place, trainings
+    from reproduction.paper.results.record import fingerprint
     from reproduction.paper.results.size import Size
     from reproduction.paper.results.spread import final, spread
 
@@ -67,13 +67,10 @@ def overhead(dimension: int, nodes: int) -> dict[str, Any]:
 
     from dpfedexp.core.clipping import clip
     from dpfedexp.core.noise.chacha import ChaChaNoise
-    from dpfedexp.core.noise.masks import from_words, to_words
+    from dpfedexp.core.noise.lattice import from_words, to_words
     from dpfedexp.core.sums import Sums
     from dpfedexp.mechanisms import Report
-    from dpfedexp.mechanisms.aggregation.binding import Round, set_digest
-    from dpfedexp.mechanisms.aggregation.client import masked
-    from dpfedexp.mechanisms.aggregation.helper import Helper, unmasked
-    from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, new_key
+    from dpfedexp.mechanisms.aggregation import Helper, PrivateKey, Round, masked, new_key, set_digest, unmasked
     from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
     from dpfedexp.mechanisms.text import encode
     from dpfedexp.mechanisms.two_party import TwoPartyGaussian

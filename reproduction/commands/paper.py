@@ -46,22 +46,20 @@ def paper(
 
     A run is recorded in OUT/<section>/runs.jsonl with all of its settings, and made again only if one of them differs.
     """
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.folder import report
-    from dpfedexp.report.write import save
+    from dpfedexp.report.document import wide
     from reproduction.paper import sections
     from reproduction.paper.results.planned import Place
     from reproduction.paper.results.size import Size
 
     chosen = PRINTED_AS.get(str(part), (str(part),))
     size = Size(min(seeds, sections.QUICK_SEEDS) if quick else seeds, quick, problem and str(problem))
-    console = terminal.wide()
+    console = wide()
     if recorded:
         made = sections.rebuild(chosen, size, out)
     else:
         made = sections.make(chosen, size, Place(device, data, jobs), out, lambda text: typer.echo(text, err=True))
     for section in made:
-        terminal.show(console, section)
-        written = save(section, out)
+        section.show(console)
+        written = section.save(out)
         console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
-    console.print(f"Report: [bold]{report(out)}[/]", highlight=False)
+    console.print(f"Report: [bold]{sections.write_page(out)}[/]", highlight=False)

@@ -49,13 +49,13 @@ def suite(
 
     A run is one line of OUT/suite/runs.jsonl. Problems whose data are not there are left out with a sentence.
     """
-    from dpfedexp.report import console as terminal
+    from dpfedexp.report.document import wide
     from reproduction.suite import command
     from reproduction.suite.problem import Folders
     from reproduction.suite.run import Place
 
     names = [name.strip() for text in problems or () for name in text.split(",") if name.strip()]
-    console = terminal.wide()
+    console = wide()
     if prepare:
         for path in command.prepare(names, prepared, shakespeare):
             console.print(f"Prepared: [bold]{path}[/]", highlight=False)
@@ -64,7 +64,7 @@ def suite(
     made = command.suite(
         names, command.size(quick, seeds), place, out, recorded, lambda text: typer.echo(text, err=True)
     )
-    terminal.show(console, made)
+    made.show(console)
     console.print(f"Written: [bold]{out / 'suite.md'}[/], [bold]{out / 'report.html'}[/]", highlight=False)
 
 

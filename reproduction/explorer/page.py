@@ -10,12 +10,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from dpfedexp import __version__
-from dpfedexp.engine.advice.evidence import DEVIATIONS
-from dpfedexp.engine.advice.preflight import FEW_CLIENTS, LARGE_EPSILON
+from dpfedexp.engine.advice import FEW_CLIENTS, LARGE_EPSILON
+from dpfedexp.engine.plan import DEVIATIONS
+from dpfedexp.engine.plot import NAMED
 from dpfedexp.report.document import Section
-from dpfedexp.report.palette import NAMED
 
-SCRIPTS = ("accountant.js", "chart.js", "words.js", "figures.js", "explorer.js")
+SCRIPTS = ("accountant.js", "words.js", "figures.js", "explorer.js")
 
 
 def render(suite: Section, command: str, home: str = "") -> str:
@@ -29,7 +29,8 @@ def render(suite: Section, command: str, home: str = "") -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     here, own = files("dpfedexp.report"), files("reproduction.explorer")
     template = environment.from_string((own / "explorer.html.j2").read_text(encoding="utf-8"))
-    styles, scripts = (here / "page.css", own / "explorer.css"), (*(own / name for name in SCRIPTS), here / "page.js")
+    styles = (here / "page.css", own / "explorer.css")
+    scripts = (here / "chart.js", *(own / name for name in SCRIPTS), here / "page.js")
     return template.render(
         suite=suite,
         css=Markup("\n".join(file.read_text(encoding="utf-8") for file in styles)),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dpfedexp.config import Settings
-from dpfedexp.report.document import Panel, Series, Table
+from dpfedexp.engine.plot import Panel, Series
+from dpfedexp.report.document import Table
 from reproduction.paper.experiments import experiment
 from reproduction.paper.published import ALGORITHMS, LAST_ROUNDS, SETTINGS
 from reproduction.paper.results.collected import Results

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpfedexp.config import Settings
-from dpfedexp.report.document import Chart, Claim, Section, Table
+from dpfedexp.engine.plot import Chart
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper import comparison
 from reproduction.paper.comparison import LAST, Comparison, line
 from reproduction.paper.experiments import experiment, vary

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Table
+from dpfedexp.engine.plot import Chart, Panel
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper import comparison
 from reproduction.paper.comparison import Comparison, line
 from reproduction.paper.published import SETTINGS

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Section
-from reproduction.paper import beyond, figure1, figure2, figure3, table1, table2, table3
+from dpfedexp.report.page import report
+from reproduction.paper import SECTIONS, beyond, figure1, figure2, figure3, table1, table2, table3
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import Results, all_records, file_of, images_of, missing
-from reproduction.paper.results.images import fingerprint
 from reproduction.paper.results.planned import Place, PlannedRun
-from reproduction.paper.results.record import Record
+from reproduction.paper.results.record import Record, fingerprint
 from reproduction.paper.results.size import Size
 
 
@@ -36,6 +36,12 @@ MAKERS = {
 }
 
 QUICK_SEEDS = 2
+
+
+def write_page(folder: Path) -> Path:
+    """Writes `folder/report.html` of the sections that lie there, in the paper's order."""
+    command = f"python -m reproduction paper all --recorded --out {folder}"
+    return report(folder, title="DP-FedEXP, reproduced", order=SECTIONS, command=command)
 
 
 def make(

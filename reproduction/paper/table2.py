@@ -1,19 +1,64 @@
-"""Table 2: the paper's search for (η_l, C), over its grids."""
+"""Table 2: the paper's search for (η_l, C), over its grids; a point is the mean of a few seeds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, ClassVar
 
+from dpfedexp.config import Settings
+from dpfedexp.files import finite
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
 from reproduction.paper.results.collected import Results
-from reproduction.paper.results.planned import PlannedRun
+from reproduction.paper.results.full_settings import in_full
+from reproduction.paper.results.planned import Place, PlannedRun, Result, TrainingRun
 from reproduction.paper.results.size import Size
 from reproduction.paper.results.spread import final
-from reproduction.paper.table2_points import GridPoint
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A configuration for the seeds 0 … `seeds` − 1. Its record keeps the means and what each seed gave, and no curves."""
+
+    settings: Settings
+    seeds: int
+    name: str = field(default="", compare=False)
+
+    curves: ClassVar[tuple[str, ...]] = ()
+    seed: ClassVar[None] = None
+
+    @property
+    def full_settings(self) -> dict[str, Any]:
+        return in_full(self.settings.with_seed(0)) | {"grid_point": {"seeds": self.seeds}}
+
+    @property
+    def needs_images(self) -> bool:
+        return self._first.needs_images
+
+    @property
+    def cost(self) -> float:
+        return self._first.cost * self.seeds
+
+    @property
+    def problem(self) -> str:
+        return self._first.problem
+
+    @property
+    def _first(self) -> TrainingRun:
+        return TrainingRun(self.settings.with_seed(0))
+
+    def run(self, place: Place) -> Result:
+        results = [TrainingRun(self.settings.with_seed(seed)).run(place) for seed in range(self.seeds)]
+        finals: dict[str, float | None] = {}
+        for metric in results[0]["finals"]:
+            values = [final(result, metric) for result in results]
+            finals[metric] = finite(fmean(values)) if all(map(math.isfinite, values)) else None
+            finals |= {f"{metric}, seed {seed}": finite(value) for seed, value in enumerate(values)}
+        return {**results[0], "finals": finals, "curves": {}}
+
 
 SEEDS = {"synthetic": 3, "mnist": 1}
 CRITERION = {"synthetic": "nonprivate_training_loss", "mnist": "test_accuracy"}

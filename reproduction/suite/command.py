@@ -10,11 +10,10 @@ from pathlib import Path
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.files import replace_text
 from dpfedexp.report.document import Section
-from dpfedexp.report.folder import report
-from dpfedexp.report.write import save
+from dpfedexp.report.page import report
 from reproduction.explorer.page import render
 from reproduction.suite import page
-from reproduction.suite import prepare as preparing
+from reproduction.suite import tables as preparing
 from reproduction.suite.contenders import CONTENDERS
 from reproduction.suite.plan import QUICK, QUICK_PROBLEMS, Size, fingerprint
 from reproduction.suite.problems import PROBLEMS
@@ -61,9 +60,9 @@ def suite(names: Sequence[str], size: Size, place: Place, out: Path, recorded: b
     made = page.section(
         chosen, size, lines.result, "python -m reproduction suite" + (" --quick" if size == QUICK else "")
     )
-    save(made, out)
+    made.save(out)
     page.write_markdown(made, out)
-    report(out)
+    report(out, title="DP-FedEXP on real federations", command=f"{made.command} --recorded --out {out}")
     return made
 
 

@@ -12,7 +12,7 @@ import dpfedexp
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedadam, dp_fedavg
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.step_size import Step
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
 from dpfedexp.trainers.execution import Execution

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from dpfedexp.files import replace_text
+from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
 from reproduction.suite import table
-from reproduction.suite.contenders import CONTENDERS
-from reproduction.suite.curves import curves
+from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.plan import HEADLINE, LEADING, RIVALS, Size, best_rate, grid
 from reproduction.suite.problem import Problem
 from reproduction.suite.problems import PROBLEMS
@@ -190,3 +190,50 @@ def write_markdown(made: Section, folder: Path) -> Path:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(text.replace('|', '/') for text in cells)} |"
+
+
+def curves(rates: dict[Problem, float], size: Size, lookup: Lookup) -> dict[str, Any]:
+    """Problem → contender → ε, mean, standard error, seeds and the server rate that was best; a mean of None diverged.
+
+    Args:
+        rates: the problems that are shown, and the local rate of each.
+        size: how much was run.
+        lookup: the recorded runs.
+    """
+    return {
+        "delta": DELTA,
+        "adjacency": "replace-one",
+        "problems": [
+            {
+                "name": problem.name,
+                "kind": problem.kind,
+                "natural": problem.natural,
+                "summary": problem.summary,
+                "higher_is_better": problem.higher_is_better,
+                "contenders": [
+                    {
+                        "label": CONTENDERS[name].label,
+                        "colour": CONTENDERS[name].colour,
+                        "server_rates": len(CONTENDERS[name].server_rates),
+                        "points": points,
+                    }
+                    for name in (*HEADLINE, *RIVALS)
+                    if (points := _points(problem, name, lr, size, lookup))
+                ],
+            }
+            for problem, lr in rates.items()
+        ],
+    }
+
+
+def _points(problem: Problem, name: str, lr: float, size: Size, lookup: Lookup) -> list[dict[str, Any]]:
+    points = []
+    for epsilon in sorted({*size.epsilons, *(size.headline_epsilons if name in HEADLINE else ())}):
+        cell = table.cell(problem, name, epsilon, lr, size, lookup)
+        if cell is not None:
+            mean, error = (finite(number) for number in (cell.mean, cell.error))
+            seeds = len(cell.values)
+            points.append(
+                {"epsilon": epsilon, "mean": mean, "error": error, "seeds": seeds, "server_rate": cell.server_rate}
+            )
+    return points

@@ -10,7 +10,7 @@ from torch import nn
 
 from dpfedexp import models
 from dpfedexp.data import Federation, Standardise
-from dpfedexp.data.registry import DATA_SETS
+from dpfedexp.data.data_sets import DATA_SETS
 from reproduction.suite import made_up, roles, stored
 from reproduction.suite.problem import Folders, Kind, Loaded, Metric, Problem
 

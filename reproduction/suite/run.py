@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from dpfedexp.errors import InputError
-from dpfedexp.processes import JobProgress, cores, prepare_worker
+from dpfedexp.machine import JobProgress, cores, prepare_worker
 from dpfedexp.trainers.execution import Execution
 from dpfedexp.trainers.precision import Precision
-from reproduction.paper.results import provenance
+from reproduction.paper.results import record as provenance
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.planned import Result
 from reproduction.paper.results.record import FILE, RESULTS_VERSION, Record, key

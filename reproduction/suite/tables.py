@@ -10,12 +10,15 @@ computed from the target.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpfedexp.errors import InputError
+from reproduction.suite import roles, stored
 from reproduction.suite.stored import Array, Rows, split
 
 FILMS = 100
@@ -177,3 +180,31 @@ def _history(rating: Array, when: Array, genres: Array) -> Array:
     weight = alike.sum(1)
     deviation = (alike @ (rating - 3.5) - mean * weight) / (weight + PRIOR)
     return np.column_stack([np.log1p(count) / 5.0, mean, deviation])
+
+
+MAKERS: dict[str, Callable[[], dict[str, Array]]] = {
+    name: globals()[name] for name in ("movielens", "insteval", "randhie", "nlswork", "chem97")
+}
+
+
+def prepare(
+    names: Iterable[str], folder: Path | str | None = None, shakespeare: Path | str | None = None
+) -> list[Path]:
+    """Writes the files that are not there yet.
+
+    Args:
+        names: prepared files by name, without `.npz`.
+        folder: where they are kept; None for $DPFEDEXP_SUITE, or the user's cache.
+        shakespeare: the source archive of the package shakespeare, or a folder with its texts; None where it is installed.
+
+    Returns:
+        What was written.
+    """
+    made = []
+    makers = MAKERS | {"shakespeare": partial(roles.shakespeare, shakespeare)}
+    for name in names:
+        path = stored.default_folder(folder) / f"{name}.npz"
+        if not path.exists():
+            stored.write(path, makers[name]())
+            made.append(path)
+    return made

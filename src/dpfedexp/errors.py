@@ -1,10 +1,15 @@
-"""Errors that are sentences for the person who typed the input."""
+"""Errors that are sentences for the person who typed the input, misspelt arguments of public functions included."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
+from typing import Any, TypeVar, get_args, get_type_hints, overload
+
+Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -68,3 +73,99 @@ def is_number(value: object) -> bool:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise InputError(message)
+
+
+@overload
+def checked(callee: Callee) -> Callee: ...
+
+
+@overload
+def checked(*, instead: Mapping[str, str]) -> Callable[[Callee], Callee]: ...
+
+
+def checked(callee: Callable[..., Any] | None = None, *, instead: Mapping[str, str] | None = None) -> Any:
+    """A function, or a class by its constructor, that answers wrong arguments with a sentence.
+
+    Its signature stays what it was; the options of an `Unpack[…]` are listed in it one by one.
+
+    Args:
+        callee: what is called.
+        instead: for arguments that people try and that are called otherwise, what to write.
+
+    >>> @checked
+    ... def area(width, height=1.0):
+    ...     return width * height
+    >>> area(2.0, hight=3.0)
+    Traceback (most recent call last):
+    dpfedexp.errors.InputError: area has no argument 'hight'. Did you mean 'height'?
+    """
+    if callee is None:
+        return functools.partial(checked, instead=instead)
+    if isinstance(callee, type):
+        callee.__init__ = _checked(callee.__init__, callee.__name__, instead or {})  # type: ignore[misc]
+        return callee
+    return _checked(callee, callee.__name__, instead or {})
+
+
+def _checked(function: Callable[..., Any], name: str, instead: Mapping[str, str]) -> Callable[..., Any]:
+    signature = _with_options(function)
+    parameters = list(signature.parameters.values())
+    # `self` and `cls` come first, and are not arguments that anybody types.
+    own = int(bool(parameters) and parameters[0].name in ("self", "cls"))
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        # Misspelt options would go on to another function, which has another name.
+        if unpacked and not named.keys() <= signature.parameters.keys():
+            raise InputError(_sentence(name, parameters[own:], args[own:], named, instead, ""))
+        try:
+            return function(*args, **named)
+        except TypeError:
+            # Arguments that don't fit fail before anything has run; a TypeError from inside stays what it is.
+            try:
+                signature.bind(*args, **named)
+            except TypeError as error:
+                raise InputError(_sentence(name, parameters[own:], args[own:], named, instead, error)) from None
+            raise
+
+    unpacked = signature != inspect.signature(function)
+    if unpacked:
+        call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+def _with_options(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature with the options that a function takes as `**options: Unpack[…]` in their place."""
+    signature = inspect.signature(function)
+    *first, last = signature.parameters.values() or [None]
+    if last is None or last.kind is not last.VAR_KEYWORD or "Unpack[" not in str(last.annotation):
+        return signature
+    options = get_args(get_type_hints(function)[last.name])[0].__annotations__
+    added = [inspect.Parameter(name, last.KEYWORD_ONLY, default=..., annotation=options[name]) for name in options]
+    return signature.replace(parameters=[*first, *added])
+
+
+def _sentence(
+    name: str,
+    parameters: list[inspect.Parameter],
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+    instead: Mapping[str, str],
+    error: object,
+) -> str:
+    known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    for wrong in (key for key in named if key not in known):
+        hint = f" Write {instead[wrong]}." if wrong in instead else nearest(wrong, known)
+        return f"{name} has no argument {wrong!r}.{hint}"
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(args) > len(places):
+        rest = ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        named_ones = f"; give the others by name: {rest}" if rest else ""
+        return f"{name} takes {len(places)} arguments by position and got {len(args)}{named_ones}."
+    given = {p.name for p in places[: len(args)]}
+    for twice in (key for key in named if key in given):
+        return f"{name} got the argument {twice!r} twice, by position and by name; give it once."
+    for p in parameters:
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in (*named, *given):
+            return f"{name} needs the argument {p.name!r}."
+    return f"{name}: {error}."

@@ -6,18 +6,19 @@ lies under the name is the old file or the new one, complete.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def replace_file(path: Path, write: Callable[[Path], None], mode: int | None = None) -> None:
+def replace_file(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
     """Replaces a file by the one that `write(temporary)` makes.
 
     Args:
@@ -36,14 +37,17 @@ def replace_file(path: Path, write: Callable[[Path], None], mode: int | None = N
         # Before it is written: what writes it may make the file anew, with rights of its own.
         rights = temporary.stat().st_mode & 0o755 if mode is None else mode
         write(temporary)
-        put_in_place(temporary, path, rights)
+        os.chmod(temporary, rights)
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
 def replace_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
-    replace_file(path, lambda temporary: _write(temporary, data), mode)
+    replace_file(path, lambda temporary: temporary.write_bytes(data), mode)
 
 
 def replace_text(path: Path, text: str, mode: int | None = None) -> None:
@@ -70,20 +74,11 @@ def create_file(path: Path, data: bytes) -> None:
     """A new file that appears with all its content, or not at all. `FileExistsError` where there is one already."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        _write(temporary, data)
+        temporary.write_bytes(data)
         _sync(temporary)
         _link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def put_in_place(temporary: Path, path: Path, mode: int | None = None) -> None:
-    """Renames a finished file over another one of its folder; both the file and its name are on disk when this returns."""
-    if mode is not None:
-        os.chmod(temporary, mode)
-    _sync(temporary)
-    os.replace(temporary, path)
     _sync(path.parent)
 
 
@@ -128,8 +123,17 @@ def undate(folder: Path, names: Iterable[str], when: float) -> None:
             os.utime(path, (when, when))
 
 
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON has no word for, in lists and mappings too.
+
+    >>> finite({"epsilon": float("inf"), "history": [1.0, float("nan")]})
+    {'epsilon': None, 'history': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _link(temporary: Path, path: Path) -> None:

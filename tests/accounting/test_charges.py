@@ -1,14 +1,18 @@
-"""Events from settings beside those that the mechanisms make."""
+"""What a round charges: by its settings, by its mechanism, jointly, and for releases that are ε-DP by themselves."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import math
 
-from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Sampling
-from dpfedexp.accounting.events.charges import central_gaussian as central_gaussian_event
-from dpfedexp.accounting.events.charges import local_gaussian as local_gaussian_event
-from dpfedexp.accounting.events.charges import votes_only
+import pytest
+from events_by_hand import central
+
+from dpfedexp.accounting import PureEvent, Sampling, compose, gdp
+from dpfedexp.accounting.charges import central_gaussian, local_gaussian, votes_only
+from dpfedexp.accounting.events import from_json, to_json
+from dpfedexp.accounting.gdp import joint_mu
+from dpfedexp.accounting.statement import NOT_LEFT_OUT, other_adjacency
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
@@ -21,8 +25,8 @@ SAMPLINGS = [Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.3)]
 def test_a_central_mechanism_charges_the_event_of_its_settings(sampling, adjacency):
     plain = CentralGaussian(0.3, 5.0, adjacency)
     paper = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, (within_clip(4.0),))
-    assert plain.event(sampling) == central_gaussian_event(5.0, adjacency, sampling)
-    joint = central_gaussian_event(5.0, adjacency, sampling, scalar_multiplier=7.0, votes=(("within clip", 4.0),))
+    assert plain.event(sampling) == central_gaussian(5.0, adjacency, sampling)
+    joint = central_gaussian(5.0, adjacency, sampling, scalar_multiplier=7.0, votes=(("within clip", 4.0),))
     assert paper.event(sampling) == joint
     assert [query.name for query in joint.queries] == ["update", "squared norms", "within clip"]
 
@@ -34,8 +38,8 @@ VOTES = (("within clip", 4.0), ("loss", 5.0), ("loss fell", 7.0))
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds):
     """The joint shift is that of the queries composed separately, under both adjacencies: an upper bound, for votes may be tied."""
-    joint = central_gaussian_event(5.0, adjacency, votes=VOTES)
-    single = [central_gaussian_event(5.0, adjacency), *(votes_only((vote,), adjacency) for vote in VOTES)]
+    joint = central_gaussian(5.0, adjacency, votes=VOTES)
+    single = [central_gaussian(5.0, adjacency), *(votes_only((vote,), adjacency) for vote in VOTES)]
     together = votes_only(VOTES, adjacency)
     assert not joint.exact
     assert together.exact
@@ -50,11 +54,11 @@ def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_under_sampling_votes_are_composed_with_the_update_and_cost_something(adjacency):
     sampling = Sampling("poisson", 0.1)
-    alone = central_gaussian_event(5.0, adjacency, sampling)
-    asking = central_gaussian_event(5.0, adjacency, sampling, votes=VOTES)
+    alone = central_gaussian(5.0, adjacency, sampling)
+    asking = central_gaussian(5.0, adjacency, sampling, votes=VOTES)
     assert asking.joint_mu is None
     assert not asking.exact
-    assert asking.mu == pytest.approx(central_gaussian_event(5.0, adjacency, votes=VOTES).mu, rel=1e-12)
+    assert asking.mu == pytest.approx(central_gaussian(5.0, adjacency, votes=VOTES).mu, rel=1e-12)
     costs = [compose([(event, 20)], 1e-5).epsilon for event in (alone, asking)]
     assert costs[0] < costs[1]
 
@@ -68,10 +72,109 @@ def test_a_release_of_votes_has_some_and_each_has_noise():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: sampling.kind)
 def test_a_local_mechanism_charges_the_event_of_its_settings(sampling):
-    assert LocalGaussian(0.3, 0.7).event(sampling) == local_gaussian_event(0.7, sampling)
-    assert LocalGaussian(0.3, 0.7, "naive").event(sampling) == local_gaussian_event(0.7, sampling, squares=True)
+    assert LocalGaussian(0.3, 0.7).event(sampling) == local_gaussian(0.7, sampling)
+    assert LocalGaussian(0.3, 0.7, "naive").event(sampling) == local_gaussian(0.7, sampling, squares=True)
 
 
 def test_squared_norms_without_a_noise_are_refused_and_not_left_out_of_the_charge():
     with pytest.raises(InputError, match="scalar_multiplier is missing"):
         CentralGaussian(0.3, 5.0, numerator="paper").event(Sampling())
+
+
+Z, SCALAR, COUNT = 5.0, 2.0, 3.0
+
+PAPER = CentralGaussian(0.3, Z, numerator="paper", scalar_multiplier=SCALAR)
+
+SEPARATE = math.hypot(2.0 / Z, 1.0 / SCALAR)
+
+
+@pytest.mark.parametrize("sampling", [Sampling("poisson", 0.3), Sampling("fixed", 0.3)], ids=str)
+def test_a_sampled_round_has_no_joint_discount(sampling):
+    """One side of a sampled pair is a round without the client, so the two worst cases no longer exclude each other."""
+    event = PAPER.event(sampling)
+    assert event.joint_mu is None
+    assert event.mu == pytest.approx(SEPARATE, rel=1e-14)
+    assert event.radius == pytest.approx(math.hypot(1.0 / Z, 1.0 / SCALAR), rel=1e-14)
+
+
+def test_the_count_is_charged_beside_the_joint_shift():
+    """A bit moves from −½ to ½ whatever the vector does, so its shift of 1 comes on top."""
+    event = CentralGaussian(0.3, Z, "replace-one", "paper", SCALAR, (within_clip(COUNT),)).event(Sampling())
+    assert event.mu == pytest.approx(math.hypot(joint_mu(1.0, Z, SCALAR), 1.0 / COUNT), rel=1e-14)
+    assert [query.name for query in event.queries] == ["update", "squared norms", "within clip"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_full_rounds_beside_fixed_cohorts_under_add_remove_leave_the_price_of_those_pushed_out(order):
+    """A full round moves by r, a fixed cohort by 2r: 3 and 5 of them make √(3 + 5·4)·r, and not √8·r."""
+    full = central(Z, adjacency="add-remove")
+    fixed = central(Z, rate=0.1, kind="fixed", adjacency="add-remove")
+    both = compose([(full, 3), (fixed, 5)][::order], 1e-5)
+    assert both.epsilon == pytest.approx(gdp.epsilon(math.sqrt(3 + 5 * 4) / Z, 1e-5), rel=1e-9)
+    assert both.epsilon > 1.3 * gdp.epsilon(math.sqrt(8) / Z, 1e-5)
+
+
+CENTRAL, LOCAL = PureEvent(0.1, "central"), PureEvent(0.1, "local")
+
+
+def test_one_release_costs_its_epsilon_and_many_compose_as_randomised_response_does():
+    assert compose([(CENTRAL, 1)], 0.0).epsilon == 0.1
+    assert compose([(CENTRAL, 100)], 0.0).epsilon == pytest.approx(10.0, rel=1e-12)
+    total = compose([(CENTRAL, 100)], 1e-5)
+    # Between the Gaussian limit √(2·100·ln(1/δ))·ε and the plain sum.
+    assert 3.0 < total.epsilon < 6.0
+    assert total.accountant == "composition of ε-DP releases"
+    assert not total.exact
+
+
+def test_answers_that_a_server_adds_into_one_release_cost_their_sum_at_every_delta():
+    charges, earlier = [], []
+    for _ in range(20):
+        event = CENTRAL.beside(earlier)
+        earlier.append(CENTRAL)
+        charges.append((event, 1))
+    assert compose(charges, 1e-5).epsilon >= 2.0 - 1e-4
+    assert LOCAL.beside([LOCAL] * 5) == LOCAL, "reports are randomised one by one"
+
+
+def test_in_a_cohort_of_fixed_size_one_client_pushes_another_out():
+    pushed = PureEvent(0.5, "central", "add-remove", Sampling("fixed", 0.1))
+    assert compose([(pushed, 1)], 0.0).epsilon == 1.0
+    assert compose([(PureEvent(0.5, "central", "add-remove", Sampling("poisson", 0.1)), 1)], 0.0).epsilon == 0.5
+
+
+def test_replacing_is_leaving_out_and_taking_in():
+    assert PureEvent(0.5, "central", "add-remove").under("replace-one") == PureEvent(1.0, "central")
+    with pytest.raises(InputError, match="says nothing about leaving"):
+        CENTRAL.under("add-remove")
+    assert other_adjacency([(CENTRAL, 3)], 1e-5) == (None, NOT_LEFT_OUT)
+    turned, _ = other_adjacency([(PureEvent(0.5, "central", "add-remove"), 1)], 0.0)
+    assert turned.epsilon_total == 1.0
+
+
+def test_a_group_costs_its_size_in_the_centre_and_as_many_reports_locally():
+    assert CENTRAL.hosted(4) == (PureEvent(0.4, "central"), 1)
+    assert LOCAL.hosted(4) == (LOCAL, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": True},
+        {"epsilon": -1.0},
+        {"epsilon": math.nan},
+        {"epsilon": "1"},
+        {"setting": "none"},
+        {"setting": ["central"]},
+        {"adjacency": "other"},
+    ],
+)
+def test_an_event_that_nobody_wrote_is_a_sentence(change):
+    with pytest.raises(InputError):
+        from_json(json.loads(json.dumps(to_json(CENTRAL) | change)))
+
+
+def test_an_epsilon_beyond_all_promises_composes_to_a_number():
+    large = PureEvent(800.0, "central")
+    assert compose([(large, 5000), (PureEvent(0.3, "central"), 7)], 1e-5).epsilon > 1e5
+    assert compose([(PureEvent(10**400, "central"), 2)], 1e-5).epsilon > 1e5

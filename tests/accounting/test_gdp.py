@@ -1,20 +1,19 @@
-"""The exact Gaussian curve against 50 digits of mpmath and against dp-accounting."""
+"""The exact Gaussian curve against mpmath and dp-accounting, and the joint shift of two queries against brute force."""
 
 from __future__ import annotations
 
 import math
-import time
 
-import dp_accounting
 import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.accounting import gdp
+from dpfedexp.accounting import gdp, joint_mu
+from dpfedexp.accounting.gdp import FREE_THRESHOLD
+from dpfedexp.errors import InputError
 
 
 def delta_50_digits(epsilon: float, mu: float) -> mpmath.mpf:
@@ -25,8 +24,8 @@ def delta_50_digits(epsilon: float, mu: float) -> mpmath.mpf:
         return (mpmath.erfc(near) - mpmath.exp(e) * mpmath.erfc(far)) / 2
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-5, 1e-2, 0.1])
-@pytest.mark.parametrize("epsilon", [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 1e4])
 def test_mu_agrees_with_50_digits_from_epsilon_1e_minus_3_to_1e4(epsilon, delta):
     mu = gdp.mu(epsilon, delta)
     # δ moves by about (ε/μ)·(1 + |a|) relative per relative change of μ, so 1e-9 in δ is a few 1e-12 in μ at most of the grid.
@@ -58,28 +57,6 @@ def test_mu_and_epsilon_are_inverse_to_each_other(log_epsilon, log_delta):
     assert gdp.epsilon(gdp.mu(epsilon, delta), delta) == pytest.approx(epsilon, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(mu=st.floats(1e-3, 150), log_delta=st.floats(-12, -1), factor=st.floats(1.001, 10))
-def test_epsilon_grows_with_mu_and_falls_with_delta(mu, log_delta, factor):
-    delta = 10.0**log_delta
-    here = gdp.epsilon(mu, delta)
-    assert gdp.epsilon(mu * factor, delta) >= here
-    assert gdp.epsilon(mu, delta / factor) >= here
-    if here > 0.0:
-        assert gdp.epsilon(mu * factor, delta) > here
-        assert gdp.epsilon(mu, delta / factor) > here
-
-
-def test_edges_are_zero_and_infinite():
-    assert gdp.epsilon(0.0, 1e-5) == 0.0
-    assert gdp.epsilon(math.inf, 1e-5) == math.inf
-    assert gdp.epsilon(1.0, 0.0) == math.inf
-    assert gdp.delta(1.0, 0.0) == 0.0
-    assert gdp.delta(1.0, math.inf) == 1.0
-    assert gdp.mu(math.inf, 1e-5) == math.inf
-    assert gdp.mu(1.0, 0.0) == 0.0
-
-
 def test_mu_squared_adds():
     assert gdp.compose([3.0, 4.0]) == 5.0
     assert gdp.compose([]) == 0.0
@@ -90,17 +67,9 @@ def test_advantage_is_delta_at_epsilon_zero():
         assert gdp.advantage(mu) == pytest.approx(gdp.delta(0.0, mu), rel=1e-12)
 
 
-def test_epsilon_takes_microseconds():
-    start = time.process_time()
-    for i in range(1000):
-        gdp.epsilon(2.0 + i / 1000, 1e-5)
-    # About 20 µs each on one idle core; 500 µs still rules out any quadrature or grid.
-    assert (time.process_time() - start) / 1000 < 500e-6
-
-
-def test_200_random_settings_agree_with_dp_accounting_pld_to_1e_minus_3():
+def test_random_settings_agree_with_dp_accounting_pld_to_1e_minus_3():
     random = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(40):
         z, rounds, delta = (
             10 ** random.uniform(-0.3, 1.5),
             int(10 ** random.uniform(0, 3)),
@@ -114,18 +83,78 @@ def test_200_random_settings_agree_with_dp_accounting_pld_to_1e_minus_3():
         assert ours <= theirs * (1 + 1e-9) + 1e-12
 
 
-def test_rdp_is_never_below_the_exact_curve():
-    random = np.random.default_rng(1)
-    orders = 1.0 + np.logspace(-2, 3, 120)
-    for _ in range(100):
-        z, rounds, delta = (
-            10 ** random.uniform(-0.5, 1.5),
-            int(10 ** random.uniform(0, 3)),
-            10 ** random.uniform(-10, -2),
-        )
-        accountant = rdp_privacy_accountant.RdpAccountant(orders)
-        accountant.compose(dp_accounting.GaussianDpEvent(z), rounds)
-        exact = gdp.epsilon(math.sqrt(rounds) / z, delta)
-        assert accountant.get_epsilon(delta) >= exact * (1 - 1e-12)
-        closed_form = np.min(orders * rounds / (2 * z * z) + math.log(1 / delta) / (orders - 1))
-        assert closed_form >= exact
+def test_epsilon_at_the_ends():
+    assert gdp.epsilon(math.inf, 1.0) == 0.0  # δ = 1 promises nothing, whatever was released
+    assert gdp.epsilon(math.inf, 0.999) == math.inf
+    assert gdp.epsilon(0.0, 0.0) == 0.0
+    assert gdp.epsilon(1.0, 0.0) == math.inf
+    assert gdp.epsilon(1.0, gdp.advantage(1.0)) == 0.0
+    assert 0.0 < gdp.epsilon(1.0, gdp.advantage(1.0) * (1 - 1e-9)) < 1e-6
+
+
+def test_delta_at_the_ends():
+    assert gdp.delta(0.0, 0.0) == 0.0
+    assert gdp.delta(-1.0, 0.0) == pytest.approx(1.0 - math.exp(-1.0), rel=1e-14)
+    assert gdp.delta(3.0, math.inf) == 1.0
+    assert gdp.delta(math.inf, 3.0) == 0.0
+    assert gdp.delta(0.0, 1.0) == pytest.approx(gdp.advantage(1.0), rel=1e-14)
+
+
+def test_mu_at_the_ends():
+    assert gdp.mu(math.inf, 0.1) == math.inf
+    assert gdp.mu(1.0, 1.0) == math.inf
+    assert gdp.mu(1.0, 0.0) == 0.0
+    assert gdp.delta(0.0, gdp.mu(0.0, 0.3)) == pytest.approx(0.3, rel=1e-12)
+    for delta in (0.6, 0.5, 1e-5, 1e-200):
+        for epsilon in (1e-9, 1e-3, 1.0, 50.0, 1e4):
+            found = gdp.mu(epsilon, delta)
+            # At ε = 1e-9 and δ = 1e-200 two nearly equal numbers are subtracted, which leaves about 7 digits of log δ.
+            assert gdp.log_delta(epsilon, found) == pytest.approx(math.log(delta), rel=1e-6, abs=1e-9)
+
+
+def brute_force(clip: float, vector_noise: float, scalar_noise: float) -> float:
+    """The largest joint shift over a grid of norms and angles of the two updates."""
+    norms = np.linspace(0, clip, 401)
+    a, b, cosine = np.meshgrid(norms, norms, np.linspace(-1, 1, 9), indexing="ij")
+    vector = (a * a + b * b - 2 * a * b * cosine) / vector_noise**2
+    return math.sqrt(float((vector + (a * a - b * b) ** 2 / scalar_noise**2).max()))
+
+
+@pytest.mark.parametrize("rho", [0.01, 1.0, 2.0, 2.5, 2.77, 2.78, 3.0, 5.0, 40.0, 1e4])
+def test_closed_form_is_the_supremum_over_pairs_of_clients(rho):
+    clip, vector_noise = 0.3, 1.5
+    scalar_noise = clip * vector_noise / math.sqrt(rho)
+    exact = joint_mu(clip, vector_noise, scalar_noise)
+    grid = brute_force(clip, vector_noise, scalar_noise)
+    assert grid <= exact * (1 + 1e-12)
+    # Near a maximum the shift is quadratic in the norms, so a grid of 400 steps is within 1e-4.
+    assert grid == pytest.approx(exact, rel=1e-4)
+
+
+def test_scalar_is_free_up_to_the_threshold_and_not_above():
+    clip, vector_noise = 2.0, 3.0
+    for factor, free in ((1 - 1e-9, True), (1 + 1e-6, False)):
+        scalar_noise = clip * vector_noise / math.sqrt(FREE_THRESHOLD * factor)
+        alone = 2 * clip / vector_noise
+        joint = joint_mu(clip, vector_noise, scalar_noise)
+        assert (joint == alone) is free
+        assert joint == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("d", "joint", "separate"), [(5046, 15.456, 15.460), (500, 15.456, 15.851), (100, 18.192, 24.382)]
+)
+def test_paper_settings_cost_what_the_notes_say(d, joint, separate):
+    scalar_noise = d * 25 / 1000
+    rounds, delta = math.sqrt(50), 1e-5
+    assert gdp.epsilon(rounds * joint_mu(1.0, 5.0, scalar_noise), delta) == pytest.approx(joint, abs=5e-4)
+    assert gdp.epsilon(rounds * math.hypot(0.4, 1 / scalar_noise), delta) == pytest.approx(separate, abs=5e-4)
+
+
+def test_joint_mu_at_the_ends():
+    assert joint_mu(1.0, 5.0, math.inf) == 0.4
+    assert joint_mu(1.0, 0.0, 1.0) == math.inf
+    assert joint_mu(1.0, 1.0, 0.0) == math.inf
+    assert joint_mu(0.0, 1.0, 1.0) == 0.0
+    with pytest.raises(InputError, match="scalar_noise is -1"):
+        joint_mu(1.0, 1.0, -1.0)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from events_by_hand import central, local
 
-from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, chain, compose, gdp
-from dpfedexp.accounting.chain import head_path
+from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
+from dpfedexp.accounting import ledger as chain
+from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import privunit as exact_event
+from dpfedexp.accounting.ledger import FORMAT, VERSION, head_path
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 
 EVENT = central(5.0)
@@ -71,7 +74,7 @@ def test_any_other_accountant_can_read_the_file(path):
 
 
 def test_a_flip_of_any_bit_of_the_file_is_detected_and_named(path):
-    content = written(path)
+    content = written(path, 2)
     starts = [0]
     for line in content.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -96,33 +99,6 @@ def test_a_removed_line_is_detected_wherever_it_was(path):
         Ledger.open(path)
 
 
-def test_swapped_lines_are_detected(path):
-    lines = written(path).splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], lines[2], lines[1], lines[3]]))
-    with pytest.raises(LedgerError, match="line 2"):
-        Ledger.open(path)
-
-
-def test_a_missing_or_foreign_head_is_detected(path, tmp_path):
-    written(path)
-    kept = head_path(path).read_bytes()
-    head_path(path).unlink()
-    with pytest.raises(LedgerError, match="is missing"):
-        Ledger.open(path)
-    other = tmp_path / "other.jsonl"
-    with Ledger.create(other) as ledger:
-        ledger.charge(7, EVENT)
-    head_path(path).write_bytes(head_path(other).read_bytes())
-    with pytest.raises(LedgerError, match="do not belong together"):
-        Ledger.open(path)
-    for damaged in (b"", b"[]", b'{"count": -1, "hash": "x"}', kept[:10]):
-        head_path(path).write_bytes(damaged)
-        with pytest.raises(LedgerError, match="was changed"):
-            Ledger.open(path)
-    head_path(path).write_bytes(kept)
-    assert len(Ledger.open(path)) == 3
-
-
 @pytest.mark.parametrize("cut", [1, 17, 200])
 def test_a_torn_last_line_is_refused_without_repair_and_dropped_with_it(path, cut):
     with Ledger.create(path) as ledger:
@@ -139,17 +115,6 @@ def test_a_torn_last_line_is_refused_without_repair_and_dropped_with_it(path, cu
         assert [entry.round for entry in ledger.entries] == [0]
         assert ledger.charge(1, EVENT)
     assert len(Ledger.open(path)) == 2
-
-
-def test_a_charge_that_the_head_has_not_counted_yet_is_kept(path):
-    with Ledger.create(path) as ledger:
-        ledger.charge(0, EVENT)
-        head = head_path(path).read_bytes()
-        ledger.charge(1, EVENT)
-    head_path(path).write_bytes(head)
-    with Ledger.open(path) as ledger:
-        assert len(ledger) == 2
-    assert json.loads(head_path(path).read_text())["count"] == 2
 
 
 def test_a_charge_belongs_to_a_run_a_round_and_its_noise_and_only_a_replay_is_free(path):
@@ -242,13 +207,6 @@ def test_a_ledger_that_a_witness_refuses_is_not_charged(path):
     assert len(Ledger.open(path, read_only=True)) == 0
 
 
-@pytest.mark.parametrize("version", [1, 3, None])
-def test_a_ledger_of_another_version_is_one_sentence(path, version):
-    chain.ChainWriter.create(path, {"format": "dpfedexp-ledger", "version": version}).close()
-    with pytest.raises(LedgerError, match=f"version {version}; this library reads version 2."):
-        Ledger.open(path, read_only=True)
-
-
 def test_budget_stops_before_the_round_that_would_exceed_it():
     ledger, budget = Ledger.in_memory(), Budget(15.4562, 1e-5)
     for t in range(50):
@@ -332,7 +290,7 @@ while True:
 """
 
 
-def test_killed_at_50_random_moments_every_released_round_is_charged(tmp_path):
+def test_killed_at_random_moments_every_released_round_is_charged(tmp_path):
     """Each child resumes the ledger of the one before, charges and releases in a tight loop, and is killed."""
     moments = random.Random(0)
     released = tmp_path / "released"
@@ -347,7 +305,7 @@ def test_killed_at_50_random_moments_every_released_round_is_charged(tmp_path):
     )
     assert children.stdin is not None
     assert children.stdout is not None
-    for _ in range(50):
+    for _ in range(20):
         children.stdin.write("start\n")
         children.stdin.flush()
         pid = int(children.stdout.readline())
@@ -357,11 +315,11 @@ def test_killed_at_50_random_moments_every_released_round_is_charged(tmp_path):
         charged = {entry.round for entry in Ledger.open(path, repair=True, read_only=True).entries}
         shown = {int(line) for line in released.read_text().split()} if released.exists() else set()
         assert shown <= charged
-        assert len(charged) <= len(shown) + 51
+        assert len(charged) <= len(shown) + 21
     children.stdin.close()
     children.wait(timeout=10)
     # Enough rounds were released for the check to mean something; how many depends on the disk.
-    assert len(shown) >= 10
+    assert len(shown) >= 5
 
 
 FORKER = """
@@ -378,3 +336,203 @@ def fork():
     sys.exit()
 fork()
 """
+
+
+def heads(path, rounds):
+    """The head after each charge, the first one of the empty ledger."""
+    found = []
+    with Ledger.create(path) as ledger:
+        found.append(head_path(path).read_bytes())
+        for number in range(rounds):
+            ledger.charge(number, central(5.0))
+            found.append(head_path(path).read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("behind", [0, 1, 2, 3])
+def test_a_head_may_be_one_record_behind_and_no_more(behind, read_only, path):
+    found = heads(path, 3)
+    head_path(path).write_bytes(found[3 - behind])
+    if behind <= 1:
+        with Ledger.open(path, read_only=read_only) as ledger:
+            assert len(ledger) == 3
+        assert json.loads(head_path(path).read_text())["count"] == (3 - behind if read_only else 3)
+    else:
+        with pytest.raises(LedgerError, match="do not belong together"):
+            Ledger.open(path, read_only=read_only)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_a_head_with_another_hash_is_refused_whatever_it_counts(count, path):
+    heads(path, 3)
+    head_path(path).write_text(json.dumps({"count": count, "hash": "0" * 64}))
+    with pytest.raises(LedgerError, match="do not belong together"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"count":-1,"hash":"a"}', '{"count":"3","hash":"a"}', '{"count":3,"hash":3}', '{"count":3}', "[]", "x"],
+)
+def test_a_head_that_is_not_a_head_is_refused(content, path):
+    heads(path, 3)
+    head_path(path).write_text(content)
+    with pytest.raises(LedgerError, match="was changed"):
+        Ledger.open(path)
+
+
+def test_only_a_ledger_without_charges_opens_without_its_head(path):
+    Ledger.create(path).close()
+    head_path(path).unlink()
+    with Ledger.open(path) as ledger:
+        assert head_path(path).exists()
+        ledger.charge(1, central(5.0))
+    head_path(path).unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        Ledger.open(path)
+
+
+def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(tmp_path):
+    path = tmp_path / "long.jsonl"
+    empty = len(chain._seal({"text": ""}, chain._GENESIS)[0])
+    for extra, fits in ((0, True), (1, False)):
+        path.write_bytes(chain._seal({"text": "a" * (chain._MAX_LINE - empty + extra)}, chain._GENESIS)[0])
+        if fits:
+            assert len(chain.read_chain(path).header["text"]) == chain._MAX_LINE - empty
+        else:
+            with pytest.raises(LedgerError, match="line 1: longer"):
+                chain.read_chain(path)
+
+
+def test_a_file_system_without_hard_links_still_refuses_to_replace_a_ledger(path, monkeypatch):
+    def no_links(source, target):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(chain.os, "link", no_links)
+    heads(path, 2)
+    kept = path.read_bytes()
+    with pytest.raises(LedgerError, match="already exists"):
+        Ledger.create(path)
+    assert path.read_bytes() == kept
+    with Ledger.open(path) as ledger:
+        assert len(ledger) == 2
+
+
+def test_a_refused_file_is_left_unlocked(path):
+    heads(path, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"{")
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="incomplete line"):
+            Ledger.open(path)
+    with Ledger.open(path, repair=True) as ledger:
+        assert len(ledger) == 2
+        with pytest.raises(LedgerError, match="in use"):
+            Ledger.open(path)
+    assert path.read_bytes() == whole
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What reaches the operating system, in order: (what, file)."""
+    made: list[tuple[str, str]] = []
+    write, sync, replace = os.write, os.fsync, os.replace
+
+    def name_of(descriptor):
+        return os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def spied_write(descriptor, data):
+        made.append(("write", name_of(descriptor)))
+        return write(descriptor, data)
+
+    def spied_sync(descriptor):
+        made.append(("sync", name_of(descriptor)))
+        return sync(descriptor)
+
+    def spied_replace(source, target):
+        made.append(("replace", os.path.basename(target)))
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "write", spied_write)
+    monkeypatch.setattr(os, "fsync", spied_sync)
+    monkeypatch.setattr(os, "replace", spied_replace)
+    return made
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names of descriptors come from /proc")
+
+
+@needs_proc
+def test_a_charge_is_written_then_synced_then_counted_by_the_head_before_it_returns(tmp_path, calls):
+    with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
+        for number in (1, 2):
+            calls.clear()
+            ledger.charge(number, central(5.0))
+            assert calls == [
+                ("write", "ledger.jsonl"),
+                ("sync", "ledger.jsonl"),
+                ("sync", "ledger.jsonl.head.tmp"),
+                ("replace", "ledger.jsonl.head"),
+                ("sync", tmp_path.name),
+            ]
+
+
+@needs_proc
+def test_a_new_ledger_is_synced_before_it_appears_and_its_folder_after(tmp_path, calls, monkeypatch):
+    link = os.link
+    monkeypatch.setattr(
+        os, "link", lambda source, target: (calls.append(("link", os.path.basename(target))), link(source, target))[1]
+    )
+    Ledger.create(tmp_path / "ledger.jsonl").close()
+    partial = f"ledger.jsonl.{os.getpid()}.tmp"
+    head = [("sync", "ledger.jsonl.head.tmp"), ("replace", "ledger.jsonl.head"), ("sync", tmp_path.name)]
+    assert calls == [("sync", partial), ("link", "ledger.jsonl"), ("sync", tmp_path.name), *head]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl", "ledger.jsonl.head"]
+
+
+@needs_proc
+def test_a_torn_line_is_cut_off_and_the_cut_synced_before_anything_follows(tmp_path, calls):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.create(path) as ledger:
+        ledger.charge(1, central(5.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"seq":2')
+    calls.clear()
+    Ledger.open(path, repair=True).close()
+    assert calls[0] == ("sync", "ledger.jsonl")
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        *(
+            ({"format": FORMAT, "version": v}, re.escape(f"version {v!r}; this library reads version 2."))
+            for v in (3, 1, "2", None)
+        ),
+        ({"format": "other", "version": VERSION}, FORMAT),
+    ],
+)
+def test_a_ledger_of_another_version_or_format_is_refused_however_it_is_opened(header, words, read_only, path):
+    chain.ChainWriter.create(path, header).close()
+    with pytest.raises(LedgerError, match=words):
+        Ledger.open(path, read_only=read_only)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("p", "much"), ("cap", None), ("epsilon2", [1]), ("k", None), ("nominal", "much")]
+)
+def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, path):
+    with Ledger.create(path) as ledger:
+        ledger.charge(1, replace(exact_event(1.0, 1.0, 1.0), **{field: value}))
+    with pytest.raises(LedgerError, match="line 2: not a charge"):
+        Ledger.open(path)
+
+
+def test_a_budget_is_above_nothing_and_its_delta_may_be_zero_but_not_one():
+    assert Budget(1e-300, 0.0).delta == 0.0
+    for epsilon, delta in ((0.0, 0.1), (-1.0, 0.1), (1.0, 1.0), (1.0, -1e-9)):
+        with pytest.raises(InputError, match="budget"):
+            Budget(epsilon, delta)

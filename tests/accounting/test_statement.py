@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
-from dpfedexp.accounting.events.charges import central_gaussian, votes_only
-from dpfedexp.accounting.events.charges import privunit as exact_event
-from dpfedexp.accounting.statements.statement import membership_advantage, strength
-from dpfedexp.accounting.statements.wording import _PUSHED_OUT, wrap
+from dpfedexp.accounting.charges import central_gaussian, votes_only
+from dpfedexp.accounting.charges import privunit as exact_event
+from dpfedexp.accounting.statement import membership_advantage, strength
+from dpfedexp.accounting.wording import _PUSHED_OUT, wrap
 from dpfedexp.errors import InputError
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")

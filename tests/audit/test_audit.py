@@ -6,13 +6,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpfedexp import cdp_fedexp
+from dpfedexp import cdp_fedexp, dp_fedavg, fedavg
 from dpfedexp import processes as pool
+from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
-from dpfedexp.audit.cost import noise_cost
+from dpfedexp.audit.bounds import Power
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.mechanisms.noise import audit_noise
+from dpfedexp.audit.mechanisms import _central_cases
+from dpfedexp.audit.noise import audit_noise, noise_cost
+from dpfedexp.audit.result import Result, skip
+from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit
 
 CONFIDENCE = 1 - 1e-6
@@ -117,9 +122,6 @@ def test_the_command_writes_table_and_picture_and_ends_with_0(tmp_path, monkeypa
     ("lower", "shown"), [(2.0, "BROKEN"), (0.01, "NO POWER")], ids=["above the claim", "without power"]
 )
 def test_the_command_ends_with_1_where_a_result_fails(tmp_path, monkeypatch, lower, shown):
-    from dpfedexp.audit.power import Power
-    from dpfedexp.audit.result import Result, skip
-
     bad = Result("mechanism", "central Gaussian", "μ", lower, 1.0, CONFIDENCE, power=Power(0.9, 0.5))
     left_out = skip("black box", "Flower", "Flower is not installed")
     monkeypatch.setattr(jobs, "all_jobs", lambda *_: [Job("made", 1.0, lambda: [bad, left_out])])
@@ -134,3 +136,34 @@ def test_wrong_options_are_one_sentence(given, tmp_path):
     done = CliRunner().invoke(app, ["audit", *given])
     assert done.exit_code != 0
     assert "Traceback" not in done.output
+
+
+def test_an_observed_run_has_the_clip_and_the_noise_of_its_algorithm():
+    assert clip_and_noise(dp_fedavg(clip=0.5, noise_multiplier=2.0)) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (cdp_fedexp(clip="adaptive", noise_multiplier=2.0), "adapts; this audit needs a fixed radius"),
+        (dp_fedavg(clip=0.5, target_epsilon=8.0), "noise_multiplier of .* is missing; this audit needs it"),
+        (fedavg(), "noise_multiplier of .* is missing; this audit needs it"),
+    ],
+)
+def test_a_clip_that_adapts_and_noise_that_is_not_given_are_refused(algorithm, sentence):
+    with pytest.raises(InputError, match=sentence):
+        clip_and_noise(algorithm)
+
+
+def test_a_guarantee_without_mu_is_refused_and_one_with_it_is_read():
+    query = (Query("update", 1.0, 2.0, 5.0),)
+    full = compose([(GaussianEvent("central", "replace-one", query), 1)], 1e-5)
+    assert mu_of(full, "full") == full.mu
+    sampled = GaussianEvent("central", "replace-one", query, sampling=Sampling("poisson", 0.5))
+    with pytest.raises(InputError, match="the guarantee of sampled has no μ"):
+        mu_of(compose([(sampled, 1)], 1e-5), "sampled")
+
+
+def test_a_case_of_the_papers_rule_whose_scalar_does_not_count_is_refused():
+    with pytest.raises(InputError, match=r"z is 1; .* above 1\.665"):
+        _central_cases(0.5, 1.0)

@@ -1,11 +1,32 @@
+"""What samples prove, what an attack would prove of a tight claim, and the outcome that follows."""
+
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
 from dpfedexp.accounting import gdp
-from dpfedexp.audit.bounds import epsilon_score, lower_bound, mu_score, rate_at_least, rate_at_most
+from dpfedexp.audit.bounds import (
+    Power,
+    correlation_limit,
+    distance,
+    distance_limit,
+    epsilon_score,
+    largest_correlation,
+    lower_bound,
+    mu_score,
+    power_of_sampling,
+    power_of_shift,
+    rate_at_least,
+    rate_at_most,
+)
+from dpfedexp.audit.mechanisms import discriminant
+from dpfedexp.audit.result import Result, skip
+
+CONFIDENCE = 1 - 1e-6
+MADE = Result("mechanism", "a mechanism", "μ", 0.9, 1.0, CONFIDENCE, power=Power(0.92, 0.5))
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (1, 10), (5, 10), (10, 10), (37, 1000), (1000, 1000)])
@@ -49,10 +70,86 @@ def test_the_confidence_is_kept_when_there_is_nothing_to_find():
 
 
 def test_a_direction_is_found_also_where_noises_cancel():
-    from dpfedexp.audit.mechanisms.release import discriminant
-
     chance = np.random.default_rng(4)
     shared = chance.normal(size=(2, 2000))
     here, there = (np.stack([shared[n], shift + shared[n]], axis=1) for n, shift in enumerate((0.1, 0.0)))
     direction = discriminant(here, there)
     assert (here @ direction).min() > (there @ direction).max()
+
+
+@pytest.mark.parametrize("score", [mu_score, epsilon_score(0.01)])
+@pytest.mark.parametrize("mu", [1.0, 2.0])
+def test_a_tight_claim_gives_what_is_expected(mu, score):
+    """In ten trials of 20,000 samples the bounds' own spread is about 5%."""
+    chance = np.random.default_rng(0)
+    power = power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
+    found = [
+        lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE).value
+        for _ in range(10)
+    ]
+    assert np.mean(found) == pytest.approx(power.expected, rel=0.07)
+    assert min(found) > power.least > 0
+
+
+def test_a_sampled_client_is_found_as_often_as_expected():
+    chance = np.random.default_rng(1)
+    n, rate, rounds, mu = 6000, 0.5, 4, 2.0
+    power = power_of_sampling(mu, rate, rounds, (n, n), epsilon_score(0.01), CONFIDENCE)
+
+    def world(sign):
+        return ((chance.random((n, rounds)) < rate) * sign * mu / 2 + chance.normal(size=(n, rounds))).mean(1)
+
+    found = [lower_bound(world(1), world(-1), epsilon_score(0.01), CONFIDENCE).value for _ in range(5)]
+    assert np.mean(found) == pytest.approx(power.expected, rel=0.15)
+    assert min(found) > power.least
+
+
+def test_power_grows_with_samples_and_shift():
+    by_samples = [power_of_shift(1.0, (n, n), mu_score, CONFIDENCE).expected for n in (100, 1000, 10_000, 10**6)]
+    assert by_samples == sorted(by_samples)
+    assert 0.97 < by_samples[-1] < 1.0
+    assert power_of_shift(0.0, (1000, 1000), mu_score, CONFIDENCE).expected == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "fails"),
+    [
+        ({}, "holds", False),
+        ({"lower": 1.01}, "BROKEN", True),
+        ({"lower": math.inf}, "BROKEN", True),
+        ({"lower": math.nan}, "BROKEN", True),
+        ({"lower": 0.3}, "NO POWER", True),
+        ({"lower": 0.0, "power": Power(0.0, 0.0)}, "NO POWER", True),
+        ({"lower": 0.3, "one_sided": True}, "holds", False),
+        ({"lower": 1.1, "one_sided": True}, "BROKEN", True),
+        ({"power": None}, "NO POWER", True),
+        ({"power": None, "sees": "≥ 0.1"}, "holds", False),
+    ],
+)
+def test_an_outcome_is_one_of_three_and_only_holding_passes(change, outcome, fails):
+    result = replace(MADE, **change)
+    assert (result.outcome, result.fails, result.holds) == (outcome, fails, not fails)
+
+
+def test_what_was_not_audited_is_neither_a_tick_nor_a_failure():
+    result = skip("black box", "Flower", "Flower is not installed")
+    assert (result.outcome, result.fails, result.holds) == ("not audited", False, False)
+
+
+def test_correlations_of_independent_rows_stay_below_the_limit_and_repetitions_do_not():
+    rows = np.random.default_rng(2).normal(size=(20, 256))
+    limit = correlation_limit(20, 256, 1e-8)
+    assert largest_correlation(rows) < limit < 0.6
+    # The limit is not idle: at a failure probability of one half it is about what is seen.
+    assert largest_correlation(rows) > 0.75 * correlation_limit(20, 256, 0.5)
+    shifted = np.concatenate([rows, np.roll(rows[:1], 7, axis=1)])
+    every_fourth = np.concatenate([rows, np.tile(rows[:1, :4], 64)])
+    assert largest_correlation(shifted) == pytest.approx(1.0)
+    assert largest_correlation(every_fourth) == pytest.approx(1.0)
+    assert largest_correlation(np.zeros((2, 8))) == 1.0
+
+
+def test_the_distance_from_the_uniform_law_is_the_one_of_kolmogorov():
+    assert distance(np.array([0.1, 0.2, 0.9])) == pytest.approx(2 / 3 - 0.2)
+    uniforms = np.random.default_rng(3).random(5000)
+    assert distance(uniforms) < distance_limit(5000, 1e-8) < distance(0.8 * uniforms)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpfedexp.audit.runs.isolation import audit_isolation
-from dpfedexp.audit.runs.state import audit_state
+from dpfedexp.audit.isolation import audit_isolation, audit_state
 from dpfedexp.trainers.select import trainer_names
 
 

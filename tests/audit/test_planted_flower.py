@@ -7,12 +7,10 @@ pytest.importorskip("flwr")
 
 from dpfedexp import dp_fedavg
 from dpfedexp.algorithms.participation import Poisson
-from dpfedexp.audit.runs.blackbox import balanced_signs
-from dpfedexp.audit.runs.flower_run import audit_flower, observe
-from dpfedexp.audit.runs.observed import bounds, participation, repetition
+from dpfedexp.audit.runs import audit_flower, balanced_signs, bounds, observe_flower, participation, repetition
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.server import strategy as server
+from dpfedexp.flower import strategy as server
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
 CONFIDENCE = 1 - 1e-6
@@ -26,12 +24,12 @@ def _one_thread():
 
 
 def who(rounds=12):
-    found = participation(observe(LOUD, SIGNS, rounds, Poisson(0.5)), CONFIDENCE)
+    found = participation(observe_flower(LOUD, SIGNS, rounds, Poisson(0.5)), CONFIDENCE)
     return {(result.unit, result.outcome) for result in found}
 
 
 def test_a_healthy_federation_passes():
-    seen = observe(dp_fedavg(clip=0.5, noise_multiplier=0.5), SIGNS, 24)
+    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=0.5), SIGNS, 24)
     assert {result.outcome for result in bounds(seen, CONFIDENCE)} == {"holds"}
     assert repetition([seen], "Flower", CONFIDENCE).holds
     assert {outcome for _, outcome in who()} == {"holds"}
@@ -47,7 +45,7 @@ def test_planted_same_noise_every_round_is_caught(monkeypatch):
     monkeypatch.setitem(
         DpFedExp.__init__.__wrapped__.__kwdefaults__, "noise", lambda: Streams(5).at("central noise", 1)
     )
-    assert repetition([observe(PLAIN, SIGNS, 8)], "Flower", CONFIDENCE).outcome == "BROKEN"
+    assert repetition([observe_flower(PLAIN, SIGNS, 8)], "Flower", CONFIDENCE).outcome == "BROKEN"
 
 
 def test_planted_third_of_the_noise_is_caught(monkeypatch):
@@ -58,7 +56,7 @@ def test_planted_third_of_the_noise_is_caught(monkeypatch):
         "add_noise",
         lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 3, noise, strict),
     )
-    found = bounds(observe(PLAIN, SIGNS, 24), CONFIDENCE)
+    found = bounds(observe_flower(PLAIN, SIGNS, 24), CONFIDENCE)
     assert found[0].outcome == "BROKEN"
 
 

@@ -7,13 +7,14 @@ import torch
 
 from dpfedexp import dp_fedavg
 from dpfedexp.algorithms.participation import Poisson
-from dpfedexp.audit.runs import blackbox, isolation, state
-from dpfedexp.audit.runs.blackbox import audit_history, balanced_signs, observe
-from dpfedexp.audit.runs.observed import bounds, participation, repetition
+from dpfedexp.audit import isolation
+from dpfedexp.audit import runs as whole_runs
+from dpfedexp.audit.runs import audit_history, balanced_signs, bounds, observe, participation, repetition
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.core.votes import WITHIN
 from dpfedexp.engine.rounds import Simulation
+from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
 CONFIDENCE = 1 - 1e-6
@@ -50,19 +51,18 @@ def test_a_healthy_sampled_run_draws_its_clients_as_charged():
     ) == {"holds"}
 
 
-def test_planted_same_noise_every_round_is_caught_in_a_seeded_run(monkeypatch):
-    monkeypatch.setattr(Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1))
-    assert repetition(runs(secure=False), "train", CONFIDENCE).outcome == "BROKEN"
-
-
-def test_planted_same_noise_every_round_is_caught_in_a_secure_run(monkeypatch):
-    monkeypatch.setattr(SystemStreams, "at", lambda self, purpose, round: KeyedNoise(id(self), purpose, 1))
-    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
-
-
-def test_planted_same_noise_in_two_secure_runs_is_caught(monkeypatch):
-    monkeypatch.setattr(SystemStreams, "at", lambda self, purpose, round: KeyedNoise(7, purpose, round))
-    assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
+@pytest.mark.parametrize(
+    ("streams", "at"),
+    [
+        (Streams, lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1)),
+        (SystemStreams, lambda self, purpose, round: KeyedNoise(id(self), purpose, 1)),
+        (SystemStreams, lambda self, purpose, round: KeyedNoise(7, purpose, round)),
+    ],
+    ids=["every round of a seeded run", "every round of a secure run", "in two secure runs"],
+)
+def test_planted_noise_that_comes_again_is_caught(monkeypatch, streams, at):
+    monkeypatch.setattr(streams, "at", at)
+    assert repetition(runs(streams is SystemStreams), "train", CONFIDENCE).outcome == "BROKEN"
 
 
 def test_planted_noise_repeated_every_four_coordinates_is_caught_in_a_run(monkeypatch):
@@ -76,17 +76,13 @@ def test_planted_noise_repeated_every_four_coordinates_is_caught_in_a_run(monkey
     assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
 
 
-@pytest.fixture
-def half_noise(monkeypatch):
+def test_planted_half_of_the_noise_is_caught_in_a_run(monkeypatch):
     honest = secure_gaussian.add_noise
     monkeypatch.setattr(
         secure_gaussian,
         "add_noise",
         lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 2, noise, strict),
     )
-
-
-def test_planted_half_of_the_noise_is_caught_in_a_run(half_noise):
     found = bounds(observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True), CONFIDENCE)
     assert outcomes(found) == {"BROKEN"}, "one round, and four rounds together"
 
@@ -156,7 +152,7 @@ def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
 
 def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
     """As if the evaluated module had kept something of the clients' data."""
-    honest = blackbox.train
+    honest = whole_runs.train
 
     def remembering(model, federation, *given, **options):
         run = honest(model, federation, *given, **options)
@@ -164,9 +160,9 @@ def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
         return run
 
     name = "a module without state"
-    assert outcomes(state._audit(name, state.modules()[name], 0)) == {"holds"}
-    monkeypatch.setattr(state, "train", remembering)
-    assert [r.outcome for r in state._audit(name, state.modules()[name], 0)] == ["holds", "BROKEN"]
+    assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"holds"}
+    monkeypatch.setattr(isolation, "train", remembering)
+    assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["holds", "BROKEN"]
 
 
 def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
@@ -181,15 +177,13 @@ def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
 
     monkeypatch.setattr(Simulation, "cohort_part", travelling)
     name = "a module without state"
-    assert [r.outcome for r in state._audit(name, state.modules()[name], 0)] == ["BROKEN", "holds"]
+    assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["BROKEN", "holds"]
 
 
 def test_a_refusal_of_everything_does_not_pass_for_isolation(monkeypatch):
-    from dpfedexp.errors import InputError
-
     def refuse(*_, **__):
         raise InputError("no.")
 
-    monkeypatch.setattr(state, "train", refuse)
+    monkeypatch.setattr(isolation, "train", refuse)
     name = "a module without state"
-    assert outcomes(state._audit(name, state.modules()[name], 0)) == {"BROKEN"}
+    assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"BROKEN"}

@@ -6,7 +6,7 @@ import json
 
 from typer.testing import CliRunner
 
-from dpfedexp import processes
+from dpfedexp import machine as processes
 from dpfedexp.cli import app, demo
 
 TINY = {"data": {"clients": 60, "dimension": 5}, "run": {"rounds": 4}}

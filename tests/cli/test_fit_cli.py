@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.config import load
-from dpfedexp.engine.folder import RunFolder
 from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
 M, D = 60, 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpfedexp.cli.sweeps.grid import Trial, trials
+from dpfedexp.cli.trials import Trial, trials
 from dpfedexp.errors import InputError
 
 
@@ -14,7 +14,7 @@ def test_a_grid_is_all_combinations_with_every_seed():
         ("clip=1, lr=0.3", 0),
         ("clip=1, lr=0.3", 1),
     ]
-    assert len({trial.folder for trial in found}) == 4
+    assert len({trial.folder("") for trial in found}) == 4
     assert trials([], 1) == [Trial((), 0)]
     assert trials([], 1)[0].label == "as in the file"
 
@@ -31,9 +31,9 @@ def test_a_value_that_is_there_twice_is_run_once():
 
 
 def test_a_folder_name_has_no_characters_that_a_path_minds():
-    name = Trial(("data.path=../a b/c:d",), 3).folder
+    name = Trial(("data.path=../a b/c:d",), 3).folder("")
     assert name.startswith("data.path=..-a-b-c-d_seed=3_")
-    assert len(Trial(("data.path=" + "x" * 400,), 3).folder) < 200
+    assert len(Trial(("data.path=" + "x" * 400,), 3).folder("")) < 200
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_folder_name_has_no_characters_that_a_path_minds():
 )
 def test_two_trials_never_share_a_folder(one, other):
     """Not where letters of one case are the other's, as on some file systems."""
-    assert Trial(one, 0).folder.lower() != Trial(other, 0).folder.lower()
+    assert Trial(one, 0).folder("").lower() != Trial(other, 0).folder("").lower()
 
 
 @pytest.mark.parametrize(

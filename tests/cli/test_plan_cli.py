@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from dpfedexp.algorithms import dp_fedavg
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.cli import app
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.engine.plan import Plan
 from dpfedexp.errors import InputError
-from dpfedexp.report.folder import report
+from dpfedexp.report.page import report
 
 RUN = """
 [data]

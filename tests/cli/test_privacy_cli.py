@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, PrivacyStatement, Query
-from dpfedexp.accounting.statements.wording import figure
+from dpfedexp.accounting.wording import figure
 from dpfedexp.cli.privacy import app
 from dpfedexp.errors import InputError
 

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from dpfedexp import Run
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.selection import selection_epsilon
-from dpfedexp.cli import app
+from dpfedexp.accounting.pld import selection_epsilon
+from dpfedexp.cli import app, trials
 from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
-from tests.cli.test_sweep import FILE, sweep
+from tests.cli.test_sweep import sweep
 
 COST = 11.271
 """ε of the best of 3 runs on average, each of ε = 8 at δ = 1e-5."""
+pytestmark = pytest.mark.usefixtures("in_process")
 GRID = ("--grid", "algorithm.clip=0.5,2", "--repeats", "3")
 
 
@@ -29,16 +30,9 @@ def private(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my.toml"
-    path.write_text(FILE)
-    return path
-
-
-@pytest.fixture
 def drawn(monkeypatch):
     def number(count):
-        monkeypatch.setattr("dpfedexp.cli.sweeps.selection.number_of_runs", lambda runs, uniform: count)
+        monkeypatch.setattr("dpfedexp.cli.selection.number_of_runs", lambda runs, uniform: count)
 
     return number
 
@@ -107,11 +101,11 @@ def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path):
         # In a process of its own, to see all that it prints.
         out = tmp_path / str(count) / "out"
         script = (
-            "import dpfedexp.cli.sweeps.selection as selection, secrets\n"
+            "import dpfedexp.cli.selection as selection, secrets\n"
             f"selection.number_of_runs = lambda runs, uniform: {count}\n"
             "secrets.SystemRandom.choice = lambda self, grid: grid[0]\n"
             "secrets.SystemRandom.randrange = lambda self, *given: 7\n"
-            "from dpfedexp.processes import JobProgress\n"
+            "from dpfedexp.machine import JobProgress\n"
             "JobProgress.EVERY = 0.0\n"
             "from dpfedexp.cli import app\n"
             f"app(['sweep', {str(file)!r}, *{list(GRID)!r}, '--jobs', '1', '--out', 'out'])\n"
@@ -135,7 +129,7 @@ def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path):
 def test_a_selection_that_was_killed_shows_nothing_and_goes_on_with_the_same_draw(file, tmp_path, private):
     out = tmp_path / "out"
     script = (
-        "import dpfedexp.cli.sweeps.selection as selection, os\n"
+        "import dpfedexp.cli.selection as selection, os\n"
         "selection.number_of_runs = lambda runs, uniform: 3\n"
         "selection._publish = lambda *given: os._exit(9)\n"
         "from dpfedexp.cli import app\n"
@@ -161,7 +155,7 @@ def test_a_selection_that_was_killed_shows_nothing_and_goes_on_with_the_same_dra
 
 
 def test_a_selection_whose_private_folder_is_gone_is_refused_and_not_drawn_again(file, tmp_path, private, monkeypatch):
-    monkeypatch.setattr("dpfedexp.cli.sweeps.run._train", lambda plan, trial, threads: "it broke")
+    monkeypatch.setattr("dpfedexp.cli.trials._train", lambda plan, trial, threads: "it broke")
     out = tmp_path / "out"
     failed = sweep(file, *GRID, "--out", out)
     assert "the selection has no run that came to its end: it broke" in str(failed.exception)
@@ -175,16 +169,14 @@ def test_a_selection_whose_private_folder_is_gone_is_refused_and_not_drawn_again
 
 def test_a_run_that_fails_is_the_worst_and_is_not_told_of(file, tmp_path, drawn, monkeypatch):
     """That one of several runs failed is not said, because it would tell of the runs that are not shown."""
-    from dpfedexp.cli.sweeps import run
-
     drawn(3)
-    trained, train = [], run._train
+    trained, train = [], trials._train
 
     def one_fails(plan, trial, threads):
         trained.append(trial)
         return "it broke" if len(trained) == 2 else train(plan, trial, threads)
 
-    monkeypatch.setattr(run, "_train", one_fails)
+    monkeypatch.setattr(trials, "_train", one_fails)
     done = sweep(file, *GRID, "--jobs", "1", "--out", tmp_path / "out")
     assert done.exit_code == 0
     assert len(trained) == 3
@@ -193,10 +185,8 @@ def test_a_run_that_fails_is_the_worst_and_is_not_told_of(file, tmp_path, drawn,
 
 def test_what_a_crash_made_a_secure_run_pay_again_is_counted(file, tmp_path, private, drawn, monkeypatch):
     """A secure run that is made again after a crash is charged again, and the selection's ε follows."""
-    from dpfedexp.cli.sweeps import run
-
     drawn(1)
-    train = run._train
+    train = trials._train
 
     def charged_again(plan, trial, threads):
         problem = train(plan, trial, threads)
@@ -204,7 +194,7 @@ def test_what_a_crash_made_a_secure_run_pay_again_is_counted(file, tmp_path, pri
             ledger.charge(2, ledger.entries[-1].event, run=ledger.entries[-1].run)
         return problem
 
-    monkeypatch.setattr(run, "_train", charged_again)
+    monkeypatch.setattr(trials, "_train", charged_again)
     done = sweep(file, *GRID, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.exception
     best = tmp_path / "out" / "best"
@@ -213,10 +203,8 @@ def test_what_a_crash_made_a_secure_run_pay_again_is_counted(file, tmp_path, pri
 
 
 def test_two_processes_do_not_go_on_with_one_selection(file, tmp_path, drawn, monkeypatch):
-    from dpfedexp.cli.sweeps import run
-
     drawn(1)
-    train, said = run._train, []
+    train, said = trials._train, []
 
     def meanwhile(plan, trial, threads):
         if not said:
@@ -224,7 +212,7 @@ def test_two_processes_do_not_go_on_with_one_selection(file, tmp_path, drawn, mo
             said.append(str(sweep(file, *GRID, "--out", tmp_path / "out").exception))
         return train(plan, trial, threads)
 
-    monkeypatch.setattr(run, "_train", meanwhile)
+    monkeypatch.setattr(trials, "_train", meanwhile)
     assert sweep(file, *GRID, "--out", tmp_path / "out").exit_code == 0
     assert "another process goes on with this selection" in said[1]
 
@@ -244,12 +232,19 @@ def test_a_private_folder_inside_the_one_that_is_shown_is_refused(file, tmp_path
     assert "which is shown; set DPFEDEXP_PRIVATE" in str(sweep(file, *GRID, "--out", tmp_path / "out").exception)
 
 
-def test_a_selection_among_sampled_rounds_is_refused_before_any_run(file, tmp_path):
-    sampled = ("--set", "participation.kind=poisson", "--set", "participation.rate=0.5")
-    done = sweep(file, *GRID, *sampled, "--out", tmp_path / "out")
-    assert "needs rounds in which all clients take part; clip=0.5 has participation.kind = 'poisson'" in str(
-        done.exception
-    )
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            (*GRID, "--set", "participation.kind=poisson", "--set", "participation.rate=0.5"),
+            "needs rounds in which all clients take part; clip=0.5 has participation.kind = 'poisson'",
+        ),
+        (("--grid", "algorithm.delta=1e-5,1e-6", "--repeats", "3"), "private selection needs algorithm.target_epsilon"),
+        (("--repeats", "3"), "--repeats is given without --grid"),
+    ],
+)
+def test_a_selection_whose_cost_is_not_known_is_refused_before_any_run(file, tmp_path, arguments, sentence):
+    assert sentence in str(sweep(file, *arguments, "--out", tmp_path / "out").exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -261,10 +256,3 @@ def test_a_selection_costs_what_its_dearest_setting_does_drawn_or_not(file, tmp_
     done = sweep(file, "--grid", "algorithm.target_epsilon=1,8", "--repeats", "3", "--out", out)
     assert done.exit_code == 0, done.output
     assert "ε = 11.271 at δ = 1e-05" in (out / "selection.txt").read_text()
-
-
-def test_a_selection_over_settings_of_unknown_cost_is_refused_before_any_run(file, tmp_path):
-    arguments = ("--grid", "algorithm.delta=1e-5,1e-6", "--repeats", "3")
-    done = sweep(file, *arguments, "--out", tmp_path / "out")
-    assert "private selection needs algorithm.target_epsilon" in str(done.exception)
-    assert not (tmp_path / "out").exists()

@@ -9,40 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfedexp.accounting import GaussianEvent, Ledger, NonPrivateEvent, compose, gdp
-from dpfedexp.accounting.events.charges import central_gaussian, privunit
+from dpfedexp.accounting.charges import central_gaussian, privunit
 from dpfedexp.cli import app
-from dpfedexp.cli.sweeps.price import price
+from dpfedexp.cli.trials import price
 from dpfedexp.errors import InputError
-
-FILE = """
-[data]
-kind = "synthetic"
-clients = 20
-dimension = 4
-[algorithm]
-name = "dp_fedavg"
-clip = 1.0
-target_epsilon = 8.0
-[local]
-lr = 0.1
-steps = 2
-[run]
-rounds = 2
-"""
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "my.toml"
-    path.write_text(FILE)
-    return path
+from tests.cli.conftest import FILE
 
 
 def sweep(*arguments):
     return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
 
 
-def test_a_sweep_ranks_prices_and_never_runs_twice(file, tmp_path):
+def test_a_sweep_ranks_prices_and_never_runs_twice(file, tmp_path, in_process):
     out = tmp_path / "out"
     arguments = (file, "--grid", "algorithm.clip=0.5,2", "--out", out)
     first = sweep(*arguments)
@@ -59,6 +37,9 @@ def test_a_sweep_ranks_prices_and_never_runs_twice(file, tmp_path):
     assert len(dates) == 2
     assert sweep(*arguments).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")} == dates
+    # With other settings, given on the command line or in the file, the finished runs stand for nothing.
+    assert sweep(*arguments, "--set", "run.rounds=1").exit_code == 0
+    assert len(list(out.glob("*/metrics.jsonl"))) == 4
 
 
 def together(out):
@@ -83,7 +64,7 @@ def test_what_a_sweep_costs_holds_runs_that_failed_or_were_killed(how, file, tmp
         "def federation(seed):\n"
         "    rows = torch.randn(20, 5, 4, generator=torch.Generator().manual_seed(0))\n"
         "    return Federation.from_clients([(x, x.sum(1)) for x in rows]), (rows[0], rows[0].sum(1))\n"
-        "from dpfedexp.engine.folder import RunFolder\n"
+        "from dpfedexp.engine.run import RunFolder\n"
         "record = RunFolder.record\n"
         "def recorded(self, line):\n"
         "    record(self, line)\n"
@@ -109,7 +90,7 @@ def test_what_a_sweep_costs_holds_runs_that_failed_or_were_killed(how, file, tmp
     assert together(out) > two + 0.5, "the round of the run that has no statement"
 
 
-def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid(file, tmp_path):
+def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid(file, tmp_path, in_process):
     """12.256 was said of the second grid, and 19.121 was spent."""
     out = tmp_path / "out"
     assert sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", out).exit_code == 0
@@ -118,7 +99,7 @@ def test_what_a_sweep_costs_holds_runs_of_an_earlier_grid(file, tmp_path):
     assert together(out) == pytest.approx(four, abs=5e-4)
 
 
-def test_a_ledger_that_is_missing_or_damaged_leaves_no_figure(file, tmp_path):
+def test_a_ledger_that_is_missing_or_damaged_leaves_no_figure(file, tmp_path, in_process):
     out = tmp_path / "out"
     assert sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", out).exit_code == 0
     first, _ = sorted(out.rglob("ledger.jsonl"))
@@ -129,7 +110,7 @@ def test_a_ledger_that_is_missing_or_damaged_leaves_no_figure(file, tmp_path):
     assert "together" not in text
 
 
-def test_a_sweep_says_under_which_adjacency_and_refuses_two(file, tmp_path):
+def test_a_sweep_says_under_which_adjacency_and_refuses_two(file, tmp_path, in_process):
     out = tmp_path / "out"
     grid = ("--grid", "algorithm.adjacency=replace-one,add-remove", "--set", "participation.population=20")
     for more in ((), ("--repeats", "3")):
@@ -140,7 +121,7 @@ def test_a_sweep_says_under_which_adjacency_and_refuses_two(file, tmp_path):
     assert "under replace-one adjacency" in (out / "sweep.json").read_text()
 
 
-def test_a_sweep_of_runs_with_a_noise_cohort_says_whose_promise_it_is(file, tmp_path):
+def test_a_sweep_of_runs_with_a_noise_cohort_says_whose_promise_it_is(file, tmp_path, in_process):
     settings = (
         "--set",
         "participation.noise_cohort=20",
@@ -158,7 +139,7 @@ def test_a_sweep_of_runs_with_a_noise_cohort_says_whose_promise_it_is(file, tmp_
 
 
 def test_a_run_that_fails_does_not_take_the_others_with_it(file, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.cli.sweeps.run._train", lambda plan, trial, threads: "it broke")
+    monkeypatch.setattr("dpfedexp.cli.trials._train", lambda plan, trial, threads: "it broke")
     done = sweep(file, "--grid", "algorithm.clip=0.5,2", "--out", tmp_path / "out")
     assert isinstance(done.exception, InputError)
     assert "every run of the sweep failed, the first with: it broke" in str(done.exception)

@@ -9,8 +9,16 @@ from scipy import stats
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import lattice
 from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.discrete import discrete_gaussian
-from dpfedexp.core.noise.lattice import BITS, STRICT_BITS, add_noise, check_room, step_for, truncate, truncated_sum
+from dpfedexp.core.noise.lattice import (
+    BITS,
+    STRICT_BITS,
+    add_noise,
+    check_room,
+    discrete_gaussian,
+    step_for,
+    truncate,
+    truncated_sum,
+)
 from dpfedexp.errors import InputError
 
 ONE_IN_A_MILLION = 1e-6

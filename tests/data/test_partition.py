@@ -1,15 +1,18 @@
+"""Who holds which rows: as users write it, by ids, and dealt out."""
+
 from __future__ import annotations
 
 import hashlib
-import time
+from datetime import date
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.data import partition
-from dpfedexp.data.partition import Assignment, class_labels, generator
+from dpfedexp.data import Federation, partition
+from dpfedexp.data.partition import Assignment, as_assignment, by_ids, class_labels, generator
 from dpfedexp.errors import InputError
 
 LABELS = np.repeat(np.arange(10), 600)
@@ -50,16 +53,6 @@ def test_dirichlet_gives_every_client_the_same_number_of_rows() -> None:
     assert len(split.rows) == len(LABELS)
 
 
-def test_dirichlet_rows_that_do_not_divide_are_left_out() -> None:
-    split = partition.dirichlet(LABELS[:5999], 10, 100, 0.3, generator(0))
-    assert set(sizes(split)) == {59}
-    assert_disjoint(split, 5999)
-
-
-def test_dirichlet_samples_per_client_is_honoured() -> None:
-    assert set(sizes(partition.dirichlet(LABELS, 10, 100, 0.3, generator(0), samples_per_client=7))) == {7}
-
-
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 3.0])
 def test_dirichlet_class_mix_has_the_variance_of_dirichlet_multinomial(alpha: float) -> None:
     # 200 clients take 4% of the pools, so no pool runs out and counts are Dirichlet-multinomial:
@@ -71,13 +64,6 @@ def test_dirichlet_class_mix_has_the_variance_of_dirichlet_multinomial(alpha: fl
     # 1000 counts (800 free): the standard error of a variance estimate is below 8%; 40% is five of them.
     assert ((counts - n / K) ** 2).mean() == pytest.approx(expected, rel=0.4)
     assert abs(counts.mean(axis=0) - n / K).max() < 5 * np.sqrt(expected / 200)
-
-
-def test_dirichlet_large_alpha_is_nearly_uniform_and_small_alpha_nearly_one_class() -> None:
-    even = mixes(partition.dirichlet(LABELS, 10, 20, 1e6, generator(0), 100), LABELS, 10)
-    assert (even > 0).sum(axis=1).min() >= 8
-    lonely = mixes(partition.dirichlet(LABELS, 10, 20, 1e-3, generator(0), 60), LABELS, 10)
-    assert np.median((lonely > 0).sum(axis=1)) == 1
 
 
 def test_dirichlet_survives_a_mix_whose_classes_have_all_run_out() -> None:
@@ -97,13 +83,6 @@ def test_dirichlet_follows_the_sequential_definition() -> None:
     assert abs(hits / trials - 0.75) < 5 * np.sqrt(0.75 * 0.25 / trials)
 
 
-def test_dirichlet_picks_rows_of_a_class_at_random() -> None:
-    labels = np.zeros(1000, dtype=np.int64)
-    rows = partition.dirichlet(labels, 1, 1, 1.0, generator(0), 500).rows
-    # 500 of 1000 at random: the mean row is 499.5 with a standard deviation of 9.1.
-    assert abs(rows.mean() - 499.5) < 5 * 9.2
-
-
 def test_dirichlet_per_class_uses_every_row_once_with_unequal_sizes() -> None:
     split = partition.dirichlet_per_class(LABELS, 10, 50, 0.3, generator(0))
     assert_disjoint(split, len(LABELS))
@@ -111,27 +90,11 @@ def test_dirichlet_per_class_uses_every_row_once_with_unequal_sizes() -> None:
     assert sizes(split).max() > 2 * np.median(sizes(split))
 
 
-def test_dirichlet_per_class_honours_the_least_size() -> None:
-    split = partition.dirichlet_per_class(LABELS, 10, 20, 0.5, generator(0), min_size=120)
-    assert sizes(split).min() >= 120
-    assert sizes(partition.dirichlet_per_class(LABELS, 10, 20, 0.5, generator(0))).min() < 120
-
-
-def test_dirichlet_per_class_says_when_the_least_size_is_out_of_reach() -> None:
-    with pytest.raises(InputError, match=r"min_size is 59.*Lower min_size"):
-        partition.dirichlet_per_class(LABELS, 10, 100, 0.1, generator(0), min_size=59)
-
-
 def test_shards_give_each_client_few_classes_and_use_every_row() -> None:
     split = partition.shards(LABELS, 100, generator(0), shards_per_client=2)
     assert_disjoint(split, len(LABELS))
     assert set(sizes(split)) == {60}
     assert (mixes(split, LABELS, 10) > 0).sum(axis=1).max() <= 2
-
-
-def test_shards_that_do_not_divide_still_use_every_row() -> None:
-    split = partition.shards(LABELS[:5987], 100, generator(0), shards_per_client=3)
-    assert sorted(split.rows) == list(range(5987))
 
 
 @given(
@@ -165,14 +128,6 @@ def test_a_seed_gives_the_same_split_on_every_machine() -> None:
     assert hashlib.sha256(split.rows.astype("<i8").tobytes()).hexdigest()[:16] == "7a79ad124800ce01"
 
 
-def test_sixty_thousand_rows_split_over_a_thousand_clients_in_well_under_a_second() -> None:
-    labels = np.repeat(np.arange(10), 6000)
-    start = time.process_time()
-    partition.dirichlet(labels, 10, 1000, 0.3, generator(0))
-    # 0.02 s on an idle core.
-    assert time.process_time() - start < 0.5
-
-
 def test_any_integers_serve_as_labels() -> None:
     labels, classes = class_labels([-5, 1000, -5, 7])
     assert labels.tolist() == [0, 2, 0, 1]
@@ -193,8 +148,6 @@ def test_any_integers_serve_as_labels() -> None:
         (lambda: partition.dirichlet(LABELS, 10, 5, "0.3", generator(0)), "alpha is '0.3'"),
         (lambda: partition.dirichlet(LABELS, 10, 5, 1, generator(0), 1201), "samples_per_client is 1201.*up to 1200"),
         (lambda: partition.dirichlet(LABELS, 10, 5, 1, generator(0), 0), "samples_per_client is 0"),
-        (lambda: partition.dirichlet_per_class(LABELS, 10, 5, 1, generator(0), -1), "min_size is -1"),
-        (lambda: partition.dirichlet_per_class(LABELS, 10, 5, 1, generator(0), 1201), "clients is 5; 6000 rows cannot"),
         (lambda: partition.shards(LABELS, 5, generator(0), 0), "shards_per_client is 0"),
         (lambda: partition.shards(LABELS, 5000, generator(0), 2), "clients is 5000; 6000 rows cannot"),
         (lambda: generator(-1), "seed is -1"),
@@ -206,3 +159,138 @@ def test_any_integers_serve_as_labels() -> None:
 def test_impossible_requests_get_a_sentence(call, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_client_numbers_and_row_indices_may_come_in_any_container(kind) -> None:
+    split = as_assignment([kind([2, 0]), kind([1])], 3)
+    assert (split.rows.tolist(), split.offsets.tolist()) == ([2, 0, 1], [0, 2, 3])
+    rows, offsets = as_assignment(kind([1, 0, -1, 1]), 4)
+    assert rows.tolist() == [1, 0, 3]
+    assert offsets.tolist() == [0, 1, 3]
+
+
+def test_clients_without_rows_are_kept() -> None:
+    assert as_assignment([[], [0], []], 1).offsets.tolist() == [0, 0, 1, 1]
+    assert as_assignment(np.array([2, 0]), 2).offsets.tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ([[0, 10]], "assignment holds row 10; inputs has rows 0 to 9"),
+        ([[-1, 2]], "assignment holds row -1"),
+        (Assignment(np.array([10]), np.array([0, 1])), "assignment holds row 10"),
+        (Assignment(np.array([0, 1]), np.array([0, 1])), "offsets that do not rise from 0 to its 2 rows"),
+        (Assignment(np.array([0, 1]), np.array([0, 2, 1, 2])), "offsets that do not rise"),
+        (Assignment(np.array([], dtype=int), np.array([0])), "offsets that do not rise"),
+        ([[0.5]], r"assignment\[0\] has dtype float64; it must hold whole numbers"),
+        ([[0], [[1]]], r"assignment\[1\] has shape \(1, 1\)"),
+        ([], "assignment is empty"),
+        (7, "assignment is a int"),
+        ("iid", "assignment is a str"),
+        (np.zeros(9, dtype=int), "assignment has 9 client numbers and inputs has 10 rows"),
+        (np.full(10, -2), "assignment holds the client number -2"),
+        (np.full(10, -1), "assignment gives no row to any client"),
+        (np.full(10, 10**12), "assignment holds the client number 1000000000000 for 10 rows"),
+        (np.zeros(10), "assignment has dtype float64"),
+        (np.zeros(10, dtype=bool), "assignment has dtype bool"),
+    ],
+)
+def test_what_names_no_rows_is_refused(assignment: object, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        as_assignment(assignment, 10)
+
+
+def test_clients_without_rows_count_where_their_number_is_given():
+    split = as_assignment(np.array([0, 1, 0]), 3, clients=4)
+    assert np.diff(split.offsets).tolist() == [2, 1, 0, 0]
+    with pytest.raises(InputError, match="clients is 1"):
+        as_assignment(np.array([0, 1, 0]), 3, clients=1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        (["b", "a", "b"], ("a", "b")),
+        (np.array(["b", "a", "b"]), ("a", "b")),
+        (np.array(["b", "a", "b"], dtype=object), ("a", "b")),
+        (np.array([10**12, 7, 10**12]), (7, 10**12)),
+        (torch.tensor([9, -5, 9]), (-5, 9)),
+        ([torch.tensor(9), torch.tensor(5), torch.tensor(9)], (5, 9)),
+        ([("x", 2), ("x", 1), ("x", 2)], (("x", 1), ("x", 2))),
+        ([date(2026, 1, 2), date(2026, 1, 1), date(2026, 1, 2)], (date(2026, 1, 1), date(2026, 1, 2))),
+    ],
+)
+def test_ids_of_any_kind_number_the_clients_in_sorted_order(ids, names) -> None:
+    split, found = by_ids("client_ids", ids, 3)
+    assert found == names
+    assert split.rows.tolist() == [1, 0, 2]
+    assert split.offsets.tolist() == [0, 1, 3]
+
+
+def test_ids_that_cannot_be_sorted_are_numbered_as_they_appear() -> None:
+    split, names = by_ids("client_ids", ["b", 3, "b", (1,)], 4)
+    assert names == ("b", 3, (1,))
+    assert split.rows.tolist() == [0, 2, 1, 3]
+
+
+def test_a_federation_by_ids_holds_the_rows_of_each_and_keeps_the_names() -> None:
+    x, ids = np.arange(6.0)[:, None], ["zoe", "al", "zoe", "bo", "al", "zoe"]
+    for federation in (
+        Federation.from_arrays(x, np.zeros(6), client_ids=ids),
+        Federation.from_arrays(x, np.zeros(6), ids),
+        Federation.from_dataset(list(zip(x, [0] * 6, strict=True)), client_ids=ids),
+    ):
+        assert federation.names == ("al", "bo", "zoe")
+        assert federation.client(2)[0].flatten().tolist() == [0.0, 2.0, 5.0]
+
+
+def test_declared_clients_without_rows_have_no_name() -> None:
+    federation = Federation.from_arrays(np.ones((2, 1)), np.zeros(2), client_ids=["b", "a"], clients=4)
+    assert federation.sizes.tolist() == [1, 1, 0, 0]
+    assert federation.names == ("a", "b", None, None)
+
+
+def test_client_numbers_keep_their_meaning_gaps_are_empty_clients() -> None:
+    federation = Federation.from_arrays(np.ones((2, 1)), np.zeros(2), np.array([3, 0]))
+    assert federation.sizes.tolist() == [1, 0, 0, 1]
+    assert federation.names is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        (["a", "b"], "client_ids has 2 ids and there are 3 rows; give one client id per row"),
+        (np.zeros((3, 2)), r"client_ids has shape \(3, 2\); give one id per row"),
+        (["a", None, "b"], "client_ids has no id in row 1; drop the rows"),
+        (np.array([1.0, np.nan, 2.0]), "client_ids has no id in row 1"),
+        ([["a"], ["b"], ["c"]], "client_ids holds an id that is no key .*; give strings, numbers or tuples"),
+        ("abc", "client_ids is a str; give one client id per row"),
+        ({"a": 1}, "client_ids is a dict"),
+        (7, "client_ids is a int"),
+    ],
+)
+def test_what_is_no_id_per_row_gets_a_sentence(ids, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_arrays(np.ones((3, 1)), np.zeros(3), client_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "give assignment or client_ids, one of them"),
+        ({"assignment": [0, 0], "client_ids": ["a", "b"]}, "give assignment or client_ids, one of them"),
+        ({"assignment": [0, 10**9]}, "give ids as client_ids="),
+        ({"client_ids": ["a", "b"], "clients": 1}, "clients is 1, but client_ids holds 2 different ids"),
+        ({"client_id": ["a", "b"]}, "Did you mean 'client_ids'"),
+    ],
+)
+def test_ids_and_numbers_that_contradict_each_other_get_a_sentence(options, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_arrays(np.ones((2, 1)), np.zeros(2), **options)
+
+
+def test_names_must_be_one_per_client() -> None:
+    with pytest.raises(InputError, match="names has 1 entries and there are 2 clients"):
+        Federation(np.ones((2, 1)), np.zeros(2), [[0], [1]], names=["a"])

@@ -1,12 +1,24 @@
-"""A run of a few milliseconds, for tests of what becomes of it."""
+"""Runs of a few milliseconds, and crashes, for tests of what becomes of a run."""
+
+import hashlib
+import json
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
+from dpfedexp.accounting import Ledger
+from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.models import linear_regression
 
 ALGORITHM = cdp_fedexp(clip=0.3, noise_multiplier=4.0)
 ROUNDS = 6
+
+
+class Crash(BaseException):
+    """Stands for a power failure: nothing may catch it."""
 
 
 def federation():
@@ -26,3 +38,57 @@ def small_run(**options):
     usual = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "progress": False, "device": "cpu", "test": test}
     algorithm = options.pop("algorithm", ALGORITHM)
     return train(network(), federation(), algorithm, **(usual | options))
+
+
+def regression_run(problem, algorithm, **options):
+    """A run on a synthetic regression problem that records the distance to its optimum."""
+    d = len(problem.optimum)
+    usual = {"local": Sgd(lr=0.02, steps=3), "rounds": ROUNDS, "device": "cpu", "progress": False}
+    usual["evaluate"] = lambda m: {"distance": problem.distance(next(m.parameters()))}
+    return train(linear_regression(d), problem.federation, algorithm, **(usual | options))
+
+
+def weights(result):
+    return torch.cat([p.detach().flatten() for p in result.model.parameters()])
+
+
+def entries(folder):
+    return Ledger.open(folder / "ledger.jsonl", read_only=True).entries
+
+
+def path_content(folder):
+    """The text of a checkpoint."""
+    with safe_open(folder / CHECKPOINT, "pt") as file:
+        return json.loads(file.metadata()["content"])
+
+
+def forged(content, tensors):
+    """The metadata of a checkpoint whose hashes fit."""
+    text = json.dumps(content | {"tensors": digest(tensors)})
+    return {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def crash_after(number):
+    """A callback that crashes the run once this round is complete."""
+
+    def crash(record):
+        if record["round"] == number:
+            raise Crash
+
+    return crash
+
+
+def crash_in(monkeypatch, owner, name, when, before):
+    """`owner.name` fails at its call number `when`, before or after its work is done."""
+    original, calls = getattr(owner, name), []
+
+    def failing(*given, **more):
+        calls.append(None)
+        if len(calls) == when and before:
+            raise Crash
+        value = original(*given, **more)
+        if len(calls) == when:
+            raise Crash
+        return value
+
+    monkeypatch.setattr(owner, name, failing)

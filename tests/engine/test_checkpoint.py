@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,28 +21,26 @@ from dpfedexp import (
     dp_scaffold,
     fedexp,
     ldp_fedexp,
-    train,
 )
 from dpfedexp.accounting import Ledger
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.rounds import Simulation
-from dpfedexp.engine.state_tensors import digest
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
+from tests.engine.small import ROUNDS, Crash, crash_in, entries, forged, path_content, regression_run
+from tests.optimisers import Adagrad
 
-M, D, ROUNDS = 16, 5, 6
+M, D = 16, 5
 PROBLEM = synthetic_regression(M, D, seed=2)
 CASES = {
     "cdp_fedexp": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {}),
-    "adaptive": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
-    "paper": (cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"), {}),
-    "target": (cdp_fedexp(clip=0.3, target_epsilon=8.0), {}),
+    "adaptive": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), {}),
     "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {"evaluate_every": 4}),
     "adam": (dp_fedadam(clip=0.3, noise_multiplier=1.0), {}),
-    "momentum": (dp_fedavg(clip=0.3, noise_multiplier=1.0, server_momentum=0.9), {}),
-    "scaffold": (dp_scaffold(clip=0.3, noise_multiplier=1.0), {}),
+    "a server optimiser of one's own": (replace(cdp_fedexp(clip=0.3, noise_multiplier=0.5), server=Adagrad()), {}),
     "sampled scaffold": (
         dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
         {"participation": Poisson(0.4), "population": M},
@@ -50,47 +49,27 @@ CASES = {
     "budget": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {"budget": 12.0}),
     "mini-batches": (fedexp(), {"local": Sgd(lr=0.02, epochs=1, batch_size=1)}),
 }
-
-
-class Crash(BaseException):
-    """Stands for a power failure: nothing may catch it."""
+MOMENTS = ["before charge", "after charge", "before checkpoint", "after checkpoint"]
 
 
 def run(algorithm, folder=None, **options):
-    options = {"local": Sgd(lr=0.02, steps=3), "rounds": ROUNDS, "device": "cpu", "progress": False} | options
-    measure = {"evaluate": lambda m: {"distance": PROBLEM.distance(next(m.parameters()))}}
-    return train(linear_regression(D), PROBLEM.federation, algorithm, checkpoint=folder, **measure, **options)
+    return regression_run(PROBLEM, algorithm, checkpoint=folder, **options)
 
 
 def result(done, folder):
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in done.history]
     weights = [p.detach().numpy().tobytes() for p in done.model.parameters()]
-    charges = [(entry.round, entry.event, entry.noise) for entry in charged(folder)]
+    charges = [(entry.round, entry.event, entry.noise) for entry in entries(folder)]
     return weights, history, charges, done.privacy.to_json(), done.stopped
 
 
-def charged(folder):
-    return Ledger.open(folder / "ledger.jsonl", read_only=True).entries
-
-
-def crash_in(monkeypatch, owner, name, when, before):
-    """`owner.name` fails at its call number `when`, before or after its work is done."""
-    original, calls = getattr(owner, name), []
-
-    def failing(*given, **more):
-        calls.append(None)
-        if len(calls) == when and before:
-            raise Crash
-        value = original(*given, **more)
-        if len(calls) == when:
-            raise Crash
-        return value
-
-    monkeypatch.setattr(owner, name, failing)
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("moment", ["before charge", "after charge", "before checkpoint", "after checkpoint"])
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        *(("sampled scaffold", moment) for moment in MOMENTS),
+        *((name, MOMENTS[at % 4]) for at, name in enumerate(CASES)),
+    ],
+)
 def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, tmp_path, monkeypatch):
     algorithm, options = CASES[name]
     whole = result(run(algorithm, tmp_path / "whole", **options), tmp_path / "whole")
@@ -105,12 +84,10 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(name, moment, 
                     run(algorithm, broken, resume=True, **options)
     assert result(run(algorithm, broken, resume=True, **options), broken) == whole
     assert result(run(algorithm, broken, resume=True, **options), broken) == whole, "a finished run is left as it is"
-    assert len({entry.run for entry in charged(broken)}) == 1
+    assert len({entry.run for entry in entries(broken)}) == 1
 
 
 def test_a_crash_in_the_middle_of_the_clients_leaves_control_variates_as_they_were(monkeypatch):
-    from dpfedexp.engine.prepare import prepare
-
     algorithm = dp_scaffold(clip=0.3, noise_multiplier=1.0)
     options = {"local": Sgd(lr=0.02, steps=3), "rounds": 2, "execution": Execution(chunk_size=4)}
     simulation, _ = prepare(linear_regression(D), PROBLEM.federation, algorithm, **options)
@@ -137,8 +114,13 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(tmp_pat
     ]:
         with pytest.raises(InputError, match=words):
             run(algorithm, tmp_path, resume=True, **({"rounds": 2} | given))
-    with pytest.raises(InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there"):
-        run(cdp_fedexp(clip=0.4, noise_multiplier=1.0), tmp_path, resume=True, rounds=2)
+    for other, words in [
+        (cdp_fedexp(clip=0.4, noise_multiplier=1.0), r"algorithm\.clip is 0\.4 here and 0\.3 there"),
+        (replace(algorithm, server=Adagrad()), r"algorithm\.server is 'Adagrad' here and 'Extrapolate' there"),
+        (cdp_fedexp(clip=0.3, noise_multiplier=1.0, step="paper"), r"rule is 'dpfedexp.free' here and 'Safe' there"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            run(other, tmp_path, resume=True, rounds=2)
 
 
 def test_a_folder_with_a_checkpoint_is_not_written_over(tmp_path):
@@ -195,66 +177,42 @@ def test_deleting_a_damaged_checkpoint_starts_again_without_a_second_charge(tmp_
     assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
 
 
-def in_child(work):
-    """Runs work() in a process of its own, which may change its limits; returns what it wrote to the pipe."""
+@pytest.mark.parametrize(
+    ("room", "words"),
+    [
+        (600, ("checkpoint of round 4 can't be written", "The one before it is kept")),
+        (100, ("round 4 can't be charged", "Nothing of it was released")),
+    ],
+    ids=["the checkpoint", "the charge"],
+)
+def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(room, words, tmp_path, monkeypatch):
+    """In a process of its own, whose limit is this much more than the ledger."""
+    algorithm = interrupted(tmp_path, monkeypatch)
+    before = (tmp_path / CHECKPOINT).read_bytes()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, work().encode())
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            most = (tmp_path / "ledger.jsonl").stat().st_size + room
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            run(algorithm, tmp_path, resume=True)
+        except (InputError, LedgerError) as error:
+            os.write(write, str(error).encode())
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         said = pipe.read().decode()
     os.waitpid(child, 0)
-    return said
-
-
-def test_a_full_disk_is_one_sentence_and_the_last_good_state_is_kept(tmp_path, monkeypatch):
-    algorithm = interrupted(tmp_path, monkeypatch)
-    before = (tmp_path / CHECKPOINT).read_bytes()
-
-    def on_a_full_disk():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ledger = (tmp_path / "ledger.jsonl").stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ledger + 600, ledger + 600))
-        try:
-            run(algorithm, tmp_path, resume=True)
-        except InputError as error:
-            return str(error)
-        return "no error"
-
-    said = in_child(on_a_full_disk)
-    assert "checkpoint of round 4 can't be written" in said
-    assert "The one before it is kept" in said
+    assert all(part in said for part in words)
     assert (tmp_path / CHECKPOINT).read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
     assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
 
 
-def test_a_charge_that_does_not_fit_the_disk_stops_before_the_release(tmp_path, monkeypatch):
-    algorithm = interrupted(tmp_path, monkeypatch)
-    before = (tmp_path / CHECKPOINT).read_bytes()
-
-    def on_a_full_disk():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ledger = (tmp_path / "ledger.jsonl").stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ledger + 100, ledger + 100))
-        try:
-            run(algorithm, tmp_path, resume=True)
-        except LedgerError as error:
-            return str(error)
-        return "no error"
-
-    assert "Nothing of it was released" in in_child(on_a_full_disk)
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
-    assert len(run(algorithm, tmp_path, resume=True).history) == ROUNDS
-
-
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_a_folder_that_refuses_writes_is_one_sentence(code, tmp_path, monkeypatch):
-    algorithm = interrupted(tmp_path, monkeypatch)
+def test_a_folder_that_refuses_writes_is_one_sentence(tmp_path, monkeypatch):
+    algorithm, code = interrupted(tmp_path, monkeypatch), errno.EACCES
     before = (tmp_path / CHECKPOINT).read_bytes()
     with monkeypatch.context() as patch:
 
@@ -299,30 +257,6 @@ def test_a_forged_checkpoint_whose_hashes_fit_is_refused_by_its_shapes(tmp_path,
         with pytest.raises(InputError, match=words):
             run(algorithm, tmp_path, resume=True)
         save_file(good, path, forged(path_content(tmp_path), good))
-
-
-def path_content(folder):
-    from safetensors import safe_open
-
-    with safe_open(folder / CHECKPOINT, "pt") as file:
-        return json.loads(file.metadata()["content"])
-
-
-def forged(content, tensors):
-    import hashlib
-
-    text = json.dumps(content | {"tensors": digest(tensors)})
-    return {"content": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def test_two_runs_can_not_share_a_folder_at_once(tmp_path, monkeypatch):
-    algorithm = interrupted(tmp_path, monkeypatch)
-
-    def another(record):
-        with pytest.raises(LedgerError, match="in use by another run"):
-            run(algorithm, tmp_path, resume=True)
-
-    assert len(run(algorithm, tmp_path, resume=True, on_round=another).history) == ROUNDS
 
 
 def test_records_are_made_into_text_once_and_read_as_a_list():

@@ -8,14 +8,43 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from dpfedexp.accounting import Ledger
+from dpfedexp.cli.train import execute
+from dpfedexp.config import parse
 from dpfedexp.engine import checkpoint
-from tests.engine.victim import ROUNDS, live
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFolder
+from tests.engine.small import entries
 from tests.sizes import sized
 
-KILLS = sized(25, 100)
+KILLS = sized(8, 100)
+ROUNDS = sized(20, 50)
+SETTINGS = parse(
+    {
+        "data": {"kind": "synthetic", "clients": 12, "dimension": 6},
+        "algorithm": {"name": "cdp_fedexp", "clip": "adaptive", "noise_multiplier": 2.0},
+        "local": {"lr": 0.01, "steps": 2},
+        "run": {"rounds": ROUNDS, "device": "cpu", "trainer": "loop"},
+    }
+)
+
+
+def live(folder: Path, began: int | None = None) -> None:
+    """Train in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
+    torch.set_num_threads(1)
+    step = Simulation.step
+
+    def announced(self, state, *given):
+        if began is not None:
+            os.write(began, b".")
+            if state.round == ROUNDS - 1:
+                time.sleep(600)
+        return step(self, state, *given)
+
+    Simulation.step = announced
+    execute(SETTINGS, RunFolder(folder, resume=True), resume=True, progress=False)
 
 
 def check_that_everything_released_was_charged(folder: Path) -> int:
@@ -24,7 +53,7 @@ def check_that_everything_released_was_charged(folder: Path) -> int:
         assert not checkpoint.exists(folder)
         assert not (folder / "metrics.jsonl").exists()
         return 0
-    charged = [entry.round for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries]
+    charged = [entry.round for entry in entries(folder)]
     assert charged == list(range(1, len(charged) + 1))
     progress = checkpoint.read_progress(folder)
     done = progress.round if progress else 0
@@ -44,10 +73,7 @@ def outcome(folder: Path):
     return (
         weights.numpy().tobytes(),
         history,
-        [
-            (entry.round, entry.event, entry.noise)
-            for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries
-        ],
+        [(entry.round, entry.event, entry.noise) for entry in entries(folder)],
         (folder / "privacy.json").read_bytes(),
     )
 
@@ -55,7 +81,7 @@ def outcome(folder: Path):
 @pytest.fixture
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.engine.victim"])
+    context.set_forkserver_preload([__name__])
     return context
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
-from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
-from dpfedexp.accounting import Sampling, compose
-from dpfedexp.accounting.events.charges import central_gaussian
-from dpfedexp.algorithms.participation import LargerCohort
+from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.train import LARGER, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
+from dpfedexp.report.page import report
 
 CLIENTS, WIDTH = 40, 400
 LOCAL = Sgd(lr=0.1, steps=1)
@@ -48,8 +49,6 @@ def released(participation, noise_cohort, z: float = 3.0, population=None, rule=
         population=population,
         noise_cohort=noise_cohort,
     )
-    from dpfedexp.accounting import Ledger
-
     state, _ = simulation.step(simulation.begin(), Ledger.in_memory())
     return simulation, state.w
 
@@ -87,49 +86,6 @@ def test_with_everybody_the_deployment_is_the_larger_cohort_itself():
         released(Full(), 400, population=500)
 
 
-def test_a_target_is_met_at_the_rate_of_the_deployment():
-    algorithm = dp_fedavg(clip=0.5, target_epsilon=2.0, delta=1e-6, adjacency="add-remove")
-    run = train(
-        model(),
-        federation(),
-        algorithm,
-        local=LOCAL,
-        rounds=3,
-        participation=Poisson(0.25),
-        population=10**6,
-        noise_cohort=1000,
-        progress=False,
-    )
-    z = run.ledger.charges()[0][0].queries[0].noise
-    event = central_gaussian(z, "add-remove", Sampling("poisson", 0.001))
-    assert run.privacy.epsilon_total == pytest.approx(compose([(event, 3)], 1e-6).epsilon)
-    assert 1.9 < run.privacy.epsilon_total <= 2.0
-
-
-def test_the_statement_says_whose_promise_it_is_and_can_be_verified(tmp_path: Path):
-    run = train(
-        model(),
-        federation(),
-        dp_fedavg(clip=0.5, noise_multiplier=3.0),
-        local=LOCAL,
-        rounds=2,
-        participation=FixedSize(10),
-        noise_cohort=400,
-        out=tmp_path / "run",
-        progress=False,
-    )
-    text = run.privacy.text
-    assert "larger deployment, in which 400 of 1600 clients take part" in text
-    assert "It promises nothing to the clients whose data it used." in text
-    assert outcome(verify_run(tmp_path / "run")) == "holds"
-    path = tmp_path / "run" / "privacy.json"
-    claim = json.loads(path.read_text())
-    claim |= {"noise_cohort": None, "stand_ins": None}
-    path.write_text(json.dumps(claim))
-    failed = {check.name for check in verify_run(tmp_path / "run") if not check.passed}
-    assert {"noise_cohort", "stand_ins"} <= failed
-
-
 @pytest.mark.parametrize(
     ("algorithm", "options", "sentence"),
     [
@@ -147,17 +103,28 @@ def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, s
         train(model(), federation(), algorithm, rounds=1, progress=False, **given)
 
 
-def test_a_larger_cohort_is_never_smaller_than_the_simulated_one():
-    with pytest.raises(InputError, match="noise_cohort is 5"):
-        LargerCohort(FixedSize(10), 5, 10)
-    assert math.isclose(LargerCohort(FixedSize(10), 400, 10).factor, 40.0)
+def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
+    """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
+    algorithm = dp_fedavg(clip=0.5, target_epsilon=4.0)
+    given = {"local": LOCAL, "rounds": 2, "participation": FixedSize(10), "noise_cohort": 400, "progress": False}
+    run = train(model(), federation(), algorithm, evaluate=lambda network: {"test_size": 1.0}, **given)
+    assert 3.9 < run.privacy.epsilon_total <= 4.0
+    caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
+    for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
+        assert caveat in view
+    assert caveat in run._repr_html_().partition("<details>")[0]
+    assert "larger deployment, in which 400 of 1600 clients take part" in run.privacy.text
+    assert "It promises nothing to the clients whose data it used." in run.privacy.text
+    assert f"ε {LARGER}" in show(run.history[-1], LARGER)
+    assert outcome(verify_run(run.save(tmp_path / "run"))) == "holds"
+    assert "the promise of a larger deployment, none to these clients" in report(tmp_path / "run").read_text()
+    path = tmp_path / "run" / "privacy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"noise_cohort": None, "stand_ins": None}))
+    failed = {check.name for check in verify_run(tmp_path / "run") if not check.passed}
+    assert {"noise_cohort", "stand_ins"} <= failed
 
 
-def test_a_file_may_ask_for_it(tmp_path: Path):
-    from typer.testing import CliRunner
-
-    from dpfedexp.cli import app
-
+def test_a_file_may_ask_for_it(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
         '[data]\nclients = 30\ndimension = 5\n[algorithm]\nname = "dp_fedavg"\nclip = 0.5\nnoise_multiplier = 2.0\n'
@@ -166,33 +133,4 @@ def test_a_file_may_ask_for_it(tmp_path: Path):
     done = CliRunner().invoke(app, ["train", str(file), "--out", str(tmp_path / "out"), "--quiet"])
     assert done.exit_code == 0, done.output
     assert "150 of 300 clients" in (tmp_path / "out" / "privacy.txt").read_text()
-    checked = CliRunner().invoke(app, ["privacy", "verify", str(tmp_path / "out")])
-    assert checked.exit_code == 0, checked.output
-
-
-def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):
-    """`repr`, the notebook's views, a saved run, its page and its progress line: each says that the promise is another's."""
-    from dpfedexp.engine.progress import LARGER, show
-    from dpfedexp.report.folder import report
-
-    algorithm = dp_fedavg(clip=0.5, noise_multiplier=3.0)
-    run = train(
-        model(),
-        federation(),
-        algorithm,
-        local=LOCAL,
-        rounds=2,
-        participation=FixedSize(10),
-        noise_cohort=400,
-        population=4000,
-        evaluate=lambda network: {"test_size": float(network[0].weight.detach().square().sum())},
-        progress=False,
-    )
-    caveat = "the promise of a larger deployment with 400 clients in a round, and none to the clients of this run"
-    for view in (repr(run.privacy), run.privacy._repr_html_().partition("<details>")[0], repr(run)):
-        assert caveat in view
-    assert caveat in run._repr_html_().partition("<details>")[0]
-    assert run.save(tmp_path / "run").is_dir()
-    assert outcome(verify_run(tmp_path / "run")) == "holds"
-    assert "the promise of a larger deployment, none to these clients" in report(tmp_path / "run").read_text()
-    assert f"ε {LARGER}" in show(run.history[-1], LARGER)
+    assert CliRunner().invoke(app, ["privacy", "verify", str(tmp_path / "out")]).exit_code == 0

@@ -26,7 +26,6 @@ from dpfedexp.core.noise.streams import KeyedNoise
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.models import linear_regression
-from tests.sizes import sized
 
 CLIP, D, M = 0.3, 3, 29
 ROUNDING = 1e-9
@@ -77,9 +76,10 @@ def releases(monkeypatch, clients, algorithm, **options):
     return seen[0]
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("newcomer", NEWCOMERS)
-@pytest.mark.parametrize("numerator", [None, "free", "paper"])
+@pytest.mark.parametrize(
+    ("newcomer", "numerator", "secure"),
+    [("opposite", None, False), ("across", "free", False), ("alike", "paper", False), ("opposite", "free", True)],
+)
 def test_a_client_more_moves_the_released_sums_by_no_more_than_the_clip(monkeypatch, newcomer, numerator, secure):
     """With the noise patched to zero, so the movement itself is seen; with a counted divisor it was twice the clip."""
     quiet(monkeypatch)
@@ -125,7 +125,7 @@ def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeyp
     algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     options = {"participation": Poisson(0.5), "population": 20}
     came = set()
-    for seed in range(sized(5, 12)):
+    for seed in range(5):
         without, added = (
             releases(monkeypatch, clients, algorithm, seed=seed, **options)
             for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]])
@@ -136,7 +136,7 @@ def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeyp
     assert came == {True, False}
 
 
-@pytest.mark.parametrize("there", [4, 11, 29])
+@pytest.mark.parametrize("there", [4, 29])
 def test_a_fixed_cohort_takes_whom_there_are_and_divides_by_its_own_size(monkeypatch, there):
     """Declared 12 clients and cohorts of 10; there are fewer than a cohort, fewer than declared, more than declared."""
     quiet(monkeypatch)
@@ -172,20 +172,9 @@ def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_p
     assert one_more.ledger.charges() == done.ledger.charges()
 
 
-def test_calibration_and_scalar_noise_do_not_depend_on_who_is_there():
-    algorithm = cdp_fedexp(
-        clip="adaptive", target_epsilon=8.0, numerator="paper", adjacency="add-remove", average_last=1
-    )
-    one, other = (
-        run(clients, algorithm, population=40, participation=Poisson(0.5)) for clients in (OTHERS, OTHERS[:17])
-    )
-    assert one.ledger.charges() == other.ledger.charges()
-
-
-@pytest.mark.parametrize("there", [5, 29])
-def test_scaffold_keeps_a_control_for_everyone_who_is_there(there):
+def test_scaffold_keeps_a_control_for_everyone_who_is_there():
     algorithm = dp_scaffold(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
-    assert len(run(OTHERS[:there], algorithm, population=12, rounds=3).history) == 3
+    assert len(run(OTHERS, algorithm, population=12, rounds=3).history) == 3
 
 
 def test_add_remove_without_a_population_is_one_sentence_that_says_what_to_write():

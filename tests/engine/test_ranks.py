@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from unittest.mock import patch
@@ -32,16 +33,16 @@ from dpfedexp.cli.train import execute
 from dpfedexp.config import load
 from dpfedexp.core.votes import Ask
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine import heartbeat
 from dpfedexp.engine import ranks as distributed
-from dpfedexp.engine.folder import RunFolder
 from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import RoundFailed
 from dpfedexp.models import linear_regression
 from tests.engine.plain import cases
 
 D, M = 12, 30
 LOCAL = Sgd(lr=0.02, steps=3)
+LOOP = Execution(device="cpu", trainer="loop")
 
 
 def uneven():
@@ -51,23 +52,14 @@ def uneven():
 
 
 def options():
-    add_remove = {"adjacency": "add-remove"}
     return {
-        "cdp": (cdp_fedexp(clip=0.3, noise_multiplier=1.0), {}),
-        "cdp adaptive": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
         "cdp paper, diagnostics": (
             cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
             {"diagnostics": True},
         ),
-        "ldp gaussian": (ldp_fedexp(clip=0.3, noise_multiplier=0.7), {}),
         "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
-        "scaffold": (dp_scaffold(clip=0.3, noise_multiplier=1.0), {}),
-        "poisson": (
-            cdp_fedexp(clip=0.3, noise_multiplier=1.0, **add_remove),
-            {"participation": Poisson(0.4), "population": M + 1},
-        ),
         "scaffold poisson": (
-            dp_scaffold(clip=0.3, noise_multiplier=1.0, **add_remove),
+            dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
             {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
         ),
         "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
@@ -127,9 +119,8 @@ class Remembers(nn.Module):
 def remembering(client):
     """A run in which one of two clients, and so one of two ranks, is remembered; the larger client is rank 0's."""
     rows = [(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)]
-    execution = Execution(device="cpu", trainer="loop")
     model, clients = Remembers(100.0 * (client + 1)), Federation.from_clients(rows)
-    train(model, clients, fedavg(), local=Sgd(lr=1e-6, steps=1), rounds=2, progress=False, execution=execution)
+    train(model, clients, fedavg(), local=Sgd(lr=1e-6, steps=1), rounds=2, progress=False, execution=LOOP)
 
 
 def work(rank, world, at, folder):
@@ -149,14 +140,23 @@ def work(rank, world, at, folder):
         except (InputError, RoundFailed) as error:
             found["remembers", client] = f"{type(error).__name__}: {error}"
     torch.save(found, f"{folder}/{rank}.pt")
-    distributed.leave()
+    rows = [(torch.full((3, 3), 100.0), torch.zeros(3, 1)) for _ in range(2)]
+    how = {"local": Sgd(lr=1e-6, steps=1), "rounds": 2, "progress": False}
+    try:
+        train(InterruptedHere(3, 1), Federation.from_clients(rows), fedavg(), execution=LOOP, **how)
+    except BaseException as error:
+        distributed.leave()
+        torch.save(found | {"interrupt": type(error).__name__}, f"{folder}/{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, (2, port(), str(folder)), nprocs=2)
+    with suppress(
+        mp.ProcessExitedException
+    ):  # rank 1, if a heartbeat tells it of the interrupt before its connection does
+        mp.spawn(work, (2, port(), str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -187,7 +187,11 @@ def test_a_module_that_remembers_on_one_rank_ends_the_round_on_all(ranks, client
     assert ended[1 - client].startswith(f"RoundFailed: rank {client} failed in round 1")
 
 
-class Interrupted(nn.Linear):
+def test_an_interrupt_waits_for_nobody_and_the_others_notice(ranks):
+    assert [found.get("interrupt", "RoundFailed") for found in ranks] == ["Interrupted", "RoundFailed"]
+
+
+class InterruptedHere(nn.Linear):
     """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
 
     def forward(self, x):
@@ -196,32 +200,7 @@ class Interrupted(nn.Linear):
         return super().forward(x)
 
 
-def interrupted(rank, world, at, folder):
-    os.environ |= environment(rank, world, at)
-    distributed.join()
-    rows = [(torch.full((3, 3), 100.0), torch.zeros(3, 1)) for _ in range(2)]
-    execution = Execution(device="cpu", trainer="loop")
-    how = {"local": Sgd(lr=1e-6, steps=1), "rounds": 2, "progress": False, "execution": execution}
-    try:
-        train(Interrupted(3, 1), Federation.from_clients(rows), fedavg(), **how)
-    except BaseException as error:
-        with open(f"{folder}/{rank}", "w") as file:
-            file.write(type(error).__name__)
-    distributed.leave()
-
-
-def test_an_interrupt_waits_for_nobody_and_the_others_notice(tmp_path):
-    began = time.monotonic()
-    both = mp.spawn(interrupted, (2, port(), str(tmp_path)), nprocs=2, join=False)
-    while not both.join(1.0):
-        if time.monotonic() - began > 60:
-            for process in both.processes:
-                process.kill()
-            pytest.fail("the ranks wait for each other")
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["Interrupted", "RoundFailed"]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("world", [1, 3])
 def test_shares_are_a_partition_of_even_work(world):
     sizes = torch.randint(0, 50, (100,), generator=torch.Generator().manual_seed(0))
     shares = [distributed.share(sizes, rank, world) for rank in range(world)]
@@ -253,7 +232,7 @@ noise_multiplier = 1.0
 lr = 0.02
 steps = 3
 [run]
-rounds = 40
+rounds = 15
 device = "cpu"
 chunk_size = 4
 """
@@ -284,24 +263,24 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
     assert "--resume" in said.replace("\n", " ")
     assert "Traceback" not in said
     done = len(metrics.read_text().splitlines())
-    assert done < 40
+    assert done < 15
     settings = load(config)
     execute(settings, RunFolder(tmp_path / "out", resume=True), resume=True, progress=False)
     execute(settings, RunFolder(tmp_path / "whole"), progress=False)
     ends = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("out", "whole")]
-    assert ends[0]["round"] == ends[1]["round"] == 40
+    assert ends[0]["round"] == ends[1]["round"] == 15
     assert ends[0]["distance"] == pytest.approx(ends[1]["distance"], rel=1e-4)
     assert ends[0]["epsilon_total"] == ends[1]["epsilon_total"]
 
 
 def test_a_rank_that_stops_beating_is_given_up(monkeypatch):
     """As when a machine loses its network: no connection is closed."""
-    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setattr(distributed, "EVERY", 0.05)
     given_up = threading.Event()
-    monkeypatch.setattr(heartbeat.Heartbeat, "_give_up", lambda self, other: given_up.set())
+    monkeypatch.setattr(distributed.Heartbeat, "_give_up", lambda self, other: given_up.set())
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     store.set("beat/1", "0")
-    watch = heartbeat.Heartbeat(store, 0, 2, gone_after=0.5)
+    watch = distributed.Heartbeat(store, 0, 2, gone_after=0.5)
     threading.Thread(target=watch._run, daemon=True).start()
     for beat in range(20):
         store.set("beat/1", str(beat))

@@ -1,29 +1,28 @@
 """Ledger, head, checkpoint and private folder go together, or the run is refused with what to do about it."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
-from dpfedexp.accounting import Ledger
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.accounting import Ledger, compose
+from dpfedexp.accounting.ledger import head_path
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
-from tests.engine.test_checkpoint import forged, path_content
+from tests.engine.small import Crash, crash_after, crash_in, entries, forged, path_content
 
 D, M, ROUNDS = 3, 6, 5
 PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 SCAFFOLD = dp_scaffold(clip=0.3, noise_multiplier=2.0)
 FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)
-
-
-class Crash(BaseException):
-    """Stands for a power failure: nothing may catch it."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +37,7 @@ def clients():
     return [(torch.randn(4, D, generator=generator), torch.randn(4, generator=generator)) for _ in range(M)]
 
 
-def run(folder=None, algorithm=PLAIN, data=None, crash_after=None, **options):
-    def crash(record):
-        if record["round"] == crash_after:
-            raise Crash
-
+def run(folder=None, algorithm=PLAIN, data=None, **options):
     given = {
         "local": Sgd(lr=0.05, steps=2),
         "rounds": ROUNDS,
@@ -50,14 +45,13 @@ def run(folder=None, algorithm=PLAIN, data=None, crash_after=None, **options):
         "progress": False,
         "execution": Execution(trainer="loop"),
     }
-    given["on_round"] = crash
     data = Federation.from_clients(clients()) if data is None else data
     return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
 
 
 def interrupted(folder, after=3, **options):
     with pytest.raises(Crash):
-        run(folder, crash_after=after, **options)
+        run(folder, on_round=crash_after(after), **options)
 
 
 def copies(folder, names=FILES):
@@ -78,16 +72,19 @@ def moments(folder, **options):
     return seen
 
 
-def charges(folder):
-    return [entry.round for entry in Ledger.open(folder / "ledger.jsonl", read_only=True).entries]
-
-
-def test_several_seeded_runs_on_one_ledger_pay_for_every_round_of_each():
+def test_several_seeded_runs_on_one_ledger_pay_for_every_round_of_each(tmp_path):
+    """And those of a project's file add up, whatever their settings, also where one of them was interrupted."""
     book = Ledger.in_memory()
     for _ in range(3):
-        run(ledger=book, rounds=50)
-    assert len(book) == 150
+        run(ledger=book)
+    assert len(book) == 3 * ROUNDS
     assert len({entry.run for entry in book.entries}) == 3
+    path = tmp_path / "project.jsonl"
+    run(ledger=path, rounds=2)
+    interrupted(tmp_path / "a", after=2, ledger=path)
+    run(tmp_path / "b", ledger=path, rounds=3, seed=4)
+    assert len(run(tmp_path / "a", ledger=path, resume=True).history) == ROUNDS
+    assert len(Ledger.open(path, read_only=True)) == 5 + ROUNDS
 
 
 def test_a_budget_stops_the_runs_of_one_ledger_together():
@@ -103,71 +100,16 @@ def test_a_budget_stops_the_runs_of_one_ledger_together():
     assert second.privacy.planned_epsilon_total == pytest.approx(run(rounds=6).privacy.epsilon_total, rel=1e-9)
 
 
-def test_a_projects_ledger_is_a_file_that_runs_with_other_settings_add_to(tmp_path):
-    path = tmp_path / "project.jsonl"
-    run(tmp_path / "a", ledger=path, rounds=2)
-    run(tmp_path / "b", ledger=path, rounds=3, seed=4)
-    run(ledger=path, rounds=2)
-    assert len(Ledger.open(path, read_only=True)) == 7
-
-
-def test_a_run_on_a_projects_ledger_is_resumed_under_its_name(tmp_path):
-    path = tmp_path / "project.jsonl"
-    run(ledger=path, rounds=2)
-    interrupted(tmp_path / "a", after=2, ledger=path)
-    run(ledger=path, rounds=2)
-    assert len(run(tmp_path / "a", ledger=path, resume=True).history) == ROUNDS
-    assert len(Ledger.open(path, read_only=True)) == 4 + ROUNDS
-
-
-def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(tmp_path, monkeypatch):
-    for name, more in (("own", {}), ("project", {"ledger": tmp_path / "project.jsonl"})):
-        with monkeypatch.context() as patch:
-
-            def released(*_):
-                raise Crash
-
-            patch.setattr(Simulation, "_advance", released)
-            with pytest.raises(Crash):
-                run(tmp_path / name, **more)
-        done = run(tmp_path / name, resume=True, **more)
-        assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
-
-
-def test_a_scaffold_run_that_crashed_before_its_first_round_asks_for_no_controls(tmp_path, monkeypatch):
-    given = {"algorithm": SCAFFOLD, "ledger": tmp_path / "project.jsonl"}
+@pytest.mark.parametrize("algorithm", [PLAIN, SCAFFOLD])
+@pytest.mark.parametrize("ledger", [None, "project.jsonl"])
+def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(algorithm, ledger, tmp_path, monkeypatch):
+    given = {"algorithm": algorithm, "ledger": ledger and tmp_path / ledger}
     with monkeypatch.context() as patch:
-
-        def released(*_):
-            raise Crash
-
-        patch.setattr(Simulation, "_advance", released)
+        crash_in(patch, Simulation, "_advance", 1, before=True)
         with pytest.raises(Crash):
             run(tmp_path / "run", **given)
-    assert len(run(tmp_path / "run", resume=True, **given).history) == ROUNDS
-
-
-def test_a_run_that_gets_no_ledger_leaves_no_private_folder(tmp_path, private, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Ledger, "create", full)
-    with pytest.raises(InputError, match="No space left"):
-        run(tmp_path / "run")
-    assert list(private.iterdir()) == []
-
-
-def test_a_control_variate_that_does_not_fit_the_model_is_refused(tmp_path):
-    interrupted(tmp_path, algorithm=SCAFFOLD)
-    path = tmp_path / CHECKPOINT
-    tensors = load_file(path)
-    for control in (tensors["control"][:-1], tensors["control"].float()):
-        bad = {**tensors, "control": control.clone()}
-        save_file(bad, path, forged(path_content(tmp_path), bad))
-        with pytest.raises(InputError, match="control variate does not fit"):
-            run(tmp_path, algorithm=SCAFFOLD, resume=True)
-    save_file(tensors, path, forged(path_content(tmp_path), tensors))
-    assert len(run(tmp_path, algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+    done = run(tmp_path / "run", resume=True, **given)
+    assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
 
 
 def test_a_projects_ledger_that_was_taken_back_is_refused_by_all_its_runs(tmp_path):
@@ -216,18 +158,84 @@ def test_an_older_checkpoint_is_replayed_for_free_with_the_same_noise_and_paid_f
     seen = moments(tmp_path, secure=secure)
     put(tmp_path, {CHECKPOINT: seen[1][CHECKPOINT]})
     run(tmp_path, resume=True, secure=secure)
-    assert charges(tmp_path) == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
+    assert [entry.round for entry in entries(tmp_path)] == ([1, 2, 3, 4, 3, 4, 5] if secure else [1, 2, 3, 4, 5])
 
 
-def test_a_missing_ledger_is_refused(tmp_path):
+def forge_text(folder, **fields):
+    """Another text in the checkpoint, with hashes that fit."""
+    tensors = load_file(folder / CHECKPOINT)
+    save_file(tensors, folder / CHECKPOINT, forged(path_content(folder) | fields, tensors))
+
+
+def shorten_control(folder):
+    tensors = load_file(folder / CHECKPOINT)
+    tensors["control"] = tensors["control"][:-1].clone()
+    save_file(tensors, folder / CHECKPOINT, forged(path_content(folder), tensors))
+
+
+def private_file(pattern):
+    return next(Path(os.environ["DPFEDEXP_PRIVATE"]).glob(f"*/{pattern}"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (lambda f: (f / "ledger.jsonl").unlink(), LedgerError, "is missing, so nobody could say what was charged"),
+        (
+            lambda f: [(f / name).unlink() for name in ("ledger.jsonl", CHECKPOINT)],
+            LedgerError,
+            "traces of a run, but its ledger is missing",
+        ),
+        (lambda f: forge_text(f, version=2), InputError, "has version 2, and this library reads version 3; finish"),
+        (lambda f: forge_text(f, version=None), InputError, "has version None, and this library reads version 3"),
+        (
+            lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]),
+            LedgerError,
+            "is of round 4, but round 4 of this run was never charged",
+        ),
+        (shorten_control, InputError, "control variate does not fit"),
+        (
+            lambda f: private_file("controls-3*").unlink(),
+            InputError,
+            "control variates of round 3 are missing",
+        ),
+        (
+            lambda f: private_file("controls-3*").write_bytes(b"no tensors"),
+            InputError,
+            r"controls-3\.safetensors' is damaged",
+        ),
+        (lambda f: private_file("data.json").write_text('{"key": "00"}'), InputError, r"data\.json' is damaged"),
+        (
+            lambda f: private_file("data.json").write_text('{"key": "zz", "tag": "00"}'),
+            InputError,
+            r"data\.json' is damaged",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_what_to_do(damage, error, words, tmp_path):
+    interrupted(tmp_path, algorithm=SCAFFOLD)
+    damage(tmp_path)
+    with pytest.raises(error, match=words):
+        run(tmp_path, algorithm=SCAFFOLD, resume=True)
+
+
+def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "create", lambda path, run, _create=Ledger.create, **header: _create(path, **header))
     interrupted(tmp_path)
-    (tmp_path / "ledger.jsonl").unlink()
-    with pytest.raises(LedgerError, match="is missing, so nobody could say what was charged"):
-        run(tmp_path, resume=True)
     (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(LedgerError, match="traces of a run, but its ledger is missing"):
+    with pytest.raises(LedgerError, match="does not name its run"):
         run(tmp_path, resume=True)
-    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
+    def free(release):
+        return 99.0
+
+    free.__qualname__ = "free"
+    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
+    interrupted(tmp_path, algorithm=paper)
+    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
+        run(tmp_path, replace(paper, rule=free), resume=True)
 
 
 def test_an_older_ledger_is_refused_even_with_its_own_head(tmp_path):
@@ -267,15 +275,6 @@ def test_a_finished_run_that_was_taken_back_is_refused(tmp_path):
         run(tmp_path, resume=True)
 
 
-def test_a_checkpoint_whose_last_rounds_were_never_charged_is_refused(tmp_path):
-    interrupted(tmp_path)
-    tensors, content = load_file(tmp_path / CHECKPOINT), path_content(tmp_path)
-    content |= {"round": 4, "history": [*content["history"], {"round": 4}]}
-    save_file(tensors, tmp_path / CHECKPOINT, forged(content, tensors))
-    with pytest.raises(LedgerError, match="is of round 4, but round 4 of this run was never charged"):
-        run(tmp_path, resume=True)
-
-
 def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path):
     book = Ledger.in_memory()
     interrupted(tmp_path, ledger=book)
@@ -286,49 +285,16 @@ def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path
         run(tmp_path, resume=True, ledger=other)
 
 
-@pytest.mark.parametrize("version", [2, 4, None])
-def test_a_checkpoint_of_another_version_is_one_sentence(version, tmp_path):
-    interrupted(tmp_path)
-    tensors = load_file(tmp_path / CHECKPOINT)
-    save_file(tensors, tmp_path / CHECKPOINT, forged(path_content(tmp_path) | {"version": version}, tensors))
-    with pytest.raises(
-        InputError, match=f"has version {version}, and this library reads version 3; finish the run with"
-    ):
-        run(tmp_path, resume=True)
-
-
-def free(release):
-    """A user's own step-size rule, with the name of one of the library's."""
-    return 99.0
-
-
-def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
-    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
-    interrupted(tmp_path, algorithm=paper)
-    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
-        run(tmp_path, replace(paper, rule=free), resume=True)
-
-
-def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "create", lambda path, run, _create=Ledger.create, **header: _create(path, **header))
-    interrupted(tmp_path)
-    (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(LedgerError, match="does not name its run"):
-        run(tmp_path, resume=True)
-
-
 @pytest.mark.parametrize("with_checkpoint", [True, False])
 def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, with_checkpoint):
     interrupted(tmp_path, after=1)
     if not with_checkpoint:
         (tmp_path / CHECKPOINT).unlink()
     for client in range(M):
-        for row in range(4):
-            for part in range(2):
-                edited = clients()
-                edited[client][part][row] += 1e-3
-                with pytest.raises(InputError, match="data are not those that the run began with"):
-                    run(tmp_path, resume=True, data=Federation.from_clients(edited))
+        edited = clients()
+        edited[client][client % 2][client % 4] += 1e-3
+        with pytest.raises(InputError, match="data are not those that the run began with"):
+            run(tmp_path, resume=True, data=Federation.from_clients(edited))
     fewer = clients()
     fewer[2] = tuple(part[:3] for part in fewer[2])
     with pytest.raises(InputError, match="data are not those"):
@@ -407,18 +373,6 @@ def test_after_a_budget_stop_nothing_that_clients_remember_is_left_and_a_larger_
         assert len(run(tmp_path / "run", algorithm=SCAFFOLD, resume=True).history) == ROUNDS
 
 
-def test_control_variates_that_are_missing_for_no_reason_stop_the_run(tmp_path, private):
-    interrupted(tmp_path / "run", algorithm=SCAFFOLD)
-    (path,) = (path for path in every_file(private) if "controls" in path.name)
-    content = path.read_bytes()
-    path.unlink()
-    with pytest.raises(InputError, match="control variates of round 3 are missing"):
-        run(tmp_path / "run", algorithm=SCAFFOLD, resume=True)
-    path.write_bytes(content[:-4])
-    with pytest.raises(InputError, match=r"controls-3\.safetensors' is damaged"):
-        run(tmp_path / "run", algorithm=SCAFFOLD, resume=True)
-
-
 def test_the_anchor_is_on_disk_before_the_release(tmp_path, private, monkeypatch):
     counts, advance = [], Simulation._advance
 
@@ -443,7 +397,7 @@ def test_an_anchor_that_can_not_be_written_stops_the_round_before_its_release(tm
         with pytest.raises(LedgerError, match=r"round 4 can't be charged: No space left.*Nothing of it was released"):
             run(tmp_path, resume=True)
     assert len(run(tmp_path, resume=True).history) == ROUNDS
-    assert charges(tmp_path) == [1, 2, 3, 4, 5]
+    assert [entry.round for entry in entries(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_private_folder_that_can_not_be_made_or_lies_in_the_run_is_one_sentence(tmp_path, monkeypatch):
@@ -457,9 +411,38 @@ def test_a_private_folder_that_can_not_be_made_or_lies_in_the_run_is_one_sentenc
         run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ['{"key": "zz", "tag": "00"}', '{"key": "00"}', '{"key": 1, "tag": "00"}'])
-def test_a_damaged_memory_of_the_data_is_one_sentence(content, tmp_path, private):
-    interrupted(tmp_path)
-    (next(private.glob("*/data.json"))).write_text(content)
-    with pytest.raises(InputError, match=r"data\.json' is damaged"):
-        run(tmp_path, resume=True)
+def test_a_crashed_secure_round_meets_the_budget_again_when_it_is_run_again(tmp_path, monkeypatch):
+    event = run(secure=True, rounds=1).ledger.entries[0].event
+    # Three rounds fit and a fourth does not.
+    budget = compose([(event, 3)], PLAIN.delta).epsilon * (1 + 1e-9)
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        crash_in(patch, Ledger, "charge", 3, before=False)
+        with pytest.raises(Crash):
+            run(folder, secure=True, budget=budget)
+    assert [entry.round for entry in entries(folder)] == [1, 2, 3]
+    resumed = run(folder, secure=True, budget=budget, resume=True)
+    # Round 3 was paid for but not released. Its noise is gone, so releasing it would cost once more, and nothing is left.
+    assert [record["round"] for record in resumed.history] == [1, 2]
+    assert resumed.stopped is not None
+    assert "round 3" in resumed.stopped
+    assert [entry.round for entry in entries(folder)] == [1, 2, 3]
+    assert resumed.privacy.epsilon_total <= budget
+
+
+def test_as_many_charges_for_other_rounds_do_not_pay_for_the_last_one(tmp_path):
+    interrupted(tmp_path, after=4, secure=True)
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.open(path, read_only=True) as ledger:
+        header, entries = dict(ledger.header), ledger.entries
+    path.unlink()
+    head_path(path).unlink()
+    rest = {
+        name: value for name, value in header.items() if name not in ("format", "version", "config", "hash", "previous")
+    }
+    with Ledger.create(path, config_hash=header["config"], **rest) as forged:
+        for entry in entries[:3]:
+            forged.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+        forged.charge(1, entries[0].event, run=entries[0].run, noise="another")
+    with pytest.raises(LedgerError):
+        run(tmp_path, secure=True, resume=True)

@@ -4,13 +4,17 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
 from dpfedexp import InputError, Run, fit
+from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
+from dpfedexp.engine import checkpoint
+from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
-from tests.engine.small import ROUNDS, federation, network, small_run
+from tests.engine.small import ROUNDS, Crash, federation, network, small_run
 
 TOML = """
 [data]
@@ -28,16 +32,22 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
+def train(tmp_path, folder, *more, catch=False):
+    """`dpfedexp train`, whose refusal is raised here."""
+    (tmp_path / "my.toml").write_text(TOML)
+    done = call("train", tmp_path / "my.toml", "--out", tmp_path / folder, "--quiet", *more)
+    if not catch and done.exception is not None:
+        raise done.exception
+    return done
+
+
 @pytest.fixture
 def written(tmp_path):
     return small_run(out=tmp_path / "run"), tmp_path / "run"
 
 
 def test_python_and_the_command_line_write_the_same_files(written, tmp_path):
-    (tmp_path / "my.toml").write_text(TOML)
-    command = ("train", tmp_path / "my.toml", "--quiet", "--set", "run.seed=3", "--out", tmp_path / "cli")
-    done = call(*command)
-    assert done.exit_code == 0, done.output
+    train(tmp_path, "cli", "--set", "run.seed=3")
     theirs = {path.name for path in (tmp_path / "cli").iterdir()}
     assert {path.name for path in written[1].iterdir()} == theirs - {"config.toml"}
     ours, other = (json.loads((folder / "run.json").read_text()) for folder in (written[1], tmp_path / "cli"))
@@ -186,3 +196,66 @@ def test_a_secure_runs_folder_holds_nothing_that_depends_on_the_clients(tmp_path
         assert "trainer" not in json.loads((folder / "run.json").read_text())
         assert "seconds" not in (folder / "metrics.jsonl").read_text()
         assert len({path.stat().st_mtime for path in folder.iterdir()}) == 1
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monkeypatch):
+    train(tmp_path, "whole")
+    broken = tmp_path / "broken"
+    with monkeypatch.context() as patch:
+
+        def torn(self, line):
+            if line["round"] == 2:
+                (self.path / "metrics.jsonl").open("a").write('{"round": 2, "eta')
+                raise Crash
+            original(self, line)
+
+        original = RunFolder.record
+        patch.setattr(RunFolder, "record", torn)
+        with pytest.raises(Crash):
+            train(tmp_path, "broken")
+    assert not (broken / "model.safetensors").exists()
+    train(tmp_path, "broken", "--resume")
+    assert records(broken) == records(tmp_path / "whole")
+    for name in ("privacy.json", "config.toml"):
+        assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    books = [Ledger.open(folder / "ledger.jsonl", read_only=True) for folder in (broken, tmp_path / "whole")]
+    charges = [[(entry.round, entry.event, entry.noise) for entry in book.entries] for book in books]
+    assert charges[0] == charges[1]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (broken, tmp_path / "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_resuming_with_other_settings_names_them_as_the_file_does(tmp_path):
+    train(tmp_path, "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(
+        InputError, match=r"algorithm\.clip is 0\.4 here and 0\.3 there; run\.seed is 2 here and 0 there"
+    ):
+        train(tmp_path, "run", "--resume", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_resume_without_a_folder_is_one_sentence(tmp_path):
+    (tmp_path / "my.toml").write_text(TOML)
+    done = call("train", tmp_path / "my.toml", "--resume")
+    assert "--out must name the folder" in str(done.exception)
+
+
+def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(tmp_path, monkeypatch):
+    original = RunFolder.record
+
+    def meddled(self, line):
+        original(self, line)
+        if line["round"] == 2:
+            done = train(tmp_path, "run", "--resume", catch=True)
+            assert "in use by another run" in str(done.exception)
+
+    monkeypatch.setattr(RunFolder, "record", meddled)
+    train(tmp_path, "run")
+    assert [line["round"] for line in records(tmp_path / "run")] == [1, 2, 3]
+    assert checkpoint.read_progress(tmp_path / "run").round == 3

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dpfedexp import Federation, InputError, Sgd, cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp, train
+from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, fedexp, ldp_fedexp, train
 from dpfedexp.core import step_size
 from dpfedexp.data import synthetic_regression
 from dpfedexp.models import linear_regression
-from tests.engine.test_resume import Crash
+from tests.engine.small import Crash, crash_after, regression_run, weights
 from tests.sizes import long, sized
 
 
@@ -80,19 +80,7 @@ def test_where_clients_share_an_optimum_the_safe_step_reaches_the_papers():
     problem = synthetic_regression(100, 150, 0)
 
     def run(algorithm):
-        def distance(model):
-            return {"distance": float((next(model.parameters()).detach().flatten() - problem.optimum).norm())}
-
-        local = Sgd(lr=0.002, steps=10)
-        return train(
-            linear_regression(150),
-            problem.federation,
-            algorithm,
-            local=local,
-            rounds=30,
-            evaluate=distance,
-            progress=False,
-        ).history
+        return regression_run(problem, algorithm, local=Sgd(lr=0.002, steps=10), rounds=30).history
 
     noise = {"clip": 1.0, "noise_multiplier": 0.2}
     average, safe, plain = (
@@ -114,49 +102,14 @@ SAFE = {
 }
 
 
-@pytest.mark.parametrize("name", SAFE)
-@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize(("name", "after"), [("central", 1), ("local", 2), ("privunit", 2), ("none", 5)])
 def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(name, after, tmp_path):
-    problem = synthetic_regression(30, 12, 0)
-
-    def run(folder=None, resume=False, until=None):
-        def crash(record):
-            if record["round"] == until:
-                raise Crash
-
-        return train(
-            linear_regression(12),
-            problem.federation,
-            SAFE[name],
-            local=Sgd(lr=0.01, steps=3),
-            rounds=8,
-            checkpoint=folder,
-            resume=resume,
-            on_round=crash,
-            progress=False,
-        )
-
+    problem, given = synthetic_regression(30, 12, 0), {"local": Sgd(lr=0.01, steps=3), "rounds": 8}
+    whole = regression_run(problem, SAFE[name], **given)
     with pytest.raises(Crash):
-        run(tmp_path / "run", until=after)
-    resumed, whole = run(tmp_path / "run", resume=True), run()
-    assert torch.equal(next(resumed.model.parameters()), next(whole.model.parameters()))
+        regression_run(problem, SAFE[name], checkpoint=tmp_path, on_round=crash_after(after), **given)
+    resumed = regression_run(problem, SAFE[name], checkpoint=tmp_path, resume=True, **given)
+    assert torch.equal(weights(resumed), weights(whole))
     etas = [[record["eta_g"] for record in done.history] for done in (resumed, whole)]
     assert etas[0] == etas[1]
     assert set(etas[0][after:]) - {1.0, step_size.FIRST}, "the memory must matter for the comparison to mean anything"
-
-
-def test_a_safe_run_does_not_go_on_from_a_plain_one(tmp_path):
-    problem = synthetic_regression(10, 5, 0)
-
-    def run(step, rounds=3, **options):
-        algorithm = cdp_fedexp(clip=0.5, noise_multiplier=1.0, step=step)
-        local = Sgd(lr=0.01, steps=1)
-        train(
-            linear_regression(5), problem.federation, algorithm, local=local, rounds=rounds, progress=False, **options
-        )
-
-    run("paper", checkpoint=tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"is of another run: algorithm\.rule is 'Safe' here and 'dpfedexp.free' there"
-    ):
-        run("safe", checkpoint=tmp_path / "run", resume=True)

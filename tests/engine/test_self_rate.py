@@ -1,5 +1,6 @@
 """A local rate that sets itself: what its votes cost, that they tell nothing else, and that interrupted runs go on."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -20,19 +21,20 @@ from dpfedexp import (
     ldp_fedexp,
     train,
 )
-from dpfedexp.accounting import Ledger
+from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.algorithms.probe import asked
+from dpfedexp.algorithms.probe import asked, probe_of
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_rate import RATES
-from dpfedexp.data import synthetic_regression
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine import rounds as rounds_module
+from dpfedexp.engine import verify
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import HELPED_SO_FAR, RATE
-from dpfedexp.engine.self_rate import probed
+from dpfedexp.engine.rounds import HELPED_SO_FAR, RATE, probed
 from dpfedexp.mechanisms.binned_vote import BinnedVote
 from dpfedexp.models import linear_regression
-from tests.optimisers import AdamW, HeavyBall
+from tests.optimisers import AdamW
+from tests.sizes import sized
 
 AUTO = Sgd(lr="auto", steps=3, max_examples=8)
 D = 5
@@ -62,14 +64,10 @@ def clients():
 
 CASES = {
     "everybody": ({}, {}),
-    "poisson": ({}, {"participation": Poisson(0.3)}),
-    "add-remove": ({"adjacency": "add-remove"}, {"population": 120, "participation": Poisson(0.5)}),
-    "secure": ({}, {"secure": True}),
+    "add-remove": ({"adjacency": "add-remove"}, {"population": 120}),
+    **sized({}, {"poisson": ({}, {"participation": Poisson(0.3)})}),
     "strict": ({}, {"secure": "strict"}),
-    "two-party": ({}, {"aggregation": "two-party"}),
-    "two-party, poisson": ({}, {"aggregation": "two-party", "participation": Poisson(0.5)}),
-    "two-party, strict": ({}, {"aggregation": "two-party", "secure": "strict"}),
-    "one-sided": ({}, {"aggregation": "two-party-one-sided"}),
+    "two-party": ({}, {"aggregation": "two-party", "secure": True}),
 }
 
 
@@ -89,7 +87,7 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
     assert made.privacy.votes == ("local rate", "first clip", "within clip", "helped")
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 2.0, 8.0, 16.0])
+@pytest.mark.parametrize("epsilon", [1.0, 16.0])
 def test_rate_clip_and_their_probe_together_cost_a_cohort_of_1000_at_most_one_per_cent_more_noise(epsilon):
     sampling = Full().sampling(1000)
     adaptive, fixed = (cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
@@ -173,10 +171,9 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     ("local", "algorithm"),
     [
         (AUTO, dp_fedavg(clip="adaptive", target_epsilon=8.0)),
-        (HeavyBall(lr="auto", steps=3), fedavg()),
         (AdamW(lr="auto", steps=3), fedavg()),
     ],
-    ids=["sgd", "heavy ball", "adamw"],
+    ids=["sgd", "adamw"],
 )
 def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
     """Nobody starts it anywhere: the loss is within a tenth of the start's of the best of six rates, for any optimiser."""
@@ -192,8 +189,8 @@ def test_the_rate_ends_where_the_best_of_a_grid_is(clients, local, algorithm):
     assert loss(local) <= best + 0.1 * (start - best)
 
 
-@pytest.mark.parametrize("few", [5, 30])
-def test_few_clients_do_not_fail_and_fall_back_to_the_usual_rate(few):
+def test_few_clients_do_not_fail_and_fall_back_to_the_usual_rate():
+    few = 5
     made = run(regression(few), cdp_fedexp(clip="adaptive", target_epsilon=2.0), rounds=3)
     assert 0.02 <= made.history[0]["local_rate"] <= 0.5
     assert all(bool(p.isfinite().all()) for p in made.model.parameters())
@@ -219,7 +216,7 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
             execution=Execution(device="cpu"),
         )
         state = simulation.begin()
-        monkeypatch.setattr("dpfedexp.engine.self_rate.chosen", lambda means, doubt: 0.1)
+        monkeypatch.setattr("dpfedexp.engine.rounds.chosen", lambda means, doubt: 0.1)
         seen.clear()
         state = probed(simulation, state, Ledger.in_memory(), None)
         answers = torch.cat(seen).reshape(2, 24)
@@ -232,15 +229,132 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
     assert float(found[0][1].abs().max()) > 0
 
 
-def test_the_synthetic_problem_of_a_new_file_learns_at_the_rate_that_it_chooses():
-    problem = synthetic_regression(300, 20, seed=1)
-    made = train(
-        linear_regression(20),
-        problem.federation,
-        cdp_fedexp(clip="adaptive", target_epsilon=8.0),
-        local=Sgd(lr="auto", steps=10),
-        rounds=10,
-        progress=False,
-    )
-    start = problem.distance(torch.zeros(1, 20))
-    assert problem.distance(next(iter(made.model.parameters()))) < 0.7 * start
+FIXED = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
+
+
+def federation(count=24, rows=6, first=None, wrong=False, transform=None):
+    generator = torch.Generator().manual_seed(1)
+    clients = []
+    for client in range(count):
+        x, y = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+        held = first if first and client == 0 else rows
+        if wrong and client == 7:
+            y[2] = 9
+        clients.append((x[:held], y[:held]))
+    made = Federation.from_clients(clients)
+    made.transform = transform
+    return made
+
+
+def test_a_client_whose_rows_make_the_loss_fail_stops_no_secure_run_and_is_not_named():
+    done = train(nn.Linear(4, 3), federation(12, wrong=True), FIXED, local=AUTO, rounds=2, secure=True, progress=False)
+    assert len(done.history) == 2
+
+
+def test_a_clients_size_changes_no_other_row_where_the_transform_draws(monkeypatch):
+    """Losses decide whether a row is sent, so what they draw must be the client's own too."""
+    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 3)
+    found = []
+    for first in (4, 8):
+        torch.manual_seed(5)
+        noisy = federation(12, 4, first, transform=lambda x: x + 0.1 * torch.randn_like(x))
+        simulation, _ = prepare(nn.Linear(4, 3), noisy, FIXED, local=AUTO, rounds=2, secure=True)
+        state = simulation.begin()
+        state = replace(state, memory={**state.memory, RATE: torch.full_like(state.memory[RATE], 0.3)})
+        torch.manual_seed(9)
+        rows = [simulation.updates(state, state.w.float(), torch.arange(12), number)[1:12] for number in (1, 2)]
+        found.append(torch.cat(rows))
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_client_who_leaves_changes_no_other_bin():
+    probe = probe_of(FIXED.bind(15, 1000.0, Full().sampling(1000), 50), 50, Full().sampling(1000), False)
+    places = torch.randint(0, 14, (1000,), generator=torch.Generator().manual_seed(0))
+
+    def sums(clients):
+        seen = []
+        quiet = replace(probe, rate_noise=1e-12)
+        shares, _ = quiet.answers(
+            "local rate",
+            iter(clients.split(300)),
+            lambda some: places[some],
+            1000.0,
+            Streams(0).at("probe noise", 0),
+            lambda: seen.append(1),
+        )
+        assert seen == [1]
+        return shares
+
+    everybody = torch.arange(1000)
+    moved = sums(everybody) - sums(everybody[1:])
+    own = int(places[0]) - 1
+    assert float(moved[own]) == pytest.approx(1e-3, abs=1e-9)
+    assert float(moved.abs().sum()) == pytest.approx(1e-3, abs=1e-8)
+
+
+@pytest.mark.parametrize("rounds", [10, 5000])
+def test_a_vote_before_the_first_round_never_costs_more_than_a_round(rounds):
+    sampling = Full().sampling(1000)
+    mechanism = FIXED.bind(15, 1000.0, sampling, rounds)
+    for event in probe_of(mechanism, rounds, sampling, False).events(sampling, adaptive=True):
+        assert event.mu <= mechanism.event(sampling).mu * (1 + 1e-12)
+
+
+def test_a_ledger_without_the_votes_that_the_configuration_plans_does_not_verify(tmp_path):
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    done = train(nn.Linear(4, 3), federation(40), algorithm, local=AUTO, rounds=2, progress=False)
+    kept = [entry for entry in done.ledger.entries if entry.round > 0]
+    with_out = Ledger.create(tmp_path / "ledger.jsonl", delta=1e-5, run=kept[0].run)
+    for entry in kept:
+        with_out.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+    with_out.close()
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in done.history))
+    sampling = Full().sampling(40)
+    _, beside = asked(algorithm, AUTO, 2, sampling, False)
+    before = [entry.event for entry in done.ledger.entries if entry.round == 0]
+    assert beside is not None
+    checks = {check.name: check for check in verify.verify_run(tmp_path, kept[0].event, before)}
+    assert not checks["configuration"].passed
+    assert "never charged" in checks["configuration"].detail
+
+
+class RemembersLarge(nn.Module):
+    """A module whose buffer changes for large inputs only, which made-up rows never are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        if float(x.detach().abs().max()) > 50:
+            self.seen.add_(1)
+        return self.linear(x) + 0 * self.seen
+
+
+def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(6, 4, generator=generator), torch.zeros(6, dtype=torch.int64)) for _ in range(20)]
+    clients[5] = (100 * clients[5][0], clients[5][1])
+    ledger = Ledger.in_memory()
+    with pytest.raises(InputError, match="looks at values"):
+        train(
+            RemembersLarge(),
+            Federation.from_clients(clients),
+            FIXED,
+            local=AUTO,
+            rounds=2,
+            secure=True,
+            ledger=ledger,
+            progress=False,
+        )
+    assert len(ledger) == 0
+
+
+def test_a_vote_that_the_update_decides_is_not_called_exact():
+    """Whether training helped is whether the row is zero, so no two neighbours differ in both to the full."""
+    sampling = Full().sampling(1000)
+    votes, beside = asked(FIXED, AUTO, 50, sampling, False)
+    event = FIXED.bind(15, 1000.0, sampling, 50, votes=votes, beside=beside).event(sampling)
+    assert not event.exact
+    assert compose([(event, 50)], 1e-5).epsilon > 0

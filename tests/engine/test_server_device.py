@@ -11,9 +11,7 @@ from dpfedexp import (
     Federation,
     Sgd,
     cdp_fedexp,
-    dp_fedavg,
     dp_scaffold,
-    fedavg,
     fedexp,
     ldp_fedexp,
     train,
@@ -24,13 +22,9 @@ CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 ALGORITHMS = {
-    "fedavg": fedavg(),
     "fedexp": fedexp(),
-    "cdp": dp_fedavg(clip=0.3, noise_multiplier=1.0),
     "free": cdp_fedexp(clip=0.3, noise_multiplier=1.0),
-    "paper": cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
     "adaptive": cdp_fedexp(clip=AdaptiveClip(initial=0.3), noise_multiplier=1.0),
-    "local": ldp_fedexp(clip=0.3, noise_multiplier=0.7),
     "privunit": ldp_fedexp(clip=0.3, mechanism="privunit"),
     "scaffold": dp_scaffold(clip=0.3, noise_multiplier=1.0),
 }

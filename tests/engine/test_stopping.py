@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dpfedexp import EarlyStopping, InputError, Stop
+from dpfedexp.engine.rounds import Simulation
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.report.runs import read_run, run_section
@@ -73,18 +74,6 @@ def test_the_page_of_a_run_that_stopped_itself_says_so(tmp_path):
     assert any(line.startswith(f"2 of {ROUNDS} planned rounds") for line in text)
 
 
-def test_every_callback_hears_of_the_last_round():
-    seen = []
-    small_run(on_round=[returns, lambda record: seen.append(record["round"])])
-    assert seen == [1, 2]
-
-
-def test_stopping_after_the_last_round_stops_nothing():
-    run = small_run(on_round=lambda record: Stop() if record["round"] == ROUNDS else None)
-    assert run.stopped is None
-    assert run.privacy.stopping == ""
-
-
 def test_patience_counts_measurements_and_a_nan_is_no_improvement():
     stop = EarlyStopping("test_loss", patience=2)
     values = [3.0, float("nan"), 2.0, None, None]
@@ -148,12 +137,8 @@ def test_early_stopping_goes_on_counting_after_an_interrupt(tmp_path):
     def stopping():
         return EarlyStopping("test_loss", patience=3, least=100.0, source="public")
 
-    def interrupt(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        small_run(out=tmp_path / "run", on_round=[stopping(), interrupt])
+        small_run(out=tmp_path / "run", on_round=[stopping(), raises(KeyboardInterrupt)])
     resumed = small_run(out=tmp_path / "run", resume=True, on_round=stopping())
     whole = small_run(on_round=stopping())
     assert len(resumed.history) == len(whole.history) == 4
@@ -174,8 +159,6 @@ def test_an_interrupt_holds_the_run_so_far(checkpoint, tmp_path):
 
 
 def test_an_interrupt_between_charge_and_release_pays_for_the_round_and_plans_no_more(monkeypatch):
-    from dpfedexp.engine.rounds import Simulation
-
     original = Simulation._advance
 
     def cut(self, state, release):
@@ -188,3 +171,11 @@ def test_an_interrupt_between_charge_and_release_pays_for_the_round_and_plans_no
         small_run()
     statement = caught.value.run.privacy
     assert (len(caught.value.run.history), statement.rounds, statement.planned_rounds) == (2, 3, ROUNDS)
+
+
+def test_every_callback_hears_of_the_last_round_and_stopping_after_it_stops_nothing():
+    seen = []
+    small_run(on_round=[returns, lambda record: seen.append(record["round"])])
+    assert seen == [1, 2]
+    run = small_run(on_round=lambda record: Stop() if record["round"] == ROUNDS else None)
+    assert (run.stopped, run.privacy.stopping) == (None, "")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpfedexp import InputError
-from dpfedexp.engine.advice.message import Advice
+from dpfedexp.engine.plan import Advice
 from tests.engine.small import small_run
 
 EVIL = "<script>alert(1)</script>"

@@ -10,8 +10,6 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import Ask
 from dpfedexp.data import Federation, synthetic_regression
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.outlets import recorded, right
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.models import linear_regression
@@ -69,12 +67,9 @@ def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
     assert torch.equal(ours.w, theirs.w)
 
 
-@pytest.mark.parametrize("secure", [True, "strict"])
-def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys(secure):
-    if secure == "strict":
-        pytest.importorskip("opendp")
+def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys():
     made = simulation(
-        cdp_fedexp(clip="adaptive", noise_multiplier=1e-4), secure=secure, execution=Execution(chunk_size=8)
+        cdp_fedexp(clip="adaptive", noise_multiplier=1e-4), secure=True, execution=Execution(chunk_size=8)
     )
     assert made.unit is not None
     # The noise of 30 clients' default is 1.5, and the range of numbers 29: 29·1.5/30·8 is eight deviations.
@@ -96,7 +91,7 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
     assert (sums.count, sums.votes.tolist()) == (0, [0.0, 0.0])
 
 
-@pytest.mark.parametrize("value", [1e30, math.nan, -math.inf])
+@pytest.mark.parametrize("value", [1e30, math.nan])
 def test_no_ballot_of_one_client_leaves_the_range(value):
     def odd(state, clients, updates, number):
         return torch.where((clients == 4)[:, None], value, answers(state, clients, updates, number))
@@ -118,8 +113,3 @@ def test_votes_that_nobody_answers_are_one_sentence_and_cost_nothing(ballots, re
     with pytest.raises(InputError, match=reason):
         made.step(made.begin(), ledger)
     assert len(ledger) == 0
-
-
-def test_a_vote_in_the_history_is_a_released_value_and_stays_in_a_secure_run():
-    assert right(METRICS, "vote_within_clip") == "released"
-    assert recorded(METRICS, {"vote_loss": 0.5, "seconds": 1.0}, secure=True) == {"vote_loss": 0.5}

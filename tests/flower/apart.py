@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dpfedexp.flower.local.deployment import Deployment
+from dpfedexp.flower.local import Deployment
 
 from .other_user import NOBODY, as_nobody
 

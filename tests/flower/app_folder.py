@@ -13,7 +13,7 @@ from dpfedexp.algorithms import cdp_fedexp
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.train import train
-from dpfedexp.flower.local.new import new_app
+from dpfedexp.flower.app import new_app
 from dpfedexp.models import linear_regression
 
 PATIENCE = 900.0

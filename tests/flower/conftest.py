@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.flower.server.saving import Saving
+from dpfedexp.flower.store import Saving
 
 
 @pytest.fixture

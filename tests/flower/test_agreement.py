@@ -19,9 +19,9 @@ from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
-from dpfedexp.flower.node import mod
+from dpfedexp.flower import client as mod
 from dpfedexp.mechanisms import CentralGaussian
-from tests.sizes import sized
+from tests.sizes import long, sized
 
 from .loopback import LoopbackGrid, plain_app, problem
 
@@ -154,9 +154,9 @@ ROUNDS = sized(60, 200)
 @pytest.mark.parametrize(
     "algorithm",
     [
-        cdp_fedexp(clip=0.5, noise_multiplier=1.0),
+        pytest.param(cdp_fedexp(clip=0.5, noise_multiplier=1.0), marks=long),
         cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=1.0),
-        ldp_fedexp(clip=0.5, noise_multiplier=0.7),
+        pytest.param(ldp_fedexp(clip=0.5, noise_multiplier=0.7), marks=long),
         ldp_fedexp(clip=0.5, mechanism="privunit"),
     ],
     ids=["cdp free", "cdp paper", "ldp gaussian", "ldp privunit"],
@@ -205,9 +205,7 @@ def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
     monkeypatch.setattr(mod, "deployment_noise", Silence)
-    monkeypatch.setattr(
-        "dpfedexp.flower.server.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,))
-    )
+    monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     half, result = flower_run(

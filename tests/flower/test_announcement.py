@@ -12,8 +12,8 @@ from dpfedexp.core.local import Sgd
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp, strategy_from
-from dpfedexp.flower.node.announcement import Announcement
-from dpfedexp.flower.node.price import total
+from dpfedexp.flower.client import Announcement
+from dpfedexp.flower.guard import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import LoopbackGrid, plain_app, problem

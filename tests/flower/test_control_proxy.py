@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.flower.local.deployment import Deployment, free_port
-from dpfedexp.flower.local.keys import Certificates, make_certificates
+from dpfedexp.flower.local import Certificates, Deployment, free_port, make_certificates
+from tests.sizes import long
 
 from .app_folder import LOCAL, PATIENCE, make_app
 
@@ -149,7 +149,7 @@ def test_a_superlink_of_another_authority_is_not_believed(tmp_path):
         assert asked == []
 
 
-@pytest.mark.skipif(not os.environ.get("DPFEDEXP_SLOW"), reason="takes a minute: needs DPFEDEXP_SLOW=1")
+@long
 @pytest.mark.usefixtures("alone")
 def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(tmp_path):
     """`dpfedexp flower run` → nginx of the operator → nginx of the server → a SuperLink with one node."""

@@ -27,11 +27,12 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
 from dpfedexp.flower import train_local
-from dpfedexp.flower.identity import read_nodes
-from dpfedexp.flower.local.deployment import QUIET, Deployment, marked
-from dpfedexp.flower.local.keys import make_node_key
-from dpfedexp.flower.server.status import read_status
+from dpfedexp.flower.access import read_nodes
+from dpfedexp.flower.app import QUIET
+from dpfedexp.flower.local import Deployment, make_node_key, marked
+from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
+from tests.sizes import long
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
 from .other_user import as_nobody, can_be_nobody
@@ -55,6 +56,7 @@ max_clip = 1.0
 """
 
 
+@long
 @pytest.mark.usefixtures("alone")
 def test_three_nodes_with_tls_survive_hostile_clients_kills_and_a_resume(tmp_path):
     """One deployment for all of it, because starting one is what takes time; each step below says what it shows."""

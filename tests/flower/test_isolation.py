@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.flower.local.deployment import Deployment
-from dpfedexp.flower.local.run import app_hash
-from dpfedexp.flower.node.site import NO_REPORT
+from dpfedexp.flower.app import app_hash
+from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.site import NO_REPORT
 from tests.sizes import long
 
 from .apart import Apart
@@ -103,7 +103,7 @@ def hostile_and_honest(place: Path) -> None:
     found = json.loads((shared / "found.json").read_text())
     assert found == {"user": NOBODY}, "the app saw files of the site"
     assert "'asked': 2, 'valid': 1, 'refused': 1" in shown, shown
-    assert NO_REPORT.removeprefix("dpfedexp: ") in shown
+    assert NO_REPORT in shown
     for path in [*site.glob("superlink.log"), *out.rglob("*")]:
         assert b"4711" not in path.read_bytes()
     charges = [len(Ledger.open(site / f"guard.node{i}.ledger.jsonl", read_only=True)) for i in (0, 1)]

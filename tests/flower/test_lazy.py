@@ -26,9 +26,3 @@ def test_the_library_and_the_template_need_no_flower(tmp_path):
 def test_without_flower_its_names_say_how_to_install_it():
     done = run("from dpfedexp.flower import DpFedExp")
     assert "Flower is not installed; install it with: pip install 'dpfedexp[flower]'" in done.stderr
-
-
-def test_flower_is_not_imported_before_it_is_used():
-    code = "import sys, dpfedexp.cli, dpfedexp.flower; print([m for m in sys.modules if m.split('.')[0] == 'flwr'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[]", done.stderr

@@ -19,10 +19,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpfedexp.flower.local.deployment import free_port, program
-from dpfedexp.flower.local.run import app_hash
-from dpfedexp.flower.local_users import core_dumpers, peer
-from dpfedexp.flower.node.runtime import ACQUIRE, serve_runtime
+from dpfedexp.flower.access import core_dumpers, peer
+from dpfedexp.flower.app import app_hash, program
+from dpfedexp.flower.local import free_port
+from dpfedexp.flower.site import ACQUIRE, serve_runtime
+from tests.sizes import long
 
 from .apart import Apart
 from .app_folder import LOCAL, PATIENCE, make_app
@@ -94,6 +95,7 @@ class OneOfEach(Apart):
         return flowers if name == "supernode0" else super().superexec(name)
 
 
+@long
 @as_others
 @pytest.mark.usefixtures("alone")
 def test_a_stranger_gets_no_task_with_or_without_a_token_and_the_site_answers():

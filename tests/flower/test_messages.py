@@ -20,16 +20,16 @@ from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
-from dpfedexp.flower.arrays import as_array
 from dpfedexp.flower.messages import (
     REPORT,
     REQUEST,
     Request,
+    as_array,
+    deployed,
     read_sums,
     report_content,
     sums_content,
 )
-from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, PrivUnit, Report
 from dpfedexp.mechanisms.text import decode, encode
 
@@ -223,12 +223,6 @@ def test_a_number_of_a_mechanism_is_positive_finite_and_in_its_range(field, valu
         assert getattr(decode(json.dumps({**values, field: good})), field) == good
     with pytest.raises(InputError, match=f"mechanism's {field} is"):
         decode(json.dumps({**values, field: value}))
-
-
-def test_the_dimension_of_a_mechanism_is_whole():
-    values = json.loads(encode(PrivUnit(0.3, 4)))
-    with pytest.raises(InputError, match="dimension"):
-        decode(json.dumps({**values, "dimension": 4.0}))
 
 
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():

@@ -18,7 +18,6 @@ from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.flower import deployment_noise, private_training, privatize
 from dpfedexp.flower.messages import HOSTED, REPORT, REQUEST, Request
-from dpfedexp.flower.node.price import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms.text import decode, encode
 
@@ -198,12 +197,6 @@ def test_an_app_that_returns_other_arrays_gets_an_error(names):
     assert private_training(message, Context(1, 7, {}, RecordDict(), {}), app).has_error()
 
 
-def test_a_message_of_another_strategy_is_refused():
-    message = Message(RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()}), 7, "train")
-    reply = private_training(message, Context(1, 7, {}, RecordDict(), {}), lambda m, c: m)
-    assert "the server must use the DpFedExp strategy" in reply.error.reason
-
-
 LIMITS = {
     "max_epsilon_per_round": 4.0,
     "max_epsilon_total": 9.0,
@@ -301,17 +294,6 @@ def test_a_client_charges_full_price_under_sampling():
     assert compose([(sampled, 1)], 1e-5).epsilon == pytest.approx(
         compose([(CentralGaussian(0.3, 2.2, "replace-one").event(Sampling()), 1)], 1e-5).epsilon
     )
-
-
-def test_central_and_local_rounds_compose_as_rounds_of_one_setting_do():
-    local, central = (m.client_event() for m in (LocalGaussian(1, 3.0), CentralGaussian(1, 3.0)))
-    assert local.mu == central.mu
-    assert total([(local, 2), (central, 3)], 1e-5) == pytest.approx(compose([(local, 5)], 1e-5).epsilon)
-
-
-def test_hosted_clients_may_not_be_asked_twice():
-    reply = ask(LocalGaussian(0.3, 9.0), clients=(1, 1))
-    assert "asks for a hosted client twice" in reply.error.reason
 
 
 def test_scaffold_remembers_its_own_control_variate_and_sends_none_of_it():

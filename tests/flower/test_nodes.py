@@ -14,8 +14,8 @@ from dpfedexp.core.local import Sgd
 from dpfedexp.engine.verify import recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.node import mod as client
-from dpfedexp.flower.server.nodes import seated
+from dpfedexp.flower import client as client
+from dpfedexp.flower.nodes import seated
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence

@@ -12,10 +12,9 @@ from flwr.app import RecordDict
 from dpfedexp.accounting import Sampling
 from dpfedexp.algorithms import dp_fedavg, fedavg
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.engine.ahead import LONG, Ahead
+from dpfedexp.engine.rounds import LONG, Ahead
 from dpfedexp.errors import InputError
-from dpfedexp.flower.messages import REQUEST, Request
-from dpfedexp.flower.noise import begun, bind, deployed, deployment_noise
+from dpfedexp.flower.messages import REQUEST, Request, begun, bind, deployed, deployment_noise
 from dpfedexp.mechanisms import MECHANISMS, CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 from dpfedexp.mechanisms.registry import Entry
 

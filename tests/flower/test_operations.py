@@ -7,14 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
-import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -23,15 +20,12 @@ from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
 from dpfedexp.cli.flower import _read_settings
 from dpfedexp.errors import InputError, RoundFailed
-from dpfedexp.flower.local.deployment import Deployment
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.local.run import _end, app_hash, paths_from_here, read_overrides, run_app
-from dpfedexp.flower.local_users import check_file
+from dpfedexp.flower.access import check_file
+from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
+from dpfedexp.flower.guard import Guard
+from dpfedexp.flower.local import Deployment
 from dpfedexp.flower.messages import Request
-from dpfedexp.flower.metrics import guard_metrics, metrics_server, run_metrics, to_text
-from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.show import guard_summary
-from dpfedexp.flower.server.status import read_status
+from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
 
 from ..mechanisms.parties import MECHANISM, helper_file, round_of
@@ -284,27 +278,24 @@ def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
     assert "guard.toml' belongs to another user (id 65534)" in str(shown.exception)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("status.json", '{"status": "running"}'),
-        ("status.json", '{"status": ["x"], "round": 1}'),
-        ("status.json", "[]"),
-        ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
-        ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
-        ("checkpoint.json", '{"history": 3}'),
-        ("checkpoint.json", "[]"),
-    ],
-)
-def test_damaged_files_of_a_run_are_answered_as_not_well(file, content, tmp_path):
+def test_damaged_files_of_a_run_are_answered_as_not_well(tmp_path):
     start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
-    (tmp_path / "run" / file).write_text(content)
     with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         where = f"http://127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"{where}/healthz")
-        assert urllib.request.urlopen(f"{where}/metrics").status == 200
+        for file, content in (
+            ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
+            ("checkpoint.json", '{"history": 3}'),
+            ("checkpoint.json", "[]"),
+            ("status.json", '{"status": "running"}'),
+            ("status.json", '{"status": ["x"], "round": 1}'),
+            ("status.json", "[]"),
+            ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
+        ):
+            (tmp_path / "run" / file).write_text(content)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"{where}/healthz")
+            assert urllib.request.urlopen(f"{where}/metrics").status == 200
         server.shutdown()
 
 
@@ -338,58 +329,6 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
             folder(wrong)
 
 
-def test_the_hash_of_an_app_changes_with_any_of_its_files(tmp_path):
-    new_app(tmp_path / "app")
-    first = app_hash(tmp_path / "app")
-    assert first == app_hash(tmp_path / "app")
-    with open(tmp_path / "app" / "federation" / "task.py", "a") as file:
-        file.write("\n")
-    assert app_hash(tmp_path / "app") != first
-    with pytest.raises(InputError, match="is not a Flower app"):
-        app_hash(tmp_path)
-
-
-def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(tmp_path, monkeypatch):
-    import importlib
-
-    from flwr.app import ArrayRecord
-
-    from dpfedexp.flower import strategy_from
-
-    from .loopback import LoopbackGrid
-
-    new_app(tmp_path / "app")
-    monkeypatch.syspath_prepend(str(tmp_path / "app"))
-    monkeypatch.setenv("DPFEDEXP_DATA", "")
-    try:
-        task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
-        rng = np.random.default_rng(0)
-        np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
-        np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
-        content = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        config = {f"{section}.{key}": value for section, values in content.items() for key, value in values.items()}
-        config |= {"federation.clients": 1, "federation.rounds": 1, "federation.node_timeout": 1.0}
-        norms = {}
-        for name in ("some", "none"):
-            config["federation.folder"] = str(tmp_path / name)
-            replies = []
-            grid = LoopbackGrid(
-                client_app.app,
-                1,
-                node_config={"data": str(tmp_path / f"{name}.npz")},
-                run_config=config,
-                reply_of=lambda _, reply, replies=replies: replies.append(reply) or reply,
-            )
-            strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
-            vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
-            norms[name] = float(np.linalg.norm(vector))
-        assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
-        assert norms["none"] == 0
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
-            del sys.modules[name]
-
-
 def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):
     path = tmp_path / "nodes.toml"
     path.write_text('[node1]\ndata = "/srv/rows.npz"\n')
@@ -419,12 +358,14 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
         path = tmp_path / "app" / name
         path.write_text(path.read_text() + "\n[more]\n")
         assert app_hash(tmp_path / "app") != before, name
+    with pytest.raises(InputError, match="is not a Flower app"):
+        app_hash(tmp_path)
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
     new_app(tmp_path / "app")
     start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
-    monkeypatch.setattr("dpfedexp.flower.local.run._stream", lambda *_: None)
+    monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
     with pytest.raises(InputError, match=r"holds a run already; go on with it, -c 'federation.resume=true'"):
         run_app(tmp_path / "app", "up", [taken])
@@ -439,7 +380,7 @@ def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path,
     def slow(command, **_):
         raise subprocess.TimeoutExpired(command, 60)
 
-    monkeypatch.setattr("dpfedexp.flower.local.run.program", str)
+    monkeypatch.setattr("dpfedexp.flower.app.program", str)
     monkeypatch.setattr(subprocess, "run", slow)
     assert _end(tmp_path / "run", "up", "7", {})[0] == "completed"
     assert _end(tmp_path / "elsewhere", "up", "7", {}) == ("failed", {})

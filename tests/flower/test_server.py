@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import math
 
 import numpy as np
 import pytest
@@ -14,14 +14,11 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.algorithms.participation import FixedSize, Poisson
 from dpfedexp.core.local import Sgd
-from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
-from dpfedexp.flower.node import mod as client
-from dpfedexp.flower.noise import deployed
-from dpfedexp.flower.server.nodes import choose
-from dpfedexp.mechanisms import CentralGaussian
+from dpfedexp.flower import client as client
+from dpfedexp.flower.messages import REPORT, REQUEST
+from dpfedexp.flower.nodes import choose
 
 from .loopback import LoopbackGrid, plain_app, problem
 from .test_agreement import Silence
@@ -106,8 +103,7 @@ def grid_where(node: int, change, clients: int = 3) -> LoopbackGrid:
     return LoopbackGrid(plain_app(federation, model, LOCAL), clients, reply_of=reply_of)
 
 
-@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(("name", "algorithm"), [*((name, CDP) for name in HOSTILE), ("NaN", LDP)])
 def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, algorithm, tmp_path, monkeypatch, caplog):
     """With node 2's reply spoilt, the round is exactly the round in which node 2 never answered."""
     monkeypatch.setattr(client, "deployment_noise", Silence)
@@ -152,16 +148,6 @@ def test_local_privacy_refuses_a_reply_longer_than_any_honest_one(algorithm, tmp
     huge = grid_where(2, lambda r: with_vector(r, np.full_like(vector_of(r), 1e12)))
     _, result = start(tmp_path, algorithm, huge)
     assert (result.train_metrics_clientapp[1]["valid"], result.train_metrics_clientapp[1]["refused"]) == (2, 1)
-
-
-def test_a_privunit_level_out_of_range_is_refused(tmp_path):
-    def change(reply: Message) -> Message:
-        said = {**reply.content.config_records[REQUEST], "level": 10**9}
-        content = RecordDict({REPORT: reply.content.array_records[REPORT], REQUEST: ConfigRecord(said)})
-        return Message(content, reply_to=_asked(reply))
-
-    _, result = start(tmp_path, ldp_fedexp(clip=0.5, mechanism="privunit"), grid_where(2, change))
-    assert result.train_metrics_clientapp[1]["refused"] == 1
 
 
 def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
@@ -260,7 +246,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
 
 
 def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.flower.server.strategy.choose", lambda *_: {})
+    monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda *_: {})
     strategy, result = start(tmp_path, CDP, grid_where(2, lambda r: r), participation=Poisson(0.5))
     assert strategy.state.round == 1
     assert result.train_metrics_clientapp[1]["epsilon_total"] > 0
@@ -311,21 +297,35 @@ def test_integer_arrays_in_the_model_are_refused(tmp_path):
         strategy.begin(ArrayRecord({"steps": Array(np.zeros(1, dtype=np.int64))}))
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [{"squares": -0.1}, {"squares": 1.0}, {"squares": math.nan}, {"votes": [-1.5]}, {"votes": [1.5]}, {"count": 1}],
-)
-def test_no_statistic_of_hosted_clients_leaves_the_range_that_is_charged(lie):
-    """Two clients' squared norms are in [0, 2C²] and their shares in [−1, 1]; a negative one moved the sum by twice its bound."""
-    mechanism = deployed(CentralGaussian(0.5, 5.0, "replace-one", "paper", 7.5, (within_clip(12.0),)))
-    asked = Request(1, "n" * 32, mechanism, Sampling(), clients=(0, 1), hosted=2)
-    said = {"round": 1, "nonce": "n" * 32, "count": 2, "squares": 0.25, "votes": [1.0]}
-    vector = Array(np.zeros(4))
+def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path, caplog):
+    federation, model = problem(4)
+    strategy = DpFedExp(dp_fedavg(clip=0.5, noise_multiplier=200.0), clients=4, rounds=6, folder=tmp_path)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        strategy.start(LoopbackGrid(plain_app(federation, model, LOCAL), 4), ArrayRecord(model.state_dict()))
+    warned = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
+    assert warned[0].startswith("4 clients: client-level privacy can't work here")
+    assert all(line["update_norm"] > 0 for line in strategy.history)
+    told = [json.loads(line) for line in (tmp_path / "advice.jsonl").read_text().splitlines()]
+    assert [one["sentence"] for one in told] == [one.sentence for one in strategy.commentary.advice]
+    # Noise alone passes for a signal twice in a hundred runs: the verdict itself is tested on seeded noise.
+    assert [one["code"] for one in told] in (["few-clients", "dead"], ["few-clients"])
+    assert set(warned) >= {one["sentence"] for one in told}
 
-    def reply(**changes) -> Message:
-        content = {REPORT: ArrayRecord({"vector": vector}), REQUEST: ConfigRecord({**said, **changes})}
-        return Message(RecordDict(content), 7, "train")
 
-    assert read_sums(reply(), asked, 4).count == 2
-    with pytest.raises(InputError, match=r"out of range|does not count"):
-        read_sums(reply(**lie), asked, 4)
+def test_a_resumed_server_watches_the_rounds_of_before_too(tmp_path):
+    federation, model = problem(4)
+    algorithm = dp_fedavg(clip=0.5, noise_multiplier=200.0)
+    start = ArrayRecord(model.state_dict())
+    for number in (3, 6):
+        strategy = DpFedExp(algorithm, clients=4, rounds=6, folder=tmp_path, resume=number == 6)
+        grid = LoopbackGrid(plain_app(federation, model, LOCAL), 4)
+        if number == 3:
+            strategy.begin(start)
+            for one in (1, 2, 3):
+                messages = strategy.configure_train(one, strategy.reported, ConfigRecord(), grid, 10.0)
+                replies = list(grid.pull_messages(grid.push_messages(messages)))
+                strategy.aggregate_train(one, replies)
+            strategy.ledger.close()
+        else:
+            strategy.start(grid, start)
+    assert len(strategy.commentary.watch._records) == 6

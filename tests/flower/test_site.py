@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TaskType
@@ -24,16 +25,22 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 
 from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.core.noise.lattice import expand, from_words
 from dpfedexp.errors import InputError
-from dpfedexp.flower.local.new import new_app
-from dpfedexp.flower.messages import REPORT, REQUEST, Request, read_sums
-from dpfedexp.flower.node import seam as seam_module
-from dpfedexp.flower.node.guard import Guard
-from dpfedexp.flower.node.seam import PULL, PUSH, Seam
-from dpfedexp.flower.node.site import NO_REPORT, Site
-from dpfedexp.flower.versions import VERSION
+from dpfedexp.flower import site as seam_module
+from dpfedexp.flower.access import VERSIONS
+from dpfedexp.flower.app import new_app
+from dpfedexp.flower.client import privatize
+from dpfedexp.flower.guard import Guard
+from dpfedexp.flower.helper import HELPER
+from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, Request, read_sums
+from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, Seam, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
+from dpfedexp.mechanisms.aggregation import Round, unmasked
+from dpfedexp.mechanisms.text import encode
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
+from ..mechanisms.parties import charges, helper_file, public_key, round_of, rows, sent
 from . import loopback  # noqa: F401  sets Flower's task identity
 
 CENTRAL, LOCAL = CentralGaussian(0.5, 3.0).secure(), LocalGaussian(0.5, 3.0).secure()
@@ -216,7 +223,7 @@ def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, tmp_pa
     node.push()
     answer = node.answer()
     assert answer.has_error()
-    assert (answer.error.code, answer.error.reason) == (6, NO_REPORT)
+    assert (answer.error.code, answer.error.reason) == (6, REFUSAL + NO_REPORT)
     assert WORD.encode() not in b"".join(node.pushed.values())
     assert node.charges == 0
 
@@ -235,7 +242,7 @@ def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(
     node.seam.patience = 0.2
     first = node.ask()
     node.push()
-    assert node.answer().error.reason == NO_REPORT
+    assert node.answer().error.reason == REFUSAL + NO_REPORT
     node.reply(Message(RecordDict({"arrays": arrays({"w": SECRET})}), reply_to=first))
     second = node.ask(round=2)
     node.reply(hostile(honest())(second))
@@ -260,7 +267,7 @@ def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(tm
     waiting.start()
     waiting.join(120)
     assert not waiting.is_alive()
-    assert node.answer().error.reason == NO_REPORT
+    assert node.answer().error.reason == REFUSAL + NO_REPORT
     assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
     node.sent.clear()
     node.pushed.clear()
@@ -287,7 +294,7 @@ def test_a_reply_whose_parts_never_come_is_an_error(tmp_path, bundle):
     node.seam.patience = 0.3
     node.reply(hostile(honest())(node.ask()), leave_out=1)
     node.push()
-    assert node.answer().error.reason == NO_REPORT
+    assert node.answer().error.reason == REFUSAL + NO_REPORT
 
 
 def test_what_an_app_keeps_in_its_state_stays_on_the_node(tmp_path, bundle):
@@ -358,11 +365,11 @@ def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch,
     """And nothing but the pinned version is accepted."""
     seam = Node(tmp_path, bundle).seam
     monkeypatch.setattr(seam_module.flower, "_push_messages", lambda state, outbox: None)
-    with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.41\.0"):
+    with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.42\.0"):
         seam.install()
     monkeypatch.undo()
-    monkeypatch.setattr("flwr.__version__", "1.42.0")
-    with pytest.raises(InputError, match=r"made for flwr 1\.41\.0, and this is 1\.42\.0"):
+    monkeypatch.setattr("flwr.__version__", "1.43.0")
+    with pytest.raises(InputError, match=r"made for flwr 1\.41\.0 or 1\.42\.0, and this is 1\.43\.0"):
         seam.install()
 
 
@@ -378,8 +385,93 @@ def test_flowers_functions_at_the_seam_are_the_ones_that_were_read(name):
     """They are private to Flower. If one changed: read it again, see that every message still passes it, then change the hash."""
     import flwr
 
-    assert flwr.__version__ == VERSION
+    assert flwr.__version__ in VERSIONS
     function = getattr(seam_module.import_module("flwr.supernode.start_client_internal"), name)
     assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest() == SOURCES[name], f"{name} has changed"
     if name != "start_client_internal":
         assert list(inspect.signature(function).parameters) == (PULL if "pull" in name else PUSH)
+
+
+MASKED = TwoPartyGaussian(0.5, 3.0)
+NONCE = f"{1:032d}"
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "state"))
+    (tmp_path / "helper").mkdir()
+    return helper_file(tmp_path / "helper", total=1e3, per_round=1e2)
+
+
+def site(folder, bundle, **limits):
+    folder.mkdir()
+    return Node(folder, bundle, mechanisms=("two-party",), **limits)
+
+
+def stored(node: Node) -> int:
+    """Messages that wait for an app."""
+    return len(node.state.get_messages_legacy(is_reply=False))
+
+
+def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle, file, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_HELPER", str(file.path))
+    node = site(tmp_path / "site", bundle)
+
+    def asked(**fields) -> Message:
+        node.sent, node.pushed = [], {}
+        node.ask(records={HELPER: ConfigRecord(fields)})
+        node.push()
+        return node.answer()
+
+    assert asked(asks="who").content.config_records[HELPER]["key"] == public_key(file)
+    round_, units = round_of(run=str(node.run.run_id), nonce=NONCE), rows()
+    messages = sent(round_, public_key(file), units)
+    fields = {
+        "asks": "sum",
+        "round": 1,
+        "nonce": NONCE,
+        "columns": round_.columns,
+        "clip": round_.clip,
+        "mechanism": round_.mechanism,
+        "nodes": list(messages),
+        "seeds": [message.sealed for message in messages.values()],
+    }
+    assert asked(**{**fields, "nodes": fields["nodes"][:1], "seeds": fields["seeds"][:1]}).has_error()
+    assert charges(file) == 0
+    answer = asked(**fields).content.array_records[REPORT]["vector"].numpy()
+    assert (charges(file), stored(node)) == (1, 0)
+    total = from_words(unmasked([message.words for message in messages.values()], answer))
+    assert float((total - units.sum(0)).abs().max()) < 64 * 2.0**21
+    assert asked(**fields).has_error()
+
+
+def test_what_leaves_the_site_is_the_clipped_row_under_a_mask_that_the_helper_can_take_off(tmp_path, bundle, file):
+    node = site(tmp_path / "site", bundle, helper_key=public_key(file))
+    node.reply(Message(RecordDict(honest()), reply_to=node.ask(MASKED)))
+    node.push()
+    content = node.answer().content
+    words = content.array_records[REPORT]["vector"].numpy()
+    binding = Round(str(node.run.run_id), 1, NONCE, len(words), 0.5, encode(MASKED))
+    seed = file.helper().key.open(content.config_records[REQUEST]["seed"], binding.info(7))
+    assert seed is not None
+    found = from_words(unmasked([words], expand(seed, len(words))))
+    update = torch.from_numpy(honest()["arrays"]["w"].numpy()) - 1.0
+    assert torch.equal(found, MASKED.units(privatize(update, MASKED))[0])
+
+
+def test_a_site_that_pins_no_helper_starts_no_app_and_pays_nothing(tmp_path, bundle, monkeypatch):
+    monkeypatch.delenv("DPFEDEXP_HELPER_KEY", raising=False)
+    node = site(tmp_path / "site", bundle)
+    node.ask(MASKED)
+    node.push()
+    assert "helper_key" in node.answer().error.reason
+    assert (node.charges, stored(node)) == (0, 0)
+
+
+def test_a_site_that_is_no_helper_says_so_without_an_app(tmp_path, bundle, monkeypatch):
+    monkeypatch.delenv("DPFEDEXP_HELPER", raising=False)
+    node = site(tmp_path / "site", bundle)
+    node.ask(records={HELPER: ConfigRecord({"asks": "who"})})
+    node.push()
+    assert "no helper" in node.answer().error.reason
+    assert stored(node) == 0

@@ -1,4 +1,4 @@
-"""A Flower client trains as the simulator's clients do: whatever the optimiser, and with every setting of the template's app."""
+"""A Flower client trains as the simulator's clients do: alone, hosted with others, and with every setting of the template's app."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, Sgd, StepRate, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp.accounting import Sampling
 from dpfedexp.core.batches import schedule
-from dpfedexp.core.local import OPTIMISERS
+from dpfedexp.core.local import OPTIMISERS, Sgd
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.flower import DpFedExp, private_training, strategy_from, train_hosted, train_local
+from dpfedexp.errors import InputError
+from dpfedexp.flower import DpFedExp, local_from, private_training, strategy_from, train_hosted, train_local
 from dpfedexp.flower import training as flower_training
 from dpfedexp.flower.messages import REQUEST, Request
+from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.models import linear_regression
+from tests.flower.test_agreement import LOCAL as FEW_STEPS
+from tests.flower.test_agreement import problem
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
 from .loopback import LoopbackGrid
-from .test_cohort import message
 
 SIZES, DIMENSION = (7, 3, 5), 4
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
@@ -236,3 +240,115 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     )
     torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=2e-5)
     assert float(flat(run.model).norm()) > 0.1
+
+
+LR, HOSTED_STEPS = 0.1, 3
+GENERATOR = torch.Generator().manual_seed(0)
+HOSTED_CLIENTS = Federation.from_clients(
+    [(torch.randn(n, 3, generator=GENERATOR), torch.randn(n, generator=GENERATOR)) for n in (4, 2, 5)]
+)
+HOSTED_MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+
+def absolute_error(outputs, targets):
+    return (outputs - targets).abs()
+
+
+def message(*asked):
+    request = Request(1, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
+    content = RecordDict({"arrays": ArrayRecord(HOSTED_MODEL.state_dict()), REQUEST: request.to_record()})
+    return Message(content, dst_node_id=1, message_type="train")
+
+
+def rows(*asked, **options):
+    content = train_hosted(
+        message(*asked), HOSTED_MODEL, HOSTED_CLIENTS, local=Sgd(lr=LR, steps=HOSTED_STEPS), **options
+    )
+    return torch.from_numpy(content.array_records["updates"]["rows"].numpy())
+
+
+def by_hand(client, loss):
+    net = copy.deepcopy(HOSTED_MODEL)
+    inputs, targets = HOSTED_CLIENTS.client(client)
+    optimiser = torch.optim.SGD(net.parameters(), lr=LR)
+    for _ in range(HOSTED_STEPS):
+        optimiser.zero_grad()
+        loss(net(inputs), targets).mean().backward()
+        optimiser.step()
+    pairs = zip(net.parameters(), HOSTED_MODEL.parameters(), strict=True)
+    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
+
+
+@pytest.mark.parametrize("loss", [absolute_error, None])
+def test_hosted_clients_train_with_the_loss_that_the_app_names(loss):
+    expected = loss or (lambda outputs, targets: 0.5 * (outputs - targets).square())
+    for client, row in zip((2, 0), rows(2, 0, loss=loss), strict=True):
+        torch.testing.assert_close(row, by_hand(client, expected), rtol=1e-5, atol=1e-6)  # float32 in another order
+    assert not torch.allclose(by_hand(0, absolute_error), by_hand(0, lambda o, t: 0.5 * (o - t).square()), atol=1e-3)
+
+
+def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not():
+    assert rows(2).shape == (1, 4)
+    with pytest.raises(InputError, match="hosted client 3"):
+        rows(0, 3)
+
+
+def test_an_empty_hosted_client_sends_zero_and_the_others_their_own_update():
+    clients = Federation.from_clients(
+        [HOSTED_CLIENTS.client(0), (torch.zeros(0, 3), torch.zeros(0)), HOSTED_CLIENTS.client(2)]
+    )
+    content = train_hosted(
+        message(2, 1, 0), HOSTED_MODEL, clients, local=Sgd(lr=LR, steps=HOSTED_STEPS), loss=absolute_error
+    )
+    found = torch.from_numpy(content.array_records["updates"]["rows"].numpy())
+    assert found[1].tolist() == [0.0] * 4
+    for client, row in ((2, found[0]), (0, found[2])):
+        torch.testing.assert_close(row, by_hand(client, absolute_error), rtol=1e-5, atol=1e-6)
+
+
+AUTO = Sgd(lr="auto", steps=2)
+ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1.0)
+
+
+def strategy(folder, algorithm=ALGORITHM, **options):
+    return DpFedExp(algorithm, clients=6, rounds=2, folder=folder, **options)
+
+
+def test_an_automatic_rate_is_refused_wherever_it_comes_in(tmp_path):
+    model, config = torch.nn.Linear(2, 1), {"federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
+    for use in (
+        lambda: strategy(tmp_path, local=AUTO),
+        lambda: train_local(model, torch.ones(3, 2), torch.ones(3, 1), local=AUTO),
+        lambda: local_from({**config, "local.lr": "auto"}),
+    ):
+        with pytest.raises(InputError, match=r"'auto', which is for simulations; a deployment needs a number"):
+            use()
+    assert local_from({**config, "local.lr": 0.2}).lr == 0.2
+
+
+def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
+    federation, model = problem()
+    server = strategy(tmp_path / "auto")
+    server.begin(ArrayRecord(model.state_dict()))
+    simulation, _ = prepare(model, federation, ALGORITHM, local=FEW_STEPS, rounds=2)
+    # The grid of secure noise adds a millionth to it.
+    assert server.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
+    assert server.config["quantile"] == server.algorithm.clip.quantile != 0.5
+
+
+def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(template, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
+    np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
+    task, app, config = template(federation={"clients": 1, "rounds": 1, "node_timeout": 1.0})
+    norms = {}
+    for name in ("some", "none"):
+        config["federation.folder"] = str(tmp_path / name)
+        replies, node = [], {"data": str(tmp_path / f"{name}.npz")}
+        keep = lambda _, reply, replies=replies: replies.append(reply) or reply  # noqa: E731
+        grid = LoopbackGrid(app, 1, node_config=node, run_config=config, reply_of=keep)
+        strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
+        vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
+        norms[name] = float(np.linalg.norm(vector))
+    assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
+    assert norms["none"] == 0

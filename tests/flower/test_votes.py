@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfedexp.accounting import Ledger, Sampling
@@ -19,27 +19,19 @@ from dpfedexp.core.votes import Ask, Vote, within_clip
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
-from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
-from dpfedexp.flower.node import mod
-from dpfedexp.flower.node.announcement import Announcement
-from dpfedexp.flower.node.price import Refused, node_charge
-from dpfedexp.flower.noise import bind
+from dpfedexp.flower import client as mod
+from dpfedexp.flower.client import Announcement
+from dpfedexp.flower.guard import Refused, node_charge
+from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request, bind
 from dpfedexp.mechanisms import CentralGaussian
 
 from .loopback import LoopbackGrid, plain_app, problem
+from .test_agreement import Silence
 
 LOCAL = Sgd(lr=0.05, steps=5)
 ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1e-4)
 LENGTH, UNSAID = Ask("length", 0.0, 4.0), Ask("unsaid", 0.0, 10.0)
 VOTES = (LENGTH, UNSAID)
-
-
-class Silence:
-    def normal(self, clients, width, device, dtype):
-        return torch.zeros(len(clients), width, device=device, dtype=dtype)
-
-    def uniform(self, clients, width):
-        return torch.full((len(clients), width), 0.25, dtype=torch.float64)
 
 
 def answering(federation, model, values=None):
@@ -189,11 +181,3 @@ def test_local_privacy_has_no_votes_on_flower_either(tmp_path):
     )
     with pytest.raises(InputError, match="votes are asked for in a local setting"):
         strategy.begin(ArrayRecord(model.state_dict()))
-
-
-def test_a_request_with_votes_reads_back_as_it_was_sent():
-    mechanism = CentralGaussian(0.3, 5.0, votes=(within_clip(4.0), Vote("loss", 0.0, 10.0, noise=5.0))).secure()
-    given = Request(1, "nonce", mechanism, Sampling())
-    record = ConfigRecord(dict(given.to_record()))
-    read = Request.from_message(Message(RecordDict({REQUEST: record}), 1, "train"))
-    assert read.mechanism == mechanism

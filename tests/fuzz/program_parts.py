@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from dpfedexp import AdamW, Federation, LocalOptimiser, Sgd
-from dpfedexp.data.generated import Generated
+from dpfedexp.data.synthetic import Generated
 
 COUNT, WIDTH, WORDS, LABELS = 5, 6, 9, 3
 GLOBAL: dict[Any, Any] = {}

@@ -3,22 +3,18 @@
 A seed decides a module, a loss, a transform, an optimizer, clients and a trainer, composed from parts that remember, write, draw,
 branch and hook in. The program runs twice, the second time with one client replaced by a hostile one. Both runs must be refused
 with the same sentence; or the rows of all other clients must be equal over two rounds, and the clipped sum may move by 2C.
-`python -m tests.fuzz.programs --count 5000 --seed 0 --jobs 2` tries five thousand.
+`tests/trainers/test_programs.py` runs them.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import random
 import signal
 import threading
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -162,76 +158,3 @@ def _time_limit() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-@dataclass
-class Summary:
-    """Counts of verdicts, and of verdicts by feature."""
-
-    verdicts: Counter[str] = field(default_factory=Counter)
-    idle: int = 0
-    failures: list[Result] = field(default_factory=list)
-    refusals: Counter[str] = field(default_factory=Counter)
-    by_feature: dict[str, Counter[str]] = field(default_factory=dict)
-
-    def add(self, result: Result) -> None:
-        self.verdicts[result.verdict] += 1
-        self.idle += result.verdict == "isolated" and not result.learnt
-        if result.verdict == "failed":
-            self.failures.append(result)
-        if result.verdict == "refused":
-            self.refusals[result.why[:100]] += 1
-        for feature in set(result.features):
-            self.by_feature.setdefault(feature, Counter())[result.verdict] += 1
-
-    def line(self) -> str:
-        counts = ", ".join(f"{self.verdicts[name]} {name}" for name in ("refused", "isolated", "failed"))
-        return f"{sum(self.verdicts.values())} programs: {counts} ({self.idle} of the isolated learnt nothing)"
-
-    def table(self) -> str:
-        lines = [f"{'feature':40} programs refused isolated failed"]
-        for feature, counts in sorted(self.by_feature.items()):
-            total = sum(counts.values())
-            shares = " ".join(f"{counts[name] / total:8.1%}" for name in ("refused", "isolated", "failed"))
-            lines.append(f"{feature:40} {total:8} {shares}")
-        return "\n".join(lines)
-
-
-def results(seeds: Iterable[int], jobs: int = 1) -> Iterator[Result]:
-    """The programs of these seeds, in this process or in others."""
-    if jobs == 1:
-        yield from map(check, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, _one_thread) as pool:
-        yield from pool.imap_unordered(check, seeds, chunksize=8)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def main(print: Callable[..., None] = print) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="print every program")
-    given = parser.parse_args()
-    summary, began = Summary(), time.monotonic()
-    for number, result in enumerate(results(range(given.seed, given.seed + given.count), given.jobs), 1):
-        summary.add(result)
-        if result.verdict == "failed" or given.show:
-            print(result, flush=True)
-        if number % 100 == 0:
-            print(f"{time.monotonic() - began:.0f} s, {summary.line()}", flush=True)
-    print(summary.table())
-    for sentence, count in summary.refusals.most_common():
-        print(f"{count:6} refused: {sentence}")
-    for result in summary.failures:
-        print(result)
-    print(summary.line())
-    return 1 if summary.failures else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

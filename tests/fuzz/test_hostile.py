@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from dpfedexp import config
 from dpfedexp.accounting import Ledger
-from dpfedexp.data.idx import read_idx
+from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.errors import InputError, LedgerError
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
@@ -74,7 +74,7 @@ def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
 def limited(code: str, megabytes: int = 400) -> str:
     """Runs code in a process that may take so much more memory than its imports did; what it prints."""
     program = (
-        "import resource, torch, numpy\nimport dpfedexp.data.idx, dpfedexp.engine.checkpoint, dpfedexp.accounting\n"
+        "import resource, torch, numpy\nimport dpfedexp.data.data_sets, dpfedexp.engine.checkpoint, dpfedexp.accounting\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (used + {megabytes} * 2**20,) * 2)\n" + code
     )
@@ -88,7 +88,7 @@ def test_a_header_that_claims_a_trillion_images_costs_no_memory(tmp_path):
     (tmp_path / "bomb").write_bytes(gzip.compress(header + bytes(2**20)))
     said = limited(
         f"from pathlib import Path\nfor path in sorted(Path({str(tmp_path)!r}).iterdir()):\n"
-        "    try: dpfedexp.data.idx.read_idx(path)\n"
+        "    try: dpfedexp.data.data_sets.read_idx(path)\n"
         "    except dpfedexp.errors.InputError as error: print(error)"
     )
     assert said.count("not plausible") == 2

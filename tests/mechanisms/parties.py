@@ -9,11 +9,9 @@ import torch
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.masks import to_words
-from dpfedexp.flower.two_party.helper_file import HelperFile
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.mechanisms.aggregation.client import masked
-from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, new_key
+from dpfedexp.core.noise.lattice import to_words
+from dpfedexp.flower.helper import HelperFile
+from dpfedexp.mechanisms.aggregation import PrivateKey, Round, masked, new_key
 from dpfedexp.mechanisms.text import encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 

@@ -19,14 +19,14 @@ PROBE = BinnedVote(Vote("loss fell", noise=4.0), 5)
 LEAVING = replace(PROBE, adjacency="add-remove")
 
 
-def released(probe, noise, count=3000):
+def released(probe, noise, count=1500):
     sums = probe.collect(torch.ones(20), torch.arange(20) % 5)
     return np.array([probe.release(sums, 20, noise(n)).tolist() for n in range(count)])
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_every_bin_has_independent_noise_of_the_size_that_is_charged(secure):
-    """3000 releases of five bins: the law of each by Kolmogorov and Smirnov, and correlations below 6/√3000."""
+    """1500 releases of five bins: the law of each by Kolmogorov and Smirnov, and correlations below 6/√1500."""
     probe = replace(PROBE, secure=secure)
     system = ChaChaNoise()
     found = released(probe, (lambda n: system) if secure else lambda n: Streams(n).at("probe", 1))
@@ -36,7 +36,7 @@ def test_every_bin_has_independent_noise_of_the_size_that_is_charged(secure):
     for column in standard.T:
         assert stats.kstest(column, "norm").pvalue > 1e-7
     between = np.corrcoef(standard, rowvar=False) - np.eye(5)
-    assert float(np.abs(between).max()) < 6 / np.sqrt(3000)
+    assert float(np.abs(between).max()) < 6 / np.sqrt(1500)
 
 
 @pytest.mark.parametrize(("probe", "mu"), [(PROBE, 1 / 4), (LEAVING, 0.5 / 4)])

@@ -1,16 +1,28 @@
+"""Gaussian mechanisms, and the server side of every mechanism: what is summed and released, and how much noise is in it."""
+
 import math
+import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dpfedexp.accounting import Sampling
-from dpfedexp.core.clipping import clip
+from dpfedexp.accounting import Query, Sampling
+from dpfedexp.core.clipping import BLOCK, clip
+from dpfedexp.core.noise import lattice as discrete
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.votes import within_clip
-from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, Report
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import Vote, within_clip
+from dpfedexp.errors import InputError
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release, Report
+from dpfedexp.mechanisms.base import lift, total
+from tests.mechanisms.local_laplace import LocalLaplace
 
 RADIUS = 0.3
+
 CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)
+
 IDS = torch.arange(50)
 
 
@@ -26,37 +38,21 @@ def test_no_privacy_releases_the_mean_and_the_mean_square():
     assert out.statistic == pytest.approx(float(CLIPPED.vectors.double().square().sum(1).mean()))
 
 
-def test_central_noise_on_the_mean_has_standard_deviation_zc_over_m():
-    mechanism = CentralGaussian(RADIUS, 5.0)
-    mean = CLIPPED.vectors.double().mean(0)
-    errors = torch.stack([release(mechanism, seed).c_bar - mean for seed in range(2000)])
-    # 16,000 draws: the sd is known to 0.6 %, five of which are 3 %.
-    assert float(errors.std()) == pytest.approx(5 * RADIUS / 50, rel=0.03)
-    assert abs(float(errors.mean())) < 5 * 5 * RADIUS / 50 / math.sqrt(16000)
-
-
-def test_local_noise_on_the_mean_has_standard_deviation_sigma_over_root_m():
-    mechanism = LocalGaussian(RADIUS, 0.7)
-    mean = CLIPPED.vectors.double().mean(0)
-    errors = torch.stack([release(mechanism, seed).c_bar - mean for seed in range(500)])
-    assert float(errors.std()) == pytest.approx(0.7 * RADIUS / math.sqrt(50), rel=0.06)
-
-
 def test_the_papers_scalar_noise_is_a_standard_deviation_of_d_sigma_squared_over_m():
     """NOTES: σ_ξ = dσ²/M with σ = 5C/√M, on the mean."""
     d, m, z = 8, 50, 5.0
     mechanism = CentralGaussian(RADIUS, z, numerator="paper", scalar_multiplier=d * z * z / m)
     truth = float(CLIPPED.vectors.double().square().sum(1).mean())
-    drawn = torch.tensor([release(mechanism, seed).statistic - truth for seed in range(4000)])
+    drawn = torch.tensor([release(mechanism, seed).statistic - truth for seed in range(1000)])
     sigma_squared = (z * RADIUS) ** 2 / m
-    assert float(drawn.std()) == pytest.approx(d * sigma_squared / m, rel=0.06)
+    assert float(drawn.std()) == pytest.approx(d * sigma_squared / m, rel=0.12)
 
 
 def test_vector_and_scalar_noise_are_independent():
     """A shared stream would let the noise be subtracted out: the correlation over runs must vanish."""
     mechanism = CentralGaussian(RADIUS, 5.0, numerator="paper", scalar_multiplier=4.0)
-    pairs = torch.tensor([[float(r.c_bar[0]), r.statistic] for r in (release(mechanism, s) for s in range(3000))])
-    assert abs(float(torch.corrcoef(pairs.T)[0, 1])) < 5 / math.sqrt(3000)
+    pairs = torch.tensor([[float(r.c_bar[0]), r.statistic] for r in (release(mechanism, s) for s in range(1000))])
+    assert abs(float(torch.corrcoef(pairs.T)[0, 1])) < 5 / math.sqrt(1000)
 
 
 def test_ldp_gaussian_statistic_exceeds_the_truth_by_d_sigma_squared():
@@ -81,35 +77,12 @@ def test_a_report_of_nan_adds_nothing():
     assert torch.equal(sums.vector, torch.zeros(8, dtype=torch.float64))
 
 
-def test_sums_of_chunks_add_to_the_sums_of_all():
-    mechanism = LocalGaussian(RADIUS, 0.7, numerator="paper")
-    noise = Streams(3).at("local noise", 1)
-    whole = mechanism.collect(mechanism.randomize(CLIPPED, IDS, noise))
-    parts = [
-        mechanism.collect(mechanism.randomize(clip(CLIPPED.vectors[i], RADIUS), IDS[i], noise))
-        for i in (slice(0, 7), slice(7, 50))
-    ]
-    total = parts[0] + parts[1]
-    # The same float32 rows, added in another order in double precision.
-    assert torch.allclose(total.vector, whole.vector, rtol=1e-6, atol=1e-6)
-    assert float(total.squares) == pytest.approx(float(whole.squares), rel=1e-6)
-    assert total.count == whole.count == 50
-
-
 def test_the_count_of_adaptive_clipping_is_centred_and_noisy():
     mechanism = CentralGaussian(RADIUS, 5.0, votes=(within_clip(2.0),))
     truth = float(CLIPPED.within.double().mean())
-    drawn = torch.tensor([release(mechanism, seed).within - truth for seed in range(3000)])
-    assert abs(float(drawn.mean())) < 5 * 0.04 / math.sqrt(3000)
-    assert float(drawn.std()) == pytest.approx(2.0 / 50, rel=0.07)
-
-
-def test_events_read_the_mechanisms_own_fields():
-    replace = CentralGaussian(RADIUS, 5.0).event(Sampling())
-    add = CentralGaussian(RADIUS, 5.0, "add-remove").event(Sampling())
-    assert replace.mu == pytest.approx(2 / 5)
-    assert add.mu == pytest.approx(1 / 5)
-    assert LocalGaussian(RADIUS, 0.7).event(Sampling("poisson", 0.1)).mu == pytest.approx(2 / 0.7)
+    drawn = torch.tensor([release(mechanism, seed).within - truth for seed in range(1000)])
+    assert abs(float(drawn.mean())) < 5 * 0.04 / math.sqrt(1000)
+    assert float(drawn.std()) == pytest.approx(2.0 / 50, rel=0.12)
 
 
 def test_the_free_rule_charges_exactly_the_event_of_dp_fedavg():
@@ -125,3 +98,213 @@ def test_the_event_of_adaptive_clipping_charges_its_count():
     for adjacency, both in (("replace-one", 2.0), ("add-remove", 1.0)):
         event = CentralGaussian(RADIUS, 5.00626, adjacency, votes=(within_clip(50.0),)).event(Sampling())
         assert event.mu == pytest.approx(both / 5.0, rel=1e-5)
+
+
+FREE_CLIENTS = torch.arange(1)
+
+
+def exact_norm(row):
+    return math.sqrt(math.fsum(float(v) ** 2 for v in row))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 30),
+    st.floats(0.0, 3.0),
+    st.floats(1e-3, 1e3),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 2**31),
+)
+def test_lifted_norm_never_exceeds_the_clip(d, length, radius, dtype, seed):
+    direction = torch.randn(1, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    delta = clip(direction / direction.norm() * length * radius, radius).vectors
+    assert exact_norm(lift(delta, radius)[0]) <= radius
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-12, 1e-8, 1e-5, 1e-4, 1e-3])
+def test_lifted_norm_holds_where_rounding_is_worst(dtype, tiny):
+    """Near ‖Δ‖ = 0 the last coordinate rounds to C itself; near ‖Δ‖ = C the update does."""
+    for norm in (tiny, 1.0 - tiny):
+        delta = clip(torch.full((1, 4), norm / 2, dtype=dtype), 1.0).vectors
+        assert exact_norm(lift(delta, 1.0)[0]) <= 1.0
+
+
+def free_rows(count=400, d=20, radius=0.3):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, d, generator=generator)
+    lengths = torch.linspace(0.0, 1.4, count)[:, None] * radius
+    return clip(x / x.norm(dim=1, keepdim=True) * lengths, radius)
+
+
+@pytest.mark.parametrize("setting", ["central", "local"])
+def test_free_numerator_is_unbiased_with_the_noise_of_one_coordinate(setting):
+    """Its sd is C·(the noise of the mean per coordinate): 5C²/M central, 0.7C²/√M local."""
+    radius, repeats = 0.3, 600
+    clipped = free_rows(radius=radius)
+    m = len(clipped.vectors)
+    ids = torch.arange(m)
+    truth = float(clipped.vectors.double().square().sum(1).mean())
+    mechanism = (
+        CentralGaussian(radius, 5.0, numerator="free")
+        if setting == "central"
+        else LocalGaussian(radius, 0.7, numerator="free")
+    )
+    expected_sd = 5 * radius**2 / m if setting == "central" else 0.7 * radius**2 / math.sqrt(m)
+    repeats = repeats if setting == "central" else 300
+    drawn = []
+    for trial in range(repeats):
+        streams = Streams(trial)
+        sums = mechanism.collect(mechanism.randomize(clipped, ids, streams.at("local noise", 1)))
+        release = mechanism.release(sums, m, streams.at("central noise", 1), streams.at("scalar", 1))
+        drawn.append(radius**2 - radius * release.statistic)
+    drawn = torch.tensor(drawn, dtype=torch.float64)
+    # Five standard errors of the mean; the sd of a sample of n has a relative error of 1/sqrt(2n), five of those.
+    assert abs(float(drawn.mean()) - truth) < 5 * expected_sd / math.sqrt(repeats) + 1e-6 * radius**2
+    assert float(drawn.std()) == pytest.approx(expected_sd, rel=5 / math.sqrt(2 * repeats))
+
+
+@pytest.mark.parametrize("width", [BLOCK, BLOCK + 1, 2 * BLOCK + 3])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_rows_are_added_in_double_precision_however_wide_they_are(width, rows):
+    given = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+    found = total(given)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, given.double().sum(0), rtol=1e-14, atol=1e-14)  # three doubles in another order
+
+
+@pytest.mark.parametrize("kind", [CentralGaussian, LocalGaussian])
+def test_only_the_free_rule_has_a_coordinate_more(kind):
+    assert kind(1.0, 1.0).width(7) == 7
+    assert kind(1.0, 1.0, numerator="free").width(7) == 8
+    assert PrivUnit(1.0, 7).width(7) == 7
+
+
+@pytest.mark.parametrize("mechanism", [PrivUnit(1.0, 3), LocalGaussian(1.0, 1.0, "paper")])
+def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
+    sums = Sums(torch.tensor([4.0, 8.0, 2.0]).double(), torch.tensor(6.0).double(), torch.zeros(0).double(), 4)
+    release = mechanism.release(sums, 100.0, None, None)
+    assert release.c_bar.tolist() == [1.0, 2.0, 0.5]
+    assert release.statistic == 1.5
+    nobody = mechanism.release(Sums.zero(3), 100.0, None, None)
+    assert nobody.c_bar.tolist() == [0.0] * 3
+    assert nobody.statistic == 0.0
+
+
+def test_the_free_rules_coordinate_is_the_last_one_and_no_part_of_the_mean():
+    sums = Sums(torch.tensor([4.0, 8.0, 2.0, 6.0]).double(), torch.tensor(0.0), torch.zeros(0), 4)
+    local = LocalGaussian(1.0, 1.0, "free").release(sums, 100.0, None, None)
+    assert (local.c_bar.tolist(), local.statistic) == ([1.0, 2.0, 0.5], 1.5)
+    noise = Streams(0).at("noise", 1)
+    central = CentralGaussian(1.0, 1e-9, numerator="free").release(sums, 8.0, noise, noise)
+    assert central.c_bar.tolist() == pytest.approx([0.5, 1.0, 0.25], abs=1e-7)
+    assert central.statistic == pytest.approx(0.75, abs=1e-7)
+
+
+@pytest.mark.parametrize(("adjacency", "both"), [("replace-one", 2.0), ("add-remove", 1.0)])
+def test_every_query_is_charged_with_its_own_bound_sensitivity_noise_and_diameter(adjacency, both):
+    mechanism = CentralGaussian(
+        0.3, 5.0, adjacency, "paper", 7.0, (within_clip(11.0), Vote("loss", 0.0, 10.0, noise=13.0))
+    )
+    for sampling in (Sampling(), Sampling("poisson", 0.1)):
+        assert mechanism.event(sampling).queries == (
+            Query("update", 1.0, both, 5.0, 2.0),
+            Query("squared norms", 1.0, 1.0, 7.0, 1.0),
+            Query("within clip", 0.5, 0.5 * both, 11.0, 1.0),
+            Query("loss", 0.5, 0.5 * both, 13.0, 1.0),
+        )
+
+
+def test_strict_noise_without_opendp_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    discrete._discrete.cache_clear()
+    with pytest.raises(InputError, match="needs OpenDP"):
+        discrete.discrete_gaussian((2,), 3.0)
+
+
+RADIUS, M, D = 0.3, 50, 4000
+
+DENOMINATOR = 80.0
+"""Not M: a central sum is divided by what was declared, a local mean by who reported."""
+
+
+def released(mechanism, rows, seed=0):
+    streams = Streams(seed)
+    clipped = clip(rows, mechanism.clip)
+    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(len(rows)), streams.at("client", 1)))
+    return mechanism.release(sums, DENOMINATOR, streams.at("noise", 1), streams.at("scalar", 1))
+
+
+GAUSSIANS = [
+    CentralGaussian(RADIUS, 5.0),
+    CentralGaussian(RADIUS, 5.0, numerator="free"),
+    CentralGaussian(RADIUS, 2.0, numerator="paper", scalar_multiplier=3.0, votes=(within_clip(4.0),)),
+    CentralGaussian(RADIUS, 5.0).secure(),
+    LocalGaussian(RADIUS, 0.7),
+    LocalGaussian(RADIUS, 0.7, "free"),
+    LocalGaussian(RADIUS, 0.7).secure(),
+]
+
+
+@pytest.mark.parametrize("mechanism", GAUSSIANS, ids=lambda m: f"{type(m).__name__}-{m.numerator}")
+def test_a_mean_of_nothing_has_the_variance_that_the_mechanism_says(mechanism):
+    measured = float(released(mechanism, torch.zeros(M, D)).c_bar.double().square().mean())
+    # The relative deviation of a mean of D squares is sqrt(2/D) = 0.022; 5.5 of them happen once in 10⁷.
+    assert measured == pytest.approx(mechanism.noise_variance(DENOMINATOR, M), rel=5.5 * math.sqrt(2 / D))
+    assert released(mechanism, torch.zeros(M, D)).variance == mechanism.noise_variance(DENOMINATOR, M)
+    assert mechanism.noise_norm(D, DENOMINATOR, M) == pytest.approx(
+        math.sqrt(D * mechanism.noise_variance(DENOMINATOR, M))
+    )
+
+
+def test_a_central_mean_is_divided_by_the_public_number_and_a_local_one_by_the_reports():
+    assert CentralGaussian(0.5, 4.0).noise_variance(100.0, 7) == pytest.approx((4.0 * 0.5 / 100.0) ** 2)
+    assert LocalGaussian(0.5, 4.0).noise_variance(100.0, 7) == pytest.approx((4.0 * 0.5) ** 2 / 7)
+    assert LocalGaussian(0.5, 4.0).noise_variance(100.0, 0) == pytest.approx((4.0 * 0.5) ** 2)
+
+
+def test_without_privacy_there_is_no_noise():
+    assert NoPrivacy().noise_variance(10.0, 10) == 0.0
+    assert NoPrivacy().noise_norm(7, 10.0, 10) == 0.0
+    assert released(NoPrivacy(), torch.ones(M, 7)).variance == 0.0
+
+
+@pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
+def test_privunits_noise_at_the_clip_is_what_it_says(epsilon2):
+    mechanism, d, count = PrivUnit(RADIUS, 40, epsilon2=epsilon2), 40, 40_000
+    row = torch.zeros(d, dtype=torch.float64)
+    row[3] = RADIUS
+    rows = row.expand(count, d).clone()
+    report = mechanism.randomize(clip(rows, RADIUS), torch.arange(count), Streams(1).at("client", 1))
+    errors = (mechanism.estimate(report).double() - row).square().sum(1)
+    # Clipping shortens the rows by 2⁻²², far below the mean's own deviation.
+    deviation = float(errors.std()) / math.sqrt(count)
+    assert float(errors.mean()) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) ** 2, abs=5.5 * deviation)
+    assert deviation < 0.02 * float(errors.mean())
+    assert mechanism.noise_norm(d, 1.0, 100) == pytest.approx(mechanism.noise_norm(d, 1.0, 1) / 10)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_a_release_of_privunit_has_no_more_noise_than_it_says_whatever_the_updates_lengths(share, secure):
+    d, rounds = 40, 60
+    mechanism = PrivUnit(RADIUS, d).secure() if secure else PrivUnit(RADIUS, d)
+    rows = torch.zeros(400, d, dtype=torch.float64)
+    rows[:, 3] = share * RADIUS
+    releases = [released(mechanism, rows, seed) for seed in range(rounds)]
+    errors = torch.stack([release.c_bar.double() - rows[0] for release in releases]).square()
+    # A mean of 2,400 squares of means of 400 reports deviates by √(2/2400) = 0.029 of itself; 5.5 of them.
+    assert float(errors.mean()) < releases[0].variance * 1.16
+    if share == 1.0:
+        assert float(errors.mean()) > releases[0].variance * 0.84
+
+
+def test_a_mechanism_whose_noise_follows_the_clients_lengths_says_no_variance():
+    assert PrivUnit(RADIUS, 40).noise_variance(10.0, 10) is None
+
+
+def test_a_mechanism_that_says_nothing_about_its_noise_is_taken_at_its_word():
+    unknown = LocalLaplace(1.0, 5, 1.0)
+    assert unknown.noise_variance(10.0, 10) is None
+    assert unknown.noise_norm(5, 10.0, 10) is None
+    assert Release(torch.zeros(5), None, {}, 1.0).variance == math.inf

@@ -18,14 +18,12 @@ import pytest
 import torch
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.noise.masks import from_words
+from dpfedexp.core.noise.lattice import from_words
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.flower.node.price import Refused
-from dpfedexp.flower.two_party.helper_file import HelperFile
-from dpfedexp.mechanisms.aggregation.binding import Round, set_digest
-from dpfedexp.mechanisms.aggregation.helper import Answer, BadSeeds, unmasked
-from dpfedexp.mechanisms.aggregation.sealing import PrivateKey, new_key, seal
+from dpfedexp.flower.guard import Refused
+from dpfedexp.flower.helper import HelperFile
+from dpfedexp.mechanisms.aggregation import Answer, BadSeeds, PrivateKey, Round, new_key, seal, set_digest, unmasked
 from dpfedexp.mechanisms.text import encode
 
 from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
@@ -327,10 +325,10 @@ def test_masks_and_seeds_are_new_for_every_message(file):
 MURDER = """
 import json, os, signal, sys
 from pathlib import Path
-from dpfedexp.accounting import chain
-from dpfedexp.mechanisms.aggregation.binding import Round
-from dpfedexp.flower.node import guard_ledger
-from dpfedexp.flower.two_party.helper_file import HelperFile
+from dpfedexp.accounting import ledger as chain
+from dpfedexp.mechanisms.aggregation import Round
+from dpfedexp.flower import guard as guard_ledger
+from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 def die(*_, **__):

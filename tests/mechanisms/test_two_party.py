@@ -15,7 +15,7 @@ from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.core.clipping import AdaptiveClip, clip
 from dpfedexp.core.noise.chacha import ChaChaNoise
-from dpfedexp.core.noise.masks import expand, fresh_seed, from_words, hide, masked_sum, to_words
+from dpfedexp.core.noise.lattice import expand, fresh_seed, from_words, hide, masked_sum, to_words
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.votes import Ask, Vote
 from dpfedexp.mechanisms.binned_vote import BinnedVote

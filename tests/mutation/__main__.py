@@ -1,23 +1,235 @@
 """`python -m tests.mutation`: how many wrong changes of the privacy-relevant files the tests notice.
 
 torch and SciPy are imported once, every mutant runs in a forked copy of that process, meets only the tests that reach its line,
-quickest first, and the first failure ends it. mutmut and cosmic-ray, which do the same for any project, were not tried.
+quickest first, and the first failure ends it. mutmut and cosmic-ray leave out the mistakes that matter most here, a check, a charge
+or a term that is missing, and run a fixed list of tests for every mutant.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import json
 import signal
 import sys
 import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.mutation import forks
-from tests.mutation.result import Display, print_result, write_json
-from tests.mutation.run import Project, judge, measure, plan
-from tests.mutation.table import TableError
+from tests.mutation.forks import Job, run
+from tests.mutation.operators import Mutant, mutants, sample
 
 ENOUGH = 0.95
+_STAGES = (0.3, 2.0)
+"""Seconds: tests below the first run first, then those below the second, then the rest; within a stage file by file, so that a
+file's fixtures are made at most once per stage."""
+Guards = dict[str, list[Path]]
+
+
+class TableError(ValueError):
+    """One sentence about a table, a file or an argument that does not fit."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: "killed" (with the test that did it), "survived", or "equivalent" (with the reason)."""
+
+    mutant: Mutant
+    verdict: str
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def read_guards(table: Path, package: Path, tests: Path) -> Guards:
+    """{source file relative to the package: its test files}. Every file exists, and every source has a test file."""
+    content = tomllib.loads(table.read_text())
+    guards: Guards = {}
+    for source, patterns in content["guards"].items():
+        if not (package / source).is_file():
+            raise TableError(
+                f"{table.name} lists {source!r}, which does not exist in {package}; rename or remove its line."
+            )
+        guards[source] = sorted({path for pattern in patterns for path in tests.glob(pattern)})
+        if not guards[source]:
+            raise TableError(f"{table.name} names {patterns} for {source!r}, but no test file in {tests} fits.")
+    for folder in content.get("complete", []):
+        for name in sorted(str(path.relative_to(package)) for path in (package / folder).glob("*.py")):
+            if not name.endswith("__init__.py") and name not in guards:
+                raise TableError(
+                    f"{table.name} does not list {name!r}; every file of {folder}/ needs the tests that guard it."
+                )
+    return guards
+
+
+def choose(guards: Guards, wanted: list[str]) -> Guards:
+    """The lines of the table that were asked for by name or folder; all of them where nothing was."""
+    for name in wanted:
+        if not any(_within(file, name) for file in guards):
+            raise TableError(f"{name!r} is not in guards.toml; it lists {', '.join(guards)}.")
+    return {file: tests for file, tests in guards.items() if not wanted or any(_within(file, name) for name in wanted)}
+
+
+def _within(file: str, name: str) -> bool:
+    return file == name or file.startswith(name.rstrip("/") + "/")
+
+
+def read_equivalents(table: Path) -> dict[tuple[str, str, str], str]:
+    """{(file, line, change): reason} of the changes that no test can notice."""
+    entries = tomllib.loads(table.read_text()).get("equivalent", [])
+    for entry in entries:
+        if not entry["reason"].strip():
+            raise TableError(f"{table.name} gives no reason for {entry['change']!r} in {entry['file']}; it needs one.")
+    return {(entry["file"], entry["line"], entry["change"]): entry["reason"] for entry in entries}
+
+
+def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
+    """How many of `count` mutants each file gets: in proportion to how many it has, at least 3 (or all that it has)."""
+    total = sum(sizes.values())
+    return {file: min(size, max(3, round(count * size / total))) for file, size in sizes.items()} if total else {}
+
+
+class Project:
+    """The package in `root`/src with its tests in `root`/tests, and what earlier runs found out, in `root`/build/mutants.
+
+    A kill rests on the sources, the tests' helpers and the test that did it; a survival on the sources and all guarding tests.
+    """
+
+    def __init__(self, root: Path, package: str, workers: int) -> None:
+        self.root, self.package, self.workers = root, root / "src" / package, workers
+        self.state = root / "build" / "mutants"
+        (self.state / "reach").mkdir(parents=True, exist_ok=True)
+        helpers = (
+            p for p in (root / "tests").rglob("*.py") if not p.name.startswith("test_") and p.parent.name != "mutation"
+        )
+        self._common = _digest([*sorted(self.package.rglob("*.py")), *sorted(helpers)])
+        self._memory = self.state / "outcomes.jsonl"
+        lines = self._memory.read_text().splitlines() if self._memory.exists() else []
+        self._known = {record["id"]: record for record in map(json.loads, lines)}
+
+    def reach(self, guards: Guards) -> dict[str, dict[str, Any]]:
+        """Every guarding test, run once on the package as it is: its file, outcome, seconds and the lines that it runs.
+
+        A test that fails then judges no mutant, which can only lower the score.
+        """
+        paths = sorted({path for paths in guards.values() for path in paths})
+        kept = {path: self.state / "reach" / f"{_digest([path])}-{self._common}.json" for path in paths}
+        jobs = [Job((path,)) for path in paths if not kept[path].exists()]
+        found = {path: json.loads(kept[path].read_text()) for path in paths if kept[path].exists()}
+        with contextlib.closing(run(jobs, self.root, self.package, self.workers)) as ended:
+            for number, one in enumerate(ended, 1):
+                (path,) = one.job.files
+                if one.code not in (0, 1, 5):
+                    raise TableError(
+                        f"{path} does not run on the code as it is, so it can't judge a mutant:\n{one.log[-2000:]}"
+                    )
+                found[path] = json.loads(one.wrote)
+                if one.code != 1:
+                    kept[path].write_text(one.wrote)
+                _show(f"tests as they are: {number} of {len(jobs)} files")
+        return {test: record | {"file": path} for path, records in found.items() for test, record in records.items()}
+
+    def recall(self, mutant: Mutant, guards: Guards) -> Outcome | None:
+        record = self._known.get(mutant.id)
+        if record is None or record["rests_on"] != self._rests_on(mutant, guards, record["detail"]):
+            return None
+        return Outcome(mutant, record["verdict"], record["detail"], record["seconds"])
+
+    def remember(self, outcome: Outcome, guards: Guards) -> None:
+        record = {"id": outcome.mutant.id, "verdict": outcome.verdict, "detail": outcome.detail}
+        record |= {"seconds": outcome.seconds, "rests_on": self._rests_on(outcome.mutant, guards, outcome.detail)}
+        with open(self._memory, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _rests_on(self, mutant: Mutant, guards: Guards, killer: str) -> str:
+        killing = self.root / killer.split("::")[0]
+        return self._common + _digest([killing] if "::" in killer and killing.exists() else guards[mutant.file])
+
+    def judge(
+        self, chosen: list[Mutant], guards: Guards, equivalents: dict[Any, str], reach: dict[str, Any]
+    ) -> list[Outcome]:
+        """Every chosen mutant against the tests that reach it, or what an earlier run found."""
+        outcomes: list[Outcome] = []
+
+        def jobs() -> Iterator[Job]:
+            for mutant in chosen:
+                tests = tests_of(mutant, guards, reach)
+                if reason := equivalents.get((mutant.file, mutant.line, mutant.change)):
+                    outcomes.append(Outcome(mutant, "equivalent", reason))
+                elif not tests:
+                    outcomes.append(Outcome(mutant, "survived", "no test reaches it"))
+                elif known := self.recall(mutant, guards):
+                    outcomes.append(known)
+                else:
+                    yield Job(tuple(sorted({reach[test]["file"] for test in tests})), mutant, tests)
+
+        with contextlib.closing(run(jobs(), self.root, self.package, self.workers)) as ended:
+            for one in ended:
+                mutant = one.job.mutant
+                if one.code in (5, 70, 71):
+                    raise TableError(
+                        f"pytest failed for a mutant of {mutant.file} (code {one.code}):\n{one.log[-2000:]}"
+                    )
+                by = {0: "", -signal.SIGALRM: " (time-out)"}.get(min(0, one.code), f" (signal {-one.code})")
+                detail = (one.wrote or "at import") + by if one.code else ""
+                outcomes.append(Outcome(mutant, "killed" if one.code else "survived", detail, round(one.seconds, 2)))
+                self.remember(outcomes[-1], guards)
+                survived = sum(outcome.verdict == "survived" for outcome in outcomes)
+                _show(f"{len(outcomes)} of {len(chosen)} mutants, {survived} survived")
+        order = {mutant.id: place for place, mutant in enumerate(chosen)}
+        return sorted(outcomes, key=lambda outcome: order[outcome.mutant.id])
+
+
+def tests_of(mutant: Mutant, guards: Guards, reach: dict[str, Any]) -> dict[str, float]:
+    """{test: seconds} of the tests that reach a mutant, the quickest stage first."""
+    first, last = mutant.lines
+    # A file of declarations alone has no line that a test could be seen to run, so all its tests are asked.
+    declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in reach.values())
+    found = []
+    for test, record in reach.items():
+        lines = record["lines"].get(mutant.file, [])
+        reached = declared or (bool(lines) if mutant.on_import else any(first <= n <= last for n in lines))
+        if record["file"] in guards[mutant.file] and reached and record["outcome"] == "passed":
+            stage = sum(record["seconds"] > limit for limit in _STAGES)
+            found.append((stage, record["file"], record["seconds"], test))
+    return {test: seconds for _, _, seconds, test in sorted(found)}
+
+
+def report(outcomes: list[Outcome], unused: list[tuple[str, str, str]], failing: dict[str, str], path: Path) -> float:
+    """Prints survivors and counts, writes both to `path`, and returns the share that was killed of those that could be."""
+    files: dict[str, Counter[str]] = {"all": Counter()}
+    for outcome in outcomes:
+        mutant = outcome.mutant
+        for name in (mutant.file, "all"):
+            files.setdefault(name, Counter()).update(["mutants", outcome.verdict])
+        if outcome.verdict == "survived":
+            before, after = mutant.change.split(" → ", 1)
+            print(f"{mutant.file}:{mutant.lines[0]}  ({mutant.operator})  {outcome.detail}\n    {mutant.line}")
+            print(f"  - {before}\n  + {after}\n")
+    for file, _, change in unused:
+        print(f"equivalents.toml: no such change in {file} any more: {change}")
+    for test, reason in failing.items():
+        print(f"fails on the code as it is, so it judged nothing: {test}: {reason}")
+    kinds = ("mutants", "killed", "survived", "equivalent")
+    score = {name: row["killed"] / max(1, row["killed"] + row["survived"]) for name, row in files.items()}
+    print(f"{'file':44}" + "".join(f"{kind:>12}" for kind in (*kinds, "score")))
+    for name, row in [*list(files.items())[1:], ("all", files["all"])]:
+        real = row["killed"] + row["survived"]
+        print(f"{name:44}" + "".join(f"{row[kind]:12}" for kind in kinds) + f"{score[name] if real else 1.0:12.0%}")
+    rows = [
+        {key: getattr(outcome.mutant, key) for key in ("file", "lines", "operator", "line", "change")}
+        | {"verdict": outcome.verdict, "detail": outcome.detail, "seconds": outcome.seconds}
+        for outcome in outcomes
+    ]
+    counts = {name: {kind: row[kind] for kind in kinds} for name, row in files.items() if name != "all"}
+    total = score["all"] if files["all"]["killed"] + files["all"]["survived"] else 1.0
+    content = {"score": total, "files": counts, "failing": failing, "mutants": rows}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False))
+    return total
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,37 +246,44 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--tables", type=Path, default=here, help="the folder that holds guards.toml and equivalents.toml"
     )
-    parser.add_argument("--json", type=Path, help="where the result goes (build/mutants/result.json)")
     given = parser.parse_args(arguments)
-    root = given.root.resolve()
-    project = Project(root, root / "src" / given.package, given.tables.resolve(), root / "build" / "mutants")
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, _leave)
-    # A shell in the background starts its programs deaf to ctrl-C.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # running copies are ended on the way
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background starts its programs deaf to it
     try:
-        made = plan(project, given.files, given.count, given.seed)
-        forks.preload(forks.PRELOADED if given.package == "dpfedexp" else "")
-        with forks.slots(project.package, given.workers) as places, Display(len(made.chosen)) as display:
-            measure(project, made, places, display.tick)
-            outcomes = judge(project, made, places, display.tick, display.tell)
+        project = Project(given.root.resolve(), given.package, given.workers)
+        tables = given.tables.resolve()
+        guards = choose(read_guards(tables / "guards.toml", project.package, project.root / "tests"), given.files)
+        equivalents = read_equivalents(tables / "equivalents.toml")
+        everything = {file: mutants((project.package / file).read_text(), file) for file in guards}
+        number = given.count or (40 * len(guards) if given.files else 300)
+        each = shares({file: len(found) for file, found in everything.items()}, number)
+        chosen = [mutant for file, found in everything.items() for mutant in sample(found, each[file], given.seed)]
+        reach = project.reach(guards)
+        outcomes = project.judge(chosen, guards, equivalents, reach)
     except TableError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "interrupted; what was judged so far is remembered, and the same command goes on from there",
-            file=sys.stderr,
-        )
+        print("interrupted; what was judged is remembered, and the same command goes on from there", file=sys.stderr)
         return 130
-    score = print_result(outcomes, made.unused, made.failing, time.monotonic() - began)
-    write_json(given.json or project.state / "result.json", outcomes, made.failing, score)
+    known = {(mutant.file, mutant.line, mutant.change) for found in everything.values() for mutant in found}
+    unused = [key for key in equivalents if key[0] in guards and key not in known]
+    failing = {test: record.get("reason", "") for test, record in reach.items() if record["outcome"] == "failed"}
+    score = report(outcomes, unused, failing, project.state / "result.json")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 0 if score >= ENOUGH else 1
 
 
-def _leave(number: int, _: object) -> None:
-    """Ends by an exception, so that the running copies are ended and the temporary folder is removed on the way."""
-    sys.exit(128 + number)
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

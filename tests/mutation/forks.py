@@ -1,14 +1,15 @@
 """Runs of pytest in forked copies of this process, which has imported the slow packages once.
 
-Every slot has its own copy of the package in a temporary folder, first on the path of the run and of the processes that its tests
+Every worker has its own copy of the package in a temporary folder, first on the path of the run and of the processes that its tests
 start: the work tree is never touched.
 """
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import importlib
+import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -16,118 +17,86 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from py_compile import PycInvalidationMode
 from typing import Any
 
-PRELOADED = (
-    "torch numpy scipy.optimize scipy.special scipy.signal scipy.stats scipy.integrate safetensors.torch pydantic typer rich "
-    "mpmath "
-    "dp_accounting dp_accounting.pld.privacy_loss_distribution dp_accounting.rdp cryptography.hazmat.primitives.ciphers.algorithms "
-    "opendp.prelude flwr.app flwr.serverapp flwr.clientapp torch.func"
+from tests.mutation.operators import Mutant
+
+_PYTEST = "pytest hypothesis anyio.pytest_plugin pytest_cov.plugin coverage "
+_PRELOADED = (
+    "torch torch.func numpy scipy.optimize scipy.special "
+    "scipy.signal scipy.stats scipy.integrate safetensors.torch pydantic typer rich mpmath dp_accounting "
+    "dp_accounting.pld.privacy_loss_distribution dp_accounting.rdp cryptography.hazmat.primitives.ciphers.algorithms "
+    "opendp.prelude flwr.app flwr.serverapp flwr.clientapp"
 )
-_PYTEST = "pytest hypothesis anyio.pytest_plugin xdist.plugin"
 _MEMORY = 12 * 2**30
-TIMED_OUT = -signal.SIGALRM
-
-
-def preload(names: str = "") -> None:
-    """Imports what pytest imports, and the modules with these names. One thread: a forked copy has no others."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    for name in f"{_PYTEST} {names}".split():
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place where one run at a time happens."""
-
-    folder: Path
-    package: str
-
-    @property
-    def source(self) -> Path:
-        return self.folder / "src"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
-
-    @property
-    def out(self) -> Path:
-        return self.folder / "out.txt"
-
-    def write(self, file: str, text: str) -> None:
-        path = self.source / self.package / file
-        path.write_text(text)
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
-
-
-@contextlib.contextmanager
-def slots(package: Path, count: int) -> Iterator[list[Slot]]:
-    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        made = []
-        for number in range(count):
-            slot = Slot(Path(folder).resolve() / f"slot{number}", package.name)
-            shutil.copytree(package, slot.source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-            compileall.compile_dir(slot.source, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
-            made.append(slot)
-        yield made
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of pytest, to its first failure with `stop`.
+    """One run of pytest on test files.
 
-    `prepare` changes the slot before it, `plugin` is made in the forked copy, and `finish` is told how it ended. After `limit`
-    seconds it is ended.
+    With a mutant: in its presence, only the tests in `seconds`, in that order, to the first failure. Without: all tests, with their
+    outcomes, their times and the lines that each of them runs.
     """
 
-    tests: list[Path]
-    plugin: Callable[[Slot], Any]
-    prepare: Callable[[Slot], None]
-    finish: Callable[[Slot, int, float], None]
-    limit: float
-    stop: bool = True
+    files: tuple[Path, ...]
+    mutant: Mutant | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
-def run(jobs: Iterable[Job], places: list[Slot], root: Path, tick: Callable[[], None] = lambda: None) -> None:
-    """All the jobs, as many at a time as there are places. A job's `finish` gets its exit code, negative for a signal."""
-    free, waiting = list(places), iter(jobs)
-    running: dict[int, tuple[Slot, Job, float]] = {}
-    more = True
-    try:
-        while more or running:
-            while free and more:
-                job = next(waiting, None)
-                if job is None:
-                    more = False
-                    break
-                slot = free.pop()
-                job.prepare(slot)
-                running[_fork(job, slot, root)] = (slot, job, time.monotonic())
-            for pid in list(running):
-                slot, job, began = running[pid]
-                done, status = os.waitpid(pid, os.WNOHANG)
-                seconds = time.monotonic() - began
-                if done:
-                    _end_group(pid)
-                    del running[pid]
-                    free.append(slot)
-                    job.finish(slot, os.waitstatus_to_exitcode(status), seconds)
-                elif seconds > job.limit:
-                    os.kill(pid, signal.SIGALRM)
-            tick()
-            time.sleep(0.02)
-    finally:
-        for pid in running:
-            _end_group(pid)
-            os.waitpid(pid, 0)  # it may still write to its slot until it is gone
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: its exit code, negative for a signal, its time, what it wrote (JSON, or a test's name), and its log."""
+
+    job: Job
+    code: int
+    seconds: float
+    wrote: str
+    log: str
+
+
+def run(jobs: Iterable[Job], root: Path, package: Path, workers: int) -> Iterator[Ended]:
+    """All the jobs, `workers` at a time, in the order in which they end. Closing the generator ends what runs."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # a forked copy has no other threads
+    for name in (_PYTEST + _PRELOADED * (package.name == "dpfedexp")).split():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    waiting, running = iter(jobs), {}
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        free = [Path(folder).resolve() / str(number) for number in range(workers)]
+        for slot in free:
+            shutil.copytree(package, slot / "src" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        try:
+            while True:
+                while free and (job := next(waiting, None)):
+                    slot = free.pop()
+                    process = multiprocessing.get_context("fork").Process(target=_copy, args=(job, slot, root, package))
+                    process.start()
+                    running[process] = (slot, job, time.monotonic())
+                if not running:
+                    return
+                time.sleep(0.02)
+                for process, (slot, job, began) in list(running.items()):
+                    seconds = time.monotonic() - began
+                    if process.exitcode is not None:
+                        _end_group(process.pid)
+                        del running[process]
+                        if job.mutant is not None:
+                            shutil.copy(package / job.mutant.file, slot / "src" / package.name / job.mutant.file)
+                        yield Ended(
+                            job, process.exitcode, seconds, *((slot / name).read_text() for name in ("out", "log"))
+                        )
+                        free.append(slot)
+                    elif seconds > (60 + 10 * sum(job.seconds.values()) if job.mutant else 1200):
+                        os.kill(process.pid, signal.SIGALRM)
+        finally:
+            for process in running:
+                _end_group(process.pid)
+                process.join()  # it may write to its slot until it is gone
 
 
 def _end_group(pid: int) -> None:
@@ -136,63 +105,122 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _fork(job: Job, slot: Slot, root: Path) -> int:
-    slot.out.write_text("")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)
-        return pid
+def _copy(job: Job, slot: Path, root: Path, package: Path) -> None:
     code = 70
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        code = _in_the_copy(job, slot, root)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        code = _pytest(job, slot, root, package)
+        sys.stdout.flush()
+        sys.stderr.flush()
     finally:
         os._exit(code)
 
 
-def _in_the_copy(job: Job, slot: Slot, root: Path) -> int:
+def _pytest(job: Job, slot: Path, root: Path, package: Path) -> int:
     import pytest
 
-    with contextlib.suppress(PermissionError):
-        os.setpgid(0, 0)
-    log = os.open(slot.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    out, source, scratch = slot / "out", slot / "src", slot / "scratch"
+    out.write_text("")
+    log = os.open(slot / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     os.chdir(root)
-    scratch = slot.folder / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    path = os.pathsep.join(filter(None, [str(slot.source), os.environ.get("PYTHONPATH", "")]))
     os.environ |= {
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")])),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+        "COVERAGE_FILE": str(scratch / "coverage"),
         "DPFEDEXP_PRIVATE": str(scratch / "private"),
         "TMPDIR": str(scratch),
     }
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
-    sys.path[:0] = [str(slot.source), str(root)]
+    sys.path[:0] = [str(source), str(root)]
     options = [
         "-q",
-        *(["-x"] if job.stop else []),
         "-p",
         "no:cacheprovider",
         "-p",
         "no:xdist",
         "--hypothesis-seed=0",
-        "--rootdir",
-        str(root),
+        f"--rootdir={root}",
+        "-W",
+        "ignore",
     ]
-    options += ["--basetemp", str(scratch / "pytest"), "-W", "ignore"]
-    code = int(pytest.main([*options, *map(str, job.tests)], plugins=[job.plugin(slot)]))
-    loaded = sys.modules.get(slot.package)
-    if loaded is not None and not str(loaded.__file__).startswith(str(slot.source)):
-        return 71
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    options += [f"--basetemp={scratch / 'pytest'}", *map(str, job.files)]
+    if job.mutant is not None:
+        path = source / package.name / job.mutant.file
+        path.write_text(job.mutant.apply(path.read_text()))
+        code = int(pytest.main(["-x", *options], plugins=[_Chosen(job.seconds, out)]))
+    else:
+        reach = _Reach(package.name)
+        code = int(pytest.main([f"--cov={source}", "--cov-context=test", "--cov-report=", *options], plugins=[reach]))
+        out.write_text(json.dumps(reach.records(source / package.name)))
+    loaded = sys.modules.get(package.name)
+    return code if loaded is None or str(loaded.__file__).startswith(str(source)) else 71
+
+
+class _Chosen:
+    """Keeps the chosen tests, in their order, and ends the process when one takes far too long.
+
+    The name of the test that runs, and of the one that failed, is in `out` whatever happens to the process.
+    """
+
+    def __init__(self, seconds: dict[str, float], out: Path) -> None:
+        self._seconds, self._out = seconds, out
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        order = list(self._seconds)
+        items[:] = sorted((i for i in items if i.nodeid in self._seconds), key=lambda i: order.index(i.nodeid))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._out.write_text(nodeid)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(15 + int(10 * self._seconds[nodeid]))
+
+    def pytest_runtest_logfinish(self) -> None:
+        signal.alarm(0)
+
+
+class _Reach:
+    """The outcome and the time of every test; caches of the package are emptied before each, so that its lines are counted."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._tests[nodeid] = {"outcome": "passed", "seconds": 0.0}
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] == self._package:
+                for value in list(vars(module).values()):
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        record = self._tests[report.nodeid]
+        record["seconds"] += report.duration
+        if not report.passed:
+            record["outcome"] = report.outcome
+            crash = getattr(report.longrepr, "reprcrash", None)
+            record["reason"] = crash.message.partition("\n")[0] if crash else ""
+
+    def records(self, package: Path) -> dict[str, dict[str, Any]]:
+        """The tests with the lines that each ran. What a fixture runs counts for all: a later test may use it as it is."""
+        import coverage
+
+        data = coverage.CoverageData(os.environ["COVERAGE_FILE"])
+        data.read()
+        for record in self._tests.values():
+            record["lines"] = {}
+        for path in data.measured_files():
+            file = str(Path(path).relative_to(package))
+            for line, contexts in data.contexts_by_lineno(path).items():
+                made = any(context.endswith("|setup") for context in contexts)
+                for test in self._tests if made else {context.rpartition("|")[0] for context in contexts} - {""}:
+                    self._tests[test]["lines"].setdefault(file, []).append(line)
+        return self._tests

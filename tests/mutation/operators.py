@@ -22,37 +22,18 @@ from __future__ import annotations
 import ast
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 KNOBS = frozenset({"xtol", "rtol", "xatol", "maxsize", "stacklevel", "maxiter", "separators", "ensure_ascii", "indent"})
 _SMALLEST, _LARGEST = 1e-6, 1e6
 
-_ARITHMETIC: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
-}
-_BOUNDARY: dict[type, type] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-_PAIRS = (("min", "max"), ("any", "all"), ("floor", "ceil"), ("clamp_min", "clamp_max"), ("minimum", "maximum"))
-_EXTREME = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
+_PAIRS = (
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr), (ast.LShift, ast.RShift)),
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *(("min", "max"), ("any", "all"), ("floor", "ceil"), ("clamp_min", "clamp_max"), ("minimum", "maximum")),
+)
+_OTHER: dict[Any, Any] = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
+_OTHER |= dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult)
 
 
 @dataclass(frozen=True)
@@ -168,13 +149,9 @@ class _Walker(ast.NodeVisitor):
         if node.value is not None:
             self.visit(node.value)
 
-    def visit_Import(self, node: ast.Import) -> None: ...
+    def _skip(self, node: ast.AST) -> None: ...
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
-
-    def visit_Assert(self, node: ast.Assert) -> None: ...
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None: ...
+    visit_Import = visit_ImportFrom = visit_Assert = visit_JoinedStr = _skip
 
     def visit_Raise(self, node: ast.Raise) -> None:
         self._add("drop", node, "pass")
@@ -186,8 +163,8 @@ class _Walker(ast.NodeVisitor):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._add("drop", node, "pass")
-        if type(node.op) in _ARITHMETIC and not _is_text(node.value):
-            swapped = ast.AugAssign(node.target, _ARITHMETIC[type(node.op)](), node.value)
+        if type(node.op) in _OTHER and not _is_text(node.value):
+            swapped = ast.AugAssign(node.target, _OTHER[type(node.op)](), node.value)
             self._add("arithmetic", node, ast.unparse(ast.fix_missing_locations(swapped)))
         self.visit(node.value)
 
@@ -204,8 +181,7 @@ class _Walker(ast.NodeVisitor):
         self._each(node.body)
         self._each(node.orelse)
 
-    def visit_While(self, node: ast.While) -> None:
-        self.visit_If(node)  # type: ignore[arg-type]  # the same fields
+    visit_While = visit_If
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self._negate(node.test)
@@ -235,22 +211,22 @@ class _Walker(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         if _is_text(node.left) or _is_text(node.right) or (isinstance(node.op, ast.BitOr) and self._depth == 0):
             return
-        if type(node.op) in _ARITHMETIC:
-            self._add("arithmetic", node, _text(ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right)))
+        if type(node.op) in _OTHER:
+            self._add("arithmetic", node, _text(ast.BinOp(node.left, _OTHER[type(node.op)](), node.right)))
             self._add("operand", node, _text(node.left))
             self._add("operand", node, _text(node.right))
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for at, operator in enumerate(node.ops):
-            operators = [*node.ops[:at], _BOUNDARY[type(operator)](), *node.ops[at + 1 :]]
+            operators = [*node.ops[:at], _OTHER[type(operator)](), *node.ops[at + 1 :]]
             self._add("boundary", node, _text(ast.Compare(node.left, operators, node.comparators)))
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in _EXTREME:
-            other = _EXTREME[name]
+        if name in _OTHER:
+            other = _OTHER[name]
             func = ast.Attribute(node.func.value, other) if isinstance(node.func, ast.Attribute) else ast.Name(other)
             self._add("extreme", node.func, ast.unparse(ast.fix_missing_locations(func)))
         if name.endswith("Error") or name == "isinstance":

@@ -10,49 +10,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.__main__ import TableError, choose, read_guards, shares
 from tests.mutation.operators import mutants, sample
-from tests.mutation.table import TableError, choose, read_guards, shares
 
-HERE = Path(__file__).resolve().parent
-SOURCE = """def double(x):
-    return x * 2
-
-
-def half(x):
-    return x / 2
-"""
-TESTS = """from toy.sums import double, half
-
-
-def test_double():
-    assert double(3) == 6
-
-
-def test_half_runs():
-    half(3)
-"""
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = "def double(x):\n    return x * 2\n\n\ndef half(x):\n    return x / 2\n"
+TESTS = (
+    "from toy.sums import double, half\n\n\ndef test_double():\n    assert double(3) == 6\n\n\n"
+    "def test_half_runs():\n    half(3)\n\n\ndef test_wrong():\n    assert double(1) == 3\n"
+)
 
 
 @pytest.fixture
 def toy(tmp_path):
     (tmp_path / "src/toy").mkdir(parents=True)
     (tmp_path / "tests").mkdir()
-    (tmp_path / "src/toy/__init__.py").write_text("")
+    (tmp_path / "src/toy/__init__.py").touch()
     (tmp_path / "src/toy/sums.py").write_text(SOURCE)
     (tmp_path / "tests/test_toy.py").write_text(TESTS)
     (tmp_path / "guards.toml").write_text('[guards]\n"sums.py" = ["test_toy.py"]\n')
-    (tmp_path / "equivalents.toml").write_text("")
+    (tmp_path / "equivalents.toml").touch()
     return tmp_path
 
 
-def command(toy, *arguments):
-    return [sys.executable, "-m", "tests.mutation", "--root", toy, "--package", "toy", "--tables", toy, *arguments]
+def command(toy):
+    return [sys.executable, "-m", "tests.mutation", "--root", toy, "--package", "toy", "--tables", toy]
 
 
-def run(toy, *arguments):
-    done = subprocess.run(
-        command(toy, *arguments), cwd=HERE.parent.parent, capture_output=True, text=True, timeout=120, check=False
-    )
+def run(toy):
+    done = subprocess.run(command(toy), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -66,6 +52,8 @@ def test_changes_are_killed_or_survive_as_the_tests_deserve_and_the_work_tree_st
     assert found["score"] == 0.5
     assert "  - x / 2\n  + (x * 2)" in text
     assert (toy / "src/toy/sums.py").read_text() == SOURCE
+    assert list(found["failing"]) == ["tests/test_toy.py::test_wrong"], "a test that always fails kills no mutant"
+    assert "fails on the code as it is, so it judged nothing: tests/test_toy.py::test_wrong: assert 2 == 3" in text
 
     survivors = [row for row in found["mutants"] if row["verdict"] == "survived"]
     entry = "[[equivalent]]\nfile = 'sums.py'\nline = '{line}'\nchange = '{change}'\nreason = 'a toy'\n"
@@ -73,35 +61,19 @@ def test_changes_are_killed_or_survive_as_the_tests_deserve_and_the_work_tree_st
     code, text = run(toy)
     assert code == 0, text
     assert json.loads((toy / "build/mutants/result.json").read_text())["files"]["sums.py"]["equivalent"] == 4
-    assert "for each of 4 mutants" in text, "the kills are remembered, with the time that they took"
-
-
-def test_a_test_that_fails_on_the_code_as_it_is_is_named(toy):
-    (toy / "tests/test_toy.py").write_text(TESTS + "\n\ndef test_wrong():\n    assert double(1) == 3\n")
-    code, text = run(toy)
-    assert code == 1, text
-    assert "fails on the code as it is, so it judged nothing: tests/test_toy.py::test_wrong: assert 2 == 3" in text
-    found = json.loads((toy / "build/mutants/result.json").read_text())
-    assert list(found["failing"]) == ["tests/test_toy.py::test_wrong"]
-    assert found["score"] == 0.5, "a test that always fails kills no mutant"
+    assert len((toy / "build/mutants/outcomes.jsonl").read_text().splitlines()) == 8, "outcomes are remembered"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_ended_leaves_no_folder_and_no_process(toy, number, code):
     begun, scratch = toy / "begun", toy / "scratch"
     scratch.mkdir()
-    sleeping = f"""import os, pathlib, time
-
-
-def test_sleeps():
-    pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))
-    time.sleep(60)
-"""
-    (toy / "tests/test_toy.py").write_text(sleeping)
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    with subprocess.Popen(
-        command(toy), cwd=HERE.parent.parent, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    (toy / "tests/test_toy.py").write_text(
+        f"import os, pathlib, time\n\n\ndef test_sleeps():\n    pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command(toy), cwd=ROOT, env=os.environ | {"TMPDIR": str(scratch)}, **quiet) as process:
         until = time.monotonic() + 60
         while not (begun.exists() and begun.read_text()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -114,27 +86,20 @@ def test_sleeps():
 
 
 def test_a_table_that_does_not_fit_is_one_sentence(toy):
+    read = (toy / "guards.toml", toy / "src/toy", toy / "tests")
     (toy / "guards.toml").write_text('[guards]\n"gone.py" = ["test_toy.py"]\n')
-    code, text = run(toy)
-    assert code == 2
-    assert "lists 'gone.py', which does not exist" in text
-    with pytest.raises(TableError, match="is not in guards"):
-        choose({"sums.py": []}, ["other.py"])
-    (toy / "guards.toml").write_text('[guards]\n"sums.py" = ["test_none.py"]\n')
-    with pytest.raises(TableError, match="no test file"):
-        read_guards(toy / "guards.toml", toy / "src/toy", toy / "tests")
+    with pytest.raises(TableError, match=r"lists 'gone\.py', which does not exist"):
+        read_guards(*read)
+    (toy / "guards.toml").write_text('complete = ["."]\n[guards]\n')
+    with pytest.raises(TableError, match=r"does not list 'sums\.py'"):
+        read_guards(*read)
+    with pytest.raises(TableError, match=r"'other' is not in guards\.toml"):
+        choose({"folder/a.py": []}, ["folder/", "other"])
 
 
 def test_the_table_of_this_library_lists_files_that_exist_and_misses_none():
-    root = HERE.parent.parent
-    guards = read_guards(HERE / "guards.toml", root / "src/dpfedexp", root / "tests")
-    assert {
-        "core/clipping.py",
-        "algorithms/round.py",
-        "accounting/ledger.py",
-        "flower/node/guard.py",
-        "engine/checkpoint.py",
-    } <= set(guards)
+    guards = read_guards(ROOT / "tests/mutation/guards.toml", ROOT / "src/dpfedexp", ROOT / "tests")
+    assert {"core/clipping.py", "algorithms/round.py", "accounting/ledger.py", "flower/node/guard.py"} <= set(guards)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +130,12 @@ def test_messages_annotations_and_docstrings_are_left_alone():
     assert {(mutant.operator, mutant.after) for mutant in mutants(source, "toy.py")} == {("drop", "pass")}
 
 
-def test_a_sample_does_not_change_with_lines_elsewhere():
+def test_a_sample_is_shared_among_files_and_does_not_change_with_lines_elsewhere():
     source = "def f(a, b):\n    return a + b * 2\n"
     moved = "import math\n\n\ndef g(c):\n    return c\n\n\n" + source
-    chosen = {mutant.id for mutant in sample(mutants(source, "toy.py"), 3, seed=1)}
-    assert chosen == {mutant.id for mutant in sample(mutants(moved, "toy.py"), 3, seed=1)}
-    assert len(chosen) == 3
-    assert chosen != {mutant.id for mutant in sample(mutants(source, "toy.py"), 3, seed=3)}
-
-
-def test_files_share_a_run_in_proportion_and_none_is_left_out():
+    one, other, again = (
+        {mutant.id for mutant in sample(mutants(text, "toy.py"), 3, seed)}
+        for text, seed in ((source, 1), (source, 3), (moved, 1))
+    )
+    assert one == again != other
     assert shares({"a": 900, "b": 95, "c": 4, "d": 1}, 100) == {"a": 90, "b": 10, "c": 3, "d": 1}

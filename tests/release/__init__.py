@@ -1,1 +1,1 @@
-"""`make release`: both files, built twice, installed where there is no source tree, and what goes with them."""
+"""The built files where there is no source tree: `make wheel-check`, `make release` and `make flower-versions`."""

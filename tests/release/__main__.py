@@ -1,113 +1,195 @@
 """`make release`: everything of a release, in dist/; nothing is uploaded and no tag is set.
 
 The source distribution and the wheel are built from the commit, twice, and must be the same bytes. Both are installed and used in
-a clean environment with the versions that the tests run with, and the wheel in the oldest and the newest that this machine has.
-What it does not have is said to be unchecked, on the screen and in CHECKED.md. A tree with uncommitted changes, or a version
-without a dated section in CHANGELOG.md, is refused; a rehearsal takes both, from the last commit.
+a clean environment with the versions that the tests run with, and the wheel with the lowest and with the newest versions of
+everything that pyproject.toml admits. A tree with uncommitted changes, or a version without a dated section in CHANGELOG.md, is
+refused; a rehearsal takes both, from the last commit.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-from tests.installed.check import Environment, Failure, check, tested_torch
-from tests.release.bill import write_bill
-from tests.release.build import build_twice, digest, git
-from tests.release.changelog import Refused, notes, section_of
-from tests.release.environments import PROJECT, floor, interpreters, is_small, lowest_versions, offered, plan
+from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[2]
-VERSION = "src/dpfedexp/__init__.py"
-MORE = (
-    "A torch is checked where pip finds a build of it that ends with +cpu (PIP_EXTRA_INDEX_URL), or with `make release LARGE=1`, "
-    "which installs gigabytes; a Python, where it is on the path or in pyenv."
+from tests.release.changelog import Refused, notes, section_of
+from tests.release.installed import FIXED, PROJECT, SOURCE, Environment, Failure, check, require, step, version_of
+
+DIFFERENT = ({"TZ": "UTC", "PYTHONHASHSEED": "1"}, {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2"})
+"""Variables of two builds whose files must be the same."""
+UNCHECKED = "another Python, and another torch, which brings gigabytes along (`make release LARGE=1`: the lowest and the newest)."
+VALIDATE = (
+    "import sys; from cyclonedx.schema import SchemaVersion; from cyclonedx.validation.json import JsonStrictValidator; "
+    "error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read()); sys.exit(error and str(error))"
 )
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def refuse_changes(root: Path, rehearsal: bool) -> None:
     """Refuses a tree with uncommitted changes; a rehearsal says that they are left out."""
     changed = git(root, "status", "--porcelain").splitlines()
-    if not changed:
-        return
-    if not rehearsal:
-        example = changed[0].split(maxsplit=1)[1]
+    if changed and not rehearsal:
         raise Refused(
-            f"{len(changed)} files are changed or new and not committed, such as {example}; commit or remove them, or rehearse "
-            "with `make release DRY=1`."
+            f"{len(changed)} files are changed or new and not committed, such as {changed[0].split(maxsplit=1)[1]}; commit or "
+            "remove them, or rehearse with `make release DRY=1`."
         )
-    print(f"A rehearsal: {len(changed)} files that are changed or new and not committed are not in it.", flush=True)
+    if changed:
+        print(f"A rehearsal: {len(changed)} files that are changed or new and not committed are not in it.", flush=True)
 
 
-def checked_page(version: str, passed: list[str], unchecked: list[str]) -> str:
-    """What was checked and what was not, as a page."""
-    lines = [f"# Where dpfedexp {version} was installed and run", "", *(f"- {one}" for one in passed), ""]
-    if unchecked:
-        lines += ["## Not checked here", "", *(f"- {one}" for one in unchecked), "", MORE]
-    return "\n".join(lines).rstrip() + "\n"
+def pack_again(sdist: Path, epoch: int) -> None:
+    """Replaces a source distribution by one with the same files in a fixed order, with one date and nobody's name.
+
+    setuptools packs the times, owners and permissions that files happen to have; a wheel it dates by SOURCE_DATE_EPOCH.
+    """
+    packed = io.BytesIO()
+    with tarfile.open(sdist) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            plain = tarfile.TarInfo(member.name)
+            plain.type, plain.size, plain.mtime = member.type, member.size, epoch
+            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            new.addfile(plain, old.extractfile(member) if member.isfile() else None)
+    sdist.write_bytes(gzip.compress(packed.getvalue(), compresslevel=9, mtime=epoch))
+
+
+def build(root: Path, commit: str, folder: Path, variables: dict[str, str]) -> tuple[Path, Path]:
+    """The source distribution of a commit's files alone, and the wheel that is built from it, both dated with the commit."""
+    epoch = git(root, "show", "--no-patch", "--format=%ct", commit)
+    everything = os.environ | variables | {"SOURCE_DATE_EPOCH": epoch, "PYTHONPATH": ""}
+
+    def make(kind: str, source: Path, pattern: str) -> Path:
+        with tarfile.open(source) as archive:
+            archive.extractall(folder / kind, filter="data")
+        tree = min((folder / kind).rglob("pyproject.toml"), key=lambda path: len(path.parts)).parent
+        words = [sys.executable, "-m", "build", "--quiet", "--no-isolation", f"--{kind}", "--outdir", str(folder)]
+        subprocess.run([*words, str(tree)], check=True, env=everything, umask=0o022, capture_output=True, text=True)
+        (made,) = folder.glob(pattern)
+        return made
+
+    folder.mkdir()
+    git(root, "archive", "--output", str(folder / "files.tar"), commit)
+    sdist = make("sdist", folder / "files.tar", "*.tar.gz")
+    pack_again(sdist, int(epoch))
+    return sdist, make("wheel", sdist, "*.whl")
+
+
+def build_twice(root: Path, commit: str, folder: Path) -> tuple[Path, Path]:
+    """The two files of a commit.
+
+    Raises:
+        Failure: a second build, in another folder, time zone and order of hashes, has other bytes.
+    """
+    made = [build(root, commit, folder / str(number), variables) for number, variables in enumerate(DIFFERENT)]
+    for one, other in zip(*made, strict=True):
+        require(
+            digest(one) == digest(other), f"two builds of {one.name} from commit {commit} differ: {one} and {other}."
+        )
+    return made[0]
+
+
+def lowest_versions(project: dict, extras: tuple[str, ...]) -> dict[str, str]:
+    """The lowest version of every dependency that the project admits."""
+    lines = [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]
+    wanted = [Requirement(line) for line in lines]
+    return {one.name: next(s.version for s in one.specifier if s.operator in (">=", "==")) for one in wanted}
+
+
+def write_bill(programs: Path, wheel: Path, folder: Path, epoch: str, out: Path) -> None:
+    """The CycloneDX bill of materials of an environment in which the wheel was installed, validated strictly."""
+    step([sys.executable, "-m", "venv", str(folder)], folder, "an environment for the bill of materials")
+    request = f"cyclonedx-bom=={FIXED['cyclonedx-bom']}"
+    step([f"{folder}/bin/python", "-m", "pip", "install", "--quiet", request], folder, f"pip install {request}")
+    tool = [
+        f"{folder}/bin/cyclonedx-py",
+        "environment",
+        "--pyproject",
+        str(SOURCE / "pyproject.toml"),
+        "--mc-type",
+        "library",
+    ]
+    options = ["--sv", "1.6", "--no-validate", "--output-reproducible", "-o", str(out), str(programs / "python")]
+    step([*tool, *options], folder, "cyclonedx-py environment", SOURCE_DATE_EPOCH=epoch)
+    out.write_text(json.dumps(completed(json.loads(out.read_text()), wheel), indent=2, ensure_ascii=False) + "\n")
+    step([f"{folder}/bin/python", "-c", VALIDATE, str(out)], folder, "the bill of materials against CycloneDX 1.6")
+
+
+def completed(bill: dict, wheel: Path) -> dict:
+    """The bill with the version of the package, which pyproject.toml leaves open, and the wheel's hash."""
+    stated = {component["name"].lower(): component["version"].partition("+")[0] for component in bill["components"]}
+    for name in ("torch", "numpy", "scipy", "dp-accounting", "flwr"):
+        require(
+            stated.get(name) == FIXED[name], f"the bill of materials says {name} {stated.get(name)}, not {FIXED[name]}"
+        )
+    version = version_of(wheel)
+    about = {"version": version, "purl": f"pkg:pypi/{PROJECT['name']}@{version}"}
+    about["hashes"] = [{"alg": "SHA-256", "content": digest(wheel)}]
+    return bill | {"metadata": bill["metadata"] | {"component": bill["metadata"]["component"] | about}}
 
 
 def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
     """Everything, into the folder `out`, which is emptied first and stays empty unless all checks pass."""
-    start = time.monotonic()
     commit = git(root, "rev-parse", "HEAD")
     refuse_changes(root, rehearsal)
-    version = re.search(r'^__version__ = "(.+)"$', git(root, "show", f"{commit}:{VERSION}"), re.MULTILINE)[1]
+    stated = git(root, "show", f"{commit}:src/dpfedexp/__init__.py")
+    version = re.search(r'^__version__ = "(.+)"$', stated, re.MULTILINE)[1]
     section = section_of(version, git(root, "show", f"{commit}:CHANGELOG.md"), rehearsal)
     shutil.rmtree(out, ignore_errors=True)
-
-    def say(sentence: str) -> None:
-        print(f"[{time.monotonic() - start:5.0f} s] {sentence}", flush=True)
-
     with tempfile.TemporaryDirectory(prefix="dpfedexp-release-") as name:
         folder = Path(name).resolve()
-        say(f"building commit {commit[:12]} twice")
-        ready = folder / "ready"
-        ready.mkdir()
-        sdist, wheel = (Path(shutil.copy(path, ready)) for path in build_twice(root, commit, folder))
-        say(f"both builds have the same bytes: {sdist.name}, {wheel.name}")
-        lowest = folder / "lowest.txt"
-        lowest.write_text("\n".join(lowest_versions(PROJECT, ["secure"])) + "\n")
-        pythons = interpreters(floor(PROJECT["requires-python"]))
-        small = (lambda version: True) if large else is_small
-        others, unchecked = plan(pythons, offered, lowest, small)
-        as_tested = Environment("the versions of constraints.txt", torch=tested_torch())
-        passed, epoch = [], int(git(root, "show", "--no-patch", "--format=%ct", commit))
-
-        def bill(programs: Path) -> None:
-            place = folder / "bill"
+        ready, bill = folder / "ready", folder / "bill"
+        for place in (ready, bill):
             place.mkdir()
-            count = write_bill(programs, wheel, root, place, epoch, ready / f"dpfedexp-{version}.cdx.json")
-            say(f"bill of materials: {count} components, valid")
-
-        for artefact, where in [(wheel, as_tested), (sdist, as_tested), *((wheel, other) for other in others)]:
-            python = next(number for number, program in pythons.items() if program == where.python)
-            title = f"{artefact.name} on Python {python}, {where.torch or 'no torch'}: {where.title}"
-            say(title)
+        sdist, wheel = (Path(shutil.copy(path, ready)) for path in build_twice(root, commit, folder))
+        print(f"both builds of {commit[:12]} have the same bytes: {sdist.name}, {wheel.name}", flush=True)
+        # Without Flower, which asks for newer packages than the lowest.
+        lowest = lowest_versions(PROJECT, ("secure",))
+        held = folder / "lowest.txt"
+        held.write_text("".join(f"{name}=={number}\n" for name, number in lowest.items() if name != "torch"))
+        pip = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+        newest = re.search(r"\((.+?)\)", step(pip, folder))[1] if large else FIXED["torch"]
+        tested = Environment("the versions of constraints.txt")
+        oldest = Environment("the lowest", lowest["torch"] if large else FIXED["torch"], held, ("secure",), short=True)
+        checks = [
+            (wheel, tested),
+            (sdist, tested),
+            (wheel, oldest),
+            (wheel, Environment("the newest", newest, None, short=True)),
+        ]
+        epoch = git(root, "show", "--no-patch", "--format=%ct", commit)
+        lines = [f"# Where dpfedexp {version} was installed and run", ""]
+        bill_of = partial(write_bill, wheel=wheel, folder=bill, epoch=epoch, out=ready / f"dpfedexp-{version}.cdx.json")
+        for artefact, where in checks:
             begin = time.monotonic()
-            if artefact is wheel and where is as_tested:
-                check(artefact, where, after=bill)
-            else:
-                check(artefact, where)
-            passed.append(f"{title} ({time.monotonic() - begin:.0f} s)")
-        (ready / "CHECKED.md").write_text(checked_page(version, passed, unchecked))
+            check(artefact, where, bill_of if (artefact, where) == (wheel, tested) else lambda programs: None)
+            took = time.monotonic() - begin
+            lines.append(f"- {artefact.name} with torch {where.torch} and {where.title} ({took:.0f} s)")
+        lines += [] if large else ["", f"Not checked here: {UNCHECKED}"]
+        (ready / "CHECKED.md").write_text("\n".join(lines) + "\n")
         (ready / "RELEASE_NOTES.md").write_text(notes(section, version, commit))
-        sums = [f"{digest(path)}  {path.name}\n" for path in sorted(ready.iterdir())]
-        (ready / "SHA256SUMS").write_text("".join(sums))
+        (ready / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in sorted(ready.iterdir())))
         shutil.copytree(ready, out)
-    say(f"{'rehearsed' if rehearsal else 'ready'}: {len(passed)} checks passed, {len(unchecked)} not checked here")
-    for sentence in unchecked:
-        print(f"not checked here: {sentence}")
-    if unchecked:
-        print(MORE)
-    for path in sorted(out.iterdir()):
-        print(f"{path.stat().st_size:9,}  {path}")
+    print("\n".join([*lines, *(f"{path.stat().st_size:9,}  {path}" for path in sorted(out.iterdir()))]))
 
 
 def main() -> int:
@@ -116,18 +198,17 @@ def main() -> int:
         "--dry", action="store_true", help="a rehearsal: needs neither a clean tree nor a dated section"
     )
     parser.add_argument("--large", action="store_true", help="check torches that bring accelerator packages along, too")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder, which is emptied (default: dist)")
+    parser.add_argument(
+        "--out", type=Path, default=SOURCE / "dist", help="the folder, which is emptied (default: dist)"
+    )
     given = parser.parse_args()
     try:
-        release(ROOT, given.out, given.dry, given.large)
+        release(SOURCE, given.out, given.dry, given.large)
     except Refused as refusal:
         print(f"Nothing was released: {refusal}", file=sys.stderr)
         return 2
-    except (Failure, RuntimeError) as failure:
-        print(f"The release failed: {failure}", file=sys.stderr)
-        return 1
-    except subprocess.CalledProcessError as error:
-        print(f"The release failed: {' '.join(error.cmd)}\n{error.stderr or ''}", file=sys.stderr)
+    except (Failure, subprocess.CalledProcessError) as failure:
+        print(f"The release failed: {failure}\n{getattr(failure, 'stderr', '') or ''}", file=sys.stderr)
         return 1
     return 0
 

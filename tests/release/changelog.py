@@ -15,13 +15,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Section:
-    """What a version changed.
-
-    Attributes:
-        name: the version, or "Unreleased".
-        date: its day as YYYY-MM-DD; None where the title has none.
-        text: what stands below the title.
-    """
+    """What a version changed: its name or "Unreleased", its day as YYYY-MM-DD where the title has one, and the text below."""
 
     name: str
     date: str | None
@@ -33,8 +27,7 @@ def sections(changelog: str) -> list[Section]:
     titles = list(_TITLE.finditer(changelog))
     ends = [title.start() for title in titles[1:]] + [len(changelog)]
     return [
-        Section(title["name"], title["date"], changelog[title.end() : end].strip())
-        for title, end in zip(titles, ends, strict=True)
+        Section(t["name"], t["date"], changelog[t.end() : end].strip()) for t, end in zip(titles, ends, strict=True)
     ]
 
 

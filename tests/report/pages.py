@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from reproduction.paper import sections
 from reproduction.paper.results.size import Size
 
-from dpfedexp.engine.facts import RunFacts
-from dpfedexp.report.write import save
-from reproduction.paper import sections
+from dpfedexp.engine.run import RunFacts
 from tests.reproduction.paper.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"
@@ -53,7 +52,7 @@ def write_paper(folder: Path, *names: str, figures: str = "") -> Path:
     for name in names:
         section = sections.MAKERS[name].section(Size(seeds=2), Fabricated())
         if name == figures:
-            save(section, folder)
+            section.save(folder)
         else:
             (folder / f"{name}.json").write_text(section.to_json(), encoding="utf-8")
     return folder

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfedexp.report.folder import report
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Section
+from dpfedexp.report.page import Page, render, report
 from tests.browser import DESK, PHONE
 from tests.browser import visit as open_page
 from tests.report.pages import write_paper, write_run
@@ -38,7 +40,7 @@ def test_hover_shows_the_values_and_leaving_hides_them(browser, page):
     visit(browser, page)
     tip = browser.find_element("id", "tip")
     assert not tip.is_displayed()
-    chart = browser.find_element("css selector", "#synthetic svg.chart")
+    chart = browser.find_element("css selector", "#synthetic svg.plot")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart)
     ActionChains(browser).move_to_element(chart).perform()
     assert tip.is_displayed()
@@ -57,18 +59,21 @@ def test_the_keyboard_shows_values_too(browser, page):
     from selenium.webdriver.common.keys import Keys
 
     visit(browser, page)
-    chart = browser.find_element("css selector", "#mnist svg.chart")
-    chart.send_keys(Keys.ARROW_LEFT)
-    assert browser.find_element("id", "tip").text.startswith("round 49")
+    chart = browser.find_element("css selector", "#mnist svg.plot")
+    chart.send_keys(Keys.ARROW_RIGHT)
+    assert browser.find_element("id", "tip").text.startswith("round 2")
 
 
 def test_both_colour_schemes_and_the_button(browser, page):
     visit(browser, page, scheme="dark")
     assert lightness(background(browser)) < 0.2
-    dark_line = browser.execute_script("return getComputedStyle(document.querySelector('.series path')).stroke")
+    dark_line = browser.execute_script("return getComputedStyle(document.querySelector('.series polyline')).stroke")
     visit(browser, page, scheme="light")
     assert lightness(background(browser)) > 0.9
-    assert browser.execute_script("return getComputedStyle(document.querySelector('.series path')).stroke") != dark_line
+    assert (
+        browser.execute_script("return getComputedStyle(document.querySelector('.series polyline')).stroke")
+        != dark_line
+    )
     button = browser.find_element("id", "theme")
     seen = []
     for _ in range(3):
@@ -88,7 +93,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser, page, scheme, tmp_path):
 
 def test_text_in_charts_is_large_enough_to_read_on_a_phone(browser, page):
     visit(browser, page, PHONE)
-    script = """const svg = document.querySelector('svg.chart'), tick = svg.querySelector('.tick');
+    script = """const svg = document.querySelector('svg.plot'), tick = svg.querySelector('.tick');
     return parseFloat(getComputedStyle(tick).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"""
     assert browser.execute_script(script) >= 9.5
 
@@ -98,6 +103,22 @@ def test_it_prints(browser, page):
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 20_000
+
+
+def test_odd_values_make_a_chart_or_say_that_there_is_none(browser, tmp_path):
+    values = [[], [1.0], [0.0, 0.0], [5.0, 5.0], [1e-9, 1e9], [-3.0, 4.0]]
+    panels = [
+        Panel("", "x", "y", [Series("a", [*range(1, len(y) + 1)], y)], log_y=log) for y in values for log in (0, 1)
+    ]
+    band = Series("a", [1, 2], [1.0, 2.0], [-1.0, 0.0], [3.0, 4.0])
+    gaps = [Series("a", [1, 2], [1.0, 2.0]), Series("b", [2, 3], [3.0, float("nan")])]
+    panels += [Panel("", "x", "y", [band], log_y=True), Panel("", "x", "y", gaps)]
+    page = Page("odd", "", [Section("s", "s", charts=[Chart("c", "", "", panels)])])
+    (tmp_path / "report.html").write_text(render(page, tmp_path))
+    visit(browser, tmp_path / "report.html")
+    shown = [host.get_attribute("innerHTML") for host in browser.find_elements("css selector", "[data-panel]")]
+    assert [number for number, html in enumerate(shown) if html == "No values."] == [0, 1, 5]
+    assert not [html for html in shown if "NaN" in html or "Infinity" in html]
 
 
 def test_a_hostile_run_runs_nothing(browser, tmp_path):

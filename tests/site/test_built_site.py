@@ -27,6 +27,9 @@ BAD = """data:text/html,<!doctype html><body style="background:white"><p style="
 <div style="overflow:auto;width:200px"><table style="width:600px"><tr><td>scrolls</table></div>"""
 
 
+built = pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
+
+
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *words: object) -> None: ...
 
@@ -59,18 +62,14 @@ def address() -> Iterator[str]:
         yield address
 
 
-@pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
-def test_there_is_a_site():
-    assert {"index.html", "explorer.html"} <= set(PAGES)
-
-
-@pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
+@built
 def test_a_dark_desk_gets_dark_pages(browser, address):
+    assert {"index.html", "explorer.html"} <= set(PAGES)
     visit(browser, f"{address}/index.html", DESK, "dark")
     assert "slate" in browser.execute_script("return document.body.dataset.mdColorScheme")
 
 
-@pytest.mark.skipif(not SITE, reason="DPFEDEXP_SITE names no built site; `make docs` does")
+@built
 @pytest.mark.parametrize(
     ("words", "page"),
     [("replace-one adjacency", "decide"), ("AdaptiveClip", "reference"), ("helper seed", "two-party")],

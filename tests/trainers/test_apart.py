@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, LocalOptimiser, Sgd, dp_fedavg, train
-from dpfedexp.data.generated import Generated
+from dpfedexp.data.synthetic import Generated
 from dpfedexp.engine.prepare import prepare
 
 CLIP, COUNT, HOSTILE, ROWS = 1.0, 24, 3, 6

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
-from dpfedexp import memory as rows
+from dpfedexp import machine as rows
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine import rounds as engine
 from dpfedexp.engine.prepare import prepare

@@ -7,7 +7,6 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
 from dpfedexp.core.batches import Plans, schedule
-from dpfedexp.data.client_rows import ClientRows
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.steps import Steps
@@ -57,13 +56,13 @@ def recorded(federation: Federation, local: Sgd):
 @pytest.fixture
 def readings(monkeypatch):
     """The clients of every reading of a federation."""
-    seen, read = [], ClientRows.reading
+    seen, read = [], Federation.reading
 
     def counted(self, clients, positions, device=None):
         seen.append(torch.as_tensor(clients).tolist())
         return read(self, clients, positions, device)
 
-    monkeypatch.setattr(ClientRows, "reading", counted)
+    monkeypatch.setattr(Federation, "reading", counted)
     return seen
 
 
@@ -98,7 +97,7 @@ def test_a_plan_that_draws_nothing_is_made_once(local, kept, monkeypatch):
 
 
 def test_a_federation_that_writes_into_its_positions_spoils_only_those():
-    class Writing(ClientRows):
+    class Writing(Federation):
         def gather(self, clients, positions, device=None):
             rows = positions.clone()
             positions += 1000

@@ -11,8 +11,8 @@ from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
 from dpfedexp.config import Settings
-from dpfedexp.config.sections import AdaptiveSettings
-from dpfedexp.data.registry import DATA_SETS
+from dpfedexp.config.settings import AdaptiveSettings
+from dpfedexp.data.data_sets import DATA_SETS
 
 Tree = dict[str, Any]
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from dpfedexp.config import Settings, problem
 from dpfedexp.config.problem import Problem
-from dpfedexp.engine.advice.commentary import silence
+from dpfedexp.engine.advice import silence
 from dpfedexp.engine.train import train
 from dpfedexp.evaluation import Evaluate
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from reproduction.paper.results.full_settings import in_full
 from reproduction.paper.results.spread import average_of_last_rounds
 

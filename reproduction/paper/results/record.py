@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+import dpfedexp
+from dpfedexp.data import load_mnist
 from dpfedexp.errors import InputError
 from dpfedexp.files import replace_text
 from reproduction.paper.results.full_settings import flat
@@ -112,3 +122,64 @@ def write(path: Path, records: Iterable[Record]) -> None:
         replace_text(path, "".join(record.to_line() + "\n" for record in records))
     except OSError as error:
         raise InputError(f"the file {str(path)!r} can't be written: {error.strerror}.") from None
+
+
+SOURCE = ("src", "reproduction/*.py", "reproduction/*.toml", "pyproject.toml")
+"""What a result depends on in the repository; results and documents may change without making it another."""
+
+
+@cache
+def commit() -> tuple[str | None, bool | None]:
+    """The commit of the source that runs, and whether the source differs from it; (None, None) outside a repository."""
+    root = Path(dpfedexp.__file__).resolve().parents[2]
+    # An installed wheel may lie inside somebody else's repository, whose commit says nothing about it.
+    if not (root / ".git").exists() or not (root / "src" / "dpfedexp").is_dir():
+        return None, None
+    head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", *SOURCE)
+    return (None, None) if head is None or changes is None else (head, bool(changes))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    return {
+        "dpfedexp": dpfedexp.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": version("scipy"),
+        "python": platform.python_version(),
+    }
+
+
+def device(asked: str | None) -> str:
+    """What the run is made on, in words: the processor's architecture or the accelerator's name."""
+    name = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and torch.cuda.is_available():
+        return f"{name} ({torch.cuda.get_device_name(name)})"
+    return f"{name} ({platform.machine()})" if name == "cpu" else name
+
+
+def here(asked_device: str | None) -> dict[str, Any]:
+    """The provenance of a run that is made here and now."""
+    head, dirty = commit()
+    return {"commit": head, "dirty": dirty, "versions": versions(), "device": device(asked_device), "recorded_in": None}
+
+
+MNIST = "06b0d1f124c4e5fa796686ade41a9b77"
+"""The fingerprint of MNIST itself, whose numbers the paper prints."""
+
+
+@cache
+def fingerprint(folder: str | None) -> str:
+    """A hash of the images and labels that `folder`, or the usual places, hold."""
+    images = load_mnist(folder)
+    digest = hashlib.sha256()
+    for part in (images.train_images, images.train_labels, images.test_images, images.test_labels):
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]

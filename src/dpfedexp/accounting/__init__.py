@@ -1,12 +1,11 @@
 """Composition, calibration and the ledger. Knows mechanisms only by their events."""
 
-from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit
+from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
 from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon_curve, guarantee
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
-from dpfedexp.accounting.figures import epsilon, noise, rounds
-from dpfedexp.accounting.joint import joint_mu
+from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.ledger import Budget, Entry, Ledger
-from dpfedexp.accounting.statements.statement import PrivacyStatement
+from dpfedexp.accounting.statement import PrivacyStatement
 
 __all__ = [
     "Budget",

@@ -6,6 +6,7 @@ Every accountant here composes adaptively: a round may be chosen after seeing th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +14,7 @@ from typing import Literal
 
 from dpfedexp.accounting import gdp, privunit
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
 
 Setting = Literal["central", "local", "two-party", "none"]
 Charges = Iterable[tuple[Event, int]]
@@ -71,11 +71,11 @@ def compose(charges: Charges, delta: float) -> Guarantee:
     Kinds of events may be mixed; settings and adjacencies may not.
     """
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
-    counts: dict[Event, int] = {}
+    counts: Counter[Event] = Counter()
     for event, count in charges:
         require(count >= 0, f"the number of rounds is {count}; it must be zero or more.")
         if count:
-            counts[event] = counts.get(event, 0) + count
+            counts[event] += count
     return _compose(tuple(counts.items()), float(delta))
 
 

@@ -17,6 +17,7 @@ Several sound upper bounds exist for a sampled round; the smallest is reported a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,10 +27,12 @@ import numpy as np
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import Adjacency, GaussianEvent
+from dpfedexp.errors import InputError, checked, is_number, require
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"
 UNAMPLIFIED = "Gaussian (GDP), no amplification claimed"
+SELECTION = "Rényi divergences of a random number of runs (Papernot and Steinke 2022)"
 
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256)
 _GRID_PER_SD = 512
@@ -63,10 +66,9 @@ class Round:
 
 def epsilon(charges: Sequence[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ for central Gaussian rounds of any sampling, and the accountant that proved it."""
-    counts: dict[Round, int] = {}
+    counts: Counter[Round] = Counter()
     for event, n in charges:
-        item = Round.of(event)
-        counts[item] = counts.get(item, 0) + n
+        counts[Round.of(event)] += n
     return _epsilon(tuple(sorted(counts.items(), key=repr)), float(delta))
 
 
@@ -79,7 +81,7 @@ def _epsilon(counts: tuple[tuple[Round, int], ...], delta: float) -> tuple[float
         without_replacement = any(item.kind == "fixed" and item.adjacency == "replace-one" for item, _ in counts)
         by_pld = pld_epsilon(counts, delta) if poisson else math.inf
         candidates.append((by_pld, PLD))
-        if without_replacement or math.isinf(by_pld) or _grid(counts).coarse:
+        if without_replacement or math.isinf(by_pld) or _grid(counts)[1]:
             candidates.append((rdp_epsilon(counts, delta), RDP))
     return min(candidates)
 
@@ -89,14 +91,13 @@ def pld_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
 
     Poisson rounds amplified, all others not. Infinite where no distribution can be built.
     """
-    step = _grid(counts).step
+    step, _ = _grid(counts)
     if not math.isfinite(step) or delta < _FOURIER_ERROR * sum(n for _, n in counts):
         return math.inf
     try:
         total: Any = None
         for item, n in counts:
-            part = _one_round(item, step)
-            part = _repeat(part, n)
+            part = _repeat(_one_round(item, step), n)
             total = part if total is None else total.compose(part, tail_mass_truncation=1e-15)
         value = float(total.get_epsilon_for_delta(delta))
     except (ValueError, OverflowError, ZeroDivisionError, FloatingPointError, MemoryError):
@@ -122,9 +123,7 @@ def rdp_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
     """
     from dp_accounting.rdp import rdp_privacy_accountant
 
-    total = np.zeros(len(_ORDERS))
-    for item, n in counts:
-        total = total + n * _rdp_one_round(item)
+    total = np.sum([n * _rdp_one_round(item) for item, n in counts], axis=0)
     usable = np.isfinite(total) & (total >= 0.0)
     if not usable.any():
         return math.inf
@@ -163,26 +162,19 @@ def _one_round(item: Round, step: float) -> Any:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
-    if item.kind == "poisson":
-        replace = item.adjacency == "replace-one"
-        relations = dp_accounting.NeighboringRelation
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            1.0 / item.radius,
-            value_discretization_interval=step,
-            sampling_prob=item.rate,
-            neighboring_relation=relations.REPLACE_ONE if replace else relations.ADD_OR_REMOVE_ONE,
-        )
-    return privacy_loss_distribution.from_gaussian_mechanism(1.0 / item.mu, value_discretization_interval=step)
+    if item.kind != "poisson":
+        return privacy_loss_distribution.from_gaussian_mechanism(1.0 / item.mu, value_discretization_interval=step)
+    relations = dp_accounting.NeighboringRelation
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        1.0 / item.radius,
+        value_discretization_interval=step,
+        sampling_prob=item.rate,
+        neighboring_relation=relations.REPLACE_ONE if item.adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE,
+    )
 
 
-@dataclass(frozen=True)
-class _Grid:
-    step: float
-    coarse: bool
-
-
-def _grid(counts: Sequence[tuple[Round, int]]) -> _Grid:
-    """A grid fine beside one round's loss and small enough for all of them together.
+def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
+    """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse.
 
     Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation
     are exact to many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
@@ -193,9 +185,9 @@ def _grid(counts: Sequence[tuple[Round, int]]) -> _Grid:
     reach = max(reach for _, reach in moments)
     step = max(_FINEST, finest / _GRID_PER_SD, reach / _MAX_ROUND_GRID, (16.0 * total + reach) / _MAX_TOTAL_GRID)
     if not math.isfinite(step) or step <= 0.0:
-        return _Grid(math.inf, True)
+        return math.inf, True
     step = 2.0 ** math.floor(math.log2(step))
-    return _Grid(step, step > finest / 8.0)
+    return step, step > finest / 8.0
 
 
 @lru_cache(maxsize=1024)
@@ -223,3 +215,48 @@ def _round_up(value: float) -> float:
         return value
     rounded = float(f"{value:.11e}")
     return rounded if rounded >= value else float(f"{value * (1.0 + 1e-11):.11e}")
+
+
+@checked
+def selection_epsilon(mu: float, delta: float, runs: float) -> float:
+    """ε of private selection: a random, secret number of runs, of which only the best is shown (Papernot and Steinke 2022).
+
+    Everything together costs about as much as two or three runs, however many there were.
+
+    Formal guarantee: an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each μ-GDP, where K is
+    geometric with mean `runs`, nothing but the best is ever seen, and its score follows from what the run released and from public
+    data. It may be above what one run alone costs at the same δ by another accountant.
+
+    Args:
+        mu: of one run: √T·μ of its rounds (`Guarantee.mu`).
+        delta: δ.
+        runs: the mean number of runs, above 1.
+    """
+    require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
+    require(is_number(delta) and 0 < delta < 1, f"delta is {delta!r}; it must be above 0 and below 1.")
+    _check_runs(runs)
+    from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(RepeatAndSelectDpEvent(GaussianDpEvent(1.0 / mu), mean=runs, shape=1.0))
+    epsilon = float(accountant.get_epsilon(delta))
+    if not math.isfinite(epsilon):
+        raise InputError(f"mu is {mu:g}, which is no privacy that a selection could keep; give the runs more noise.")
+    return epsilon
+
+
+@checked
+def number_of_runs(runs: float, uniform: float) -> int:
+    """K, geometric on 1, 2, … with mean `runs`.
+
+    Args:
+        runs: the mean.
+        uniform: a number from [0, 1) that nobody else knows.
+    """
+    _check_runs(runs)
+    return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
+
+
+def _check_runs(runs: float) -> None:
+    require(is_number(runs) and 1 < runs < math.inf, f"runs is {runs!r}; the mean number of runs must be above 1.")

@@ -14,16 +14,15 @@ pair of clients is a mixture of this one and of indistinguishable outputs, so it
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent
-from dpfedexp.accounting.events.reports import ThreePoint, randomised_response
+from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent, ThreePoint, randomised_response
 
 EXACT = "exact PrivUnit composition"
 RENYI = "RDP of the exact PrivUnit pair"
@@ -43,21 +42,18 @@ def pure_epsilon(charges: Iterable[tuple[ReportEvent, int]]) -> float:
 
 def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[float, str]:
     """The smallest proven ε at δ over all the reports, and the name of the accountant that proved it."""
-    return _epsilon(tuple(charges), delta)
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(charges: tuple[tuple[ReportEvent, int], ...], delta: float) -> tuple[float, str]:
     pure = pure_epsilon(charges)
     if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
     parts = _parts(charges)
-    if _tractable(parts):
-        tight, name = _invert(_Losses.of(parts).delta, pure, delta), _composition(charges)
-    else:
-        only = all(isinstance(event, PrivUnitEvent) for event, _ in charges)
-        tight, name = _renyi_epsilon(parts, delta), RENYI if only else RENYI_BOUND
-    return min((pure, PURE), (tight, name))
+    only = all(isinstance(event, PrivUnitEvent) for event, _ in charges)
+    name = _composition(charges) if _tractable(parts) else RENYI if only else RENYI_BOUND
+    return min((pure, PURE), (_tight(parts, pure, delta), name))
+
+
+def _tight(parts: dict[ThreePoint, int], pure: float, delta: float) -> float:
+    """ε by the exact law of the composed loss, or by Rényi DP where the lattices are too long."""
+    return _invert(_Losses.of(parts).delta, pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
 
 
 def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
@@ -99,31 +95,29 @@ def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
 
 def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> float:
     """The smallest proven ε at δ of releases that are ε-DP each, with how often: randomised response dominates all of them."""
-    parts: dict[ThreePoint, int] = {}
+    parts: Counter[ThreePoint] = Counter()
     for one, count in charges:
         if one > 0.0:
-            part = randomised_response(one)
-            parts[part] = parts.get(part, 0) + count
+            parts[randomised_response(one)] += count
     pure = math.fsum(part.step * count for part, count in parts.items())
     if delta <= 0.0 or not parts:
         return pure
-    tight = _invert(_Losses.of(parts).delta, pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
-    return min(pure, tight)
+    return min(pure, _tight(parts, pure, delta))
 
 
 def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
-    parts: dict[ThreePoint, int] = {}
+    parts: Counter[ThreePoint] = Counter()
     for event, count in charges:
         for part in event.losses():
-            parts[part] = parts.get(part, 0) + count
+            parts[part] += count
     return parts
 
 
 def _tractable(parts: dict[ThreePoint, int]) -> bool:
     """Whether the lattices are short enough to convolve, and their outer product (all but the longest) to hold."""
-    sizes: dict[float, int] = {}
+    sizes: Counter[float] = Counter()
     for part, count in parts.items():
-        sizes[part.step] = sizes.get(part.step, 0) + count
+        sizes[part.step] += count
     *others, longest = sorted(sizes.values())
     return longest <= _MAX_EXACT_REPORTS and math.prod(2 * n + 1 for n in others) <= _MAX_ATOMS
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, check_radius
 from dpfedexp.core.server import Extrapolate, ServerOptimiser, check_server
 from dpfedexp.core.step_size import AnyRule, Safe, Step
 from dpfedexp.core.votes import Ask
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 from dpfedexp.mechanisms import Mechanism, Secure, Terms, mechanism_class
 from dpfedexp.mechanisms.base import Beside, Numerator
 

@@ -6,9 +6,8 @@ from typing import Literal
 
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms.algorithm import INSTEAD, Algorithm, Clip, Per, clip_of
-from dpfedexp.arguments import checked
 from dpfedexp.core import step_size
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, checked, nearest
 
 RULES: dict[str, step_size.Rule] = {"free": step_size.free, "paper": step_size.cdp}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.arguments import checked
 from dpfedexp.core.server import Adam
 from dpfedexp.core.step_size import one
+from dpfedexp.errors import checked
 
 
 @checked(instead=INSTEAD)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.arguments import checked
 from dpfedexp.core.step_size import FixedRate
+from dpfedexp.errors import checked
 
 
 @checked

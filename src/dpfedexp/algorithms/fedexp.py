@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpfedexp.algorithms.algorithm import Algorithm
-from dpfedexp.arguments import checked
 from dpfedexp.core import step_size
+from dpfedexp.errors import checked
 
 
 @checked

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.events import Adjacency
-from dpfedexp.accounting.events.cap import GammaRule
 from dpfedexp.algorithms.algorithm import INSTEAD, PAPER_EPSILONS, Algorithm, Clip, Epsilons, Per, clip_of
-from dpfedexp.arguments import checked
 from dpfedexp.core import step_size
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.errors import InputError, checked, nearest
 from dpfedexp.mechanisms.base import Numerator
 
 GAUSSIAN_RULES: dict[str, step_size.Rule] = {

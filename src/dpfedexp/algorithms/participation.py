@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, Sampling
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 
 class Draws(Protocol):

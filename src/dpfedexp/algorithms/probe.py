@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting import Event, Sampling
-from dpfedexp.accounting.events import Adjacency
-from dpfedexp.accounting.events.gaussian import NoiseBy
+from dpfedexp.accounting.events import Adjacency, NoiseBy
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import LocalOptimiser

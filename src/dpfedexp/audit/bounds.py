@@ -1,20 +1,25 @@
-"""From samples of a statistic under two neighbouring inputs to a lower bound on ε that holds with a stated confidence.
+"""From samples of a statistic under two neighbouring inputs to a lower bound on ε, and what an attack or chance can show.
 
 If a release is (ε, δ)-DP, every test has true positive rate ≤ e^ε·(false positive rate) + δ. So a test with rates t and f proves
 ε ≥ log((t − δ)/f). The threshold of the test is chosen on one half of the samples and its rates are bounded on the other
 (Clopper–Pearson), so the choice costs no confidence. The same rates prove μ ≥ Φ⁻¹(t) − Φ⁻¹(f) for a release claimed to be μ-GDP.
+
+The power of an attack is what it would prove if the claim were exactly tight. The law of the statistic is then known, so the rates
+of every threshold test are; rounded to whole numbers of samples and bounded like measured ones they give the bound to expect.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtr, ndtri
+from scipy.stats import binom
 
-from dpfedexp.arguments import checked
+from dpfedexp.errors import checked
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]
@@ -43,6 +48,12 @@ def rate_at_least(successes: Floats, trials: int, failure: float) -> Floats:
 
 def rate_at_most(successes: Floats, trials: int, failure: float) -> Floats:
     return 1.0 - rate_at_least(trials - successes, trials, failure)
+
+
+def interval(successes: float, trials: int, failure: float) -> tuple[float, float]:
+    """The rate is between these, but for probability `failure`."""
+    count = np.array(successes)
+    return float(rate_at_least(count, trials, failure / 2)), float(rate_at_most(count, trials, failure / 2))
 
 
 def epsilon_score(delta: float) -> Score:
@@ -117,3 +128,96 @@ def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) ->
         rate_at_least(hits.astype(np.float64), len(first), failure),
         rate_at_most(alarms.astype(np.float64), len(second), failure),
     )
+
+
+_UNLUCKY = 1e-9
+"""How often the counts of a test are worse than those that `Power.least` rests on."""
+
+_CHOICE = 0.6
+"""What is left of the best test's bound where the threshold was chosen on few samples."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """What an attack proves if the claim is tight: as a rule, and the least of it but for bad luck."""
+
+    expected: float
+    least: float
+
+
+def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Score, confidence: float) -> Power:
+    """Of the best of tests with these rates, on the half of the samples that proves."""
+    first, second = (max(1, n // 2) for n in samples)
+    failure = (1.0 - confidence) / 2.0
+
+    def best(hits: Floats, alarms: Floats) -> float:
+        bounds = score(rate_at_least(hits, first, failure), rate_at_most(alarms, second, failure))
+        return float(np.max(bounds, initial=0.0))
+
+    usual = best(np.floor(tpr * first), np.ceil(fpr * second))
+    unlucky = best(binom.ppf(_UNLUCKY, first, tpr), binom.isf(_UNLUCKY, second, fpr))
+    return Power(usual, _CHOICE * unlucky)
+
+
+def power_of_shift(mu: float, samples: tuple[int, int], score: Score, confidence: float) -> Power:
+    """Of a mean shift of μ noise deviations."""
+    return power_of_sampling(mu, 1.0, 1, samples, score, confidence)
+
+
+def power_of_sampling(
+    mu: float, rate: float, rounds: int, samples: tuple[int, int], score: Score, confidence: float
+) -> Power:
+    """Of the mean over some rounds of a client who is drawn for each at `rate` and then shifts it by ±μ/2.
+
+    The law is a mixture over how often the client was drawn.
+    """
+    drawn = np.arange(rounds + 1)
+    weights = binom.pmf(drawn, rounds, rate)[:, None]
+    spread = np.sqrt(rounds)
+    thresholds = np.linspace(-6.0 - mu * spread, 6.0 + mu * spread, 601)[None, :]
+    shift = drawn[:, None] * mu / 2 / spread
+    here, there = ((weights * ndtr(sign * shift - thresholds)).sum(0) for sign in (1.0, -1.0))
+    return power_of_tests(here, there, samples, score, confidence)
+
+
+def rare(confidence: float) -> float:
+    """The failure probability of a limit of chance: a hundredth of a bound's, because limits are tight, and there are many."""
+    return (1.0 - confidence) / 100.0
+
+
+def largest_correlation(rows: Floats) -> float:
+    """The largest |correlation| of two rows, one of them shifted around by any number of places (not by none against itself)."""
+    centred = rows - rows.mean(1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1, keepdims=True)
+    if not bool((norms > 0).all()):
+        return 1.0
+    spectra = np.fft.rfft(centred / norms, axis=1)
+    largest = 0.0
+    for n, spectrum in enumerate(spectra):
+        found = np.abs(np.fft.irfft(spectra[n:].conj() * spectrum, n=rows.shape[1], axis=1))
+        found[0, 0] = 0.0
+        largest = max(largest, float(found.max()))
+    return min(1.0, largest)
+
+
+def correlation_limit(rows: int, length: int, failure: float) -> float:
+    """What independent normal rows exceed with probability at most `failure`.
+
+    One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a
+    row against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean that is taken out costs a
+    dimension.
+    """
+    tests = rows * (rows + 1) / 2 * length
+    return math.sqrt(-math.expm1(2.0 * math.log(failure / (2.0 * tests)) / (length - 3)))
+
+
+def distance_limit(samples: int, failure: float) -> float:
+    """Of an empirical distribution function from the true one (Dvoretzky, Kiefer, Wolfowitz; Massart's constant)."""
+    return math.sqrt(math.log(2.0 / failure) / (2.0 * samples))
+
+
+def distance(uniforms: Floats) -> float:
+    """The largest distance of the samples' distribution function from that of the uniform law."""
+    ordered = np.sort(uniforms)
+    steps = np.arange(len(ordered) + 1) / len(ordered)
+    return float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))

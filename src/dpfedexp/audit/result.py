@@ -6,10 +6,11 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dpfedexp.arguments import checked
-from dpfedexp.audit.power import Power
-from dpfedexp.json_values import finite
+from dpfedexp.audit.bounds import Power
+from dpfedexp.errors import checked
+from dpfedexp.files import finite
 
+Curve = tuple[tuple[float, float, float], ...]
 Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
 
 
@@ -37,7 +38,7 @@ class Result:
     claim: float
     confidence: float
     detail: str = ""
-    curve: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
+    curve: Curve = field(default=(), repr=False)
     power: Power | None = None
     sees: str = ""
     one_sided: bool = False

@@ -38,8 +38,7 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, demo, fit, flower, options, plan, privacy, sweep, train
-    from dpfedexp.cli.site import guard, node
+    from dpfedexp.cli import audit, demo, fit, flower, options, plan, privacy, site, sweep, train
 
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
@@ -48,13 +47,13 @@ def _register() -> None:
     app.command("plan")(plan.plan)
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
-    app.command("node", context_settings=node.PASSES_OPTIONS)(node.node)
-    app.command("superexec", context_settings=node.PASSES_OPTIONS)(node.superexec)
-    app.command("superlink", context_settings=node.PASSES_OPTIONS)(node.superlink)
+    app.command("node", context_settings=site.PASSES_OPTIONS)(site.node)
+    app.command("superexec", context_settings=site.PASSES_OPTIONS)(site.superexec)
+    app.command("superlink", context_settings=site.PASSES_OPTIONS)(site.superlink)
     app.add_typer(privacy.app, name="privacy")
-    flower.app.command("metrics")(guard.metrics)
+    flower.app.command("metrics")(site.metrics)
     app.add_typer(flower.app, name="flower")
-    app.add_typer(guard.app, name="guard")
+    app.add_typer(site.guard_app, name="guard")
     app.add_typer(audit.app, name="audit")
 
 

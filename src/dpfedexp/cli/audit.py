@@ -31,20 +31,18 @@ def audit(
     if context.invoked_subcommand is not None:
         return
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
-    from dpfedexp.audit.jobs import all_jobs, do
-    from dpfedexp.audit.section import audit_section
-    from dpfedexp.processes import run_all
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.write import save
+    from dpfedexp.audit.jobs import all_jobs, audit_section, do
+    from dpfedexp.machine import run_all
+    from dpfedexp.report.document import wide
 
     count = samples or (QUICK_SAMPLES if quick else USUAL_SAMPLES)
     jobs = all_jobs(count, seed, confidence)
     found = run_all(do, jobs, "auditing", cost=lambda job: job.seconds)
     results = [result for part in found for result in part]
     section = audit_section(results, f"dpfedexp audit --samples {count} --seed {seed}")
-    console = terminal.wide()
-    terminal.show(console, section)
-    written = save(section, out)
+    console = wide()
+    section.show(console)
+    written = section.save(out)
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
     if any(result.fails for result in results):
         raise typer.Exit(1)
@@ -60,16 +58,15 @@ def cost(
     """How much longer a release takes with secure and with strict noise."""
     import torch
 
-    from dpfedexp.audit.cost import noise_cost
-    from dpfedexp.audit.section import cost_section
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.write import save
+    from dpfedexp.audit.jobs import cost_section
+    from dpfedexp.audit.noise import noise_cost
+    from dpfedexp.report.document import wide
 
     torch.set_num_threads(1)
     given = dimensions or [237, 5046, 100_000]
     command = "dpfedexp audit noise-cost " + " ".join(f"-d {d}" for d in given)
     section = cost_section([noise_cost(d) for d in given], command)
-    console = terminal.wide()
-    terminal.show(console, section)
+    console = wide()
+    section.show(console)
     if out is not None:
-        save(section, out)
+        section.save(out)

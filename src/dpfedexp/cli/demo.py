@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.errors import InputError
-from dpfedexp.report.document import Chart, Panel, Section, Series, Table
+from dpfedexp.report.document import Section, Table
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
@@ -62,10 +63,9 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
 ) -> None:
     """DP-FedEXP beside DP-FedAvg and DP-SCAFFOLD on the paper's synthetic problem: what it gains, and what privacy it costs."""
-    from dpfedexp.processes import run_all
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.folder import report
-    from dpfedexp.report.write import save
+    from dpfedexp.machine import run_all
+    from dpfedexp.report.document import wide
+    from dpfedexp.report.page import report
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -78,13 +78,13 @@ def demo(
     for (key, _), trained in zip(jobs, done, strict=True):
         runs.setdefault(key, []).append(trained)
     section = _section(planned, runs, f"dpfedexp demo --seeds {seeds}")
-    console = terminal.wide()
+    console = wide()
     setup, *seen = section.text
-    terminal.show(console, replace(section, text=[setup]))
+    replace(section, text=[setup]).show(console)
     console.print(*seen, highlight=False)
     summary = out / "summary.json"
     _write_summary(runs, summary)
-    written = [summary, *save(section, out)]
+    written = [summary, *section.save(out)]
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
     console.print(f"Report: [bold]{report(out)}[/]", highlight=False)
 
@@ -107,9 +107,9 @@ def settings(setting: str, algorithm: str) -> Settings:
 def train(settings: Settings) -> Trained:
     """A whole simulated run on the CPU."""
     from dpfedexp.config import problem
-    from dpfedexp.engine.advice.commentary import silence
+    from dpfedexp.engine.advice import silence
     from dpfedexp.engine.train import train as run_training
-    from dpfedexp.json_values import finite
+    from dpfedexp.files import finite
 
     built = problem.build(settings)
     done = run_training(

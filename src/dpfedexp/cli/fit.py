@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from datetime import datetime
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from dpfedexp.cli.train import command_line, data_text, execute, show_run
+from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption
+from dpfedexp.cli.train import execute, folder_given, on_interrupt, run_folder, show_run
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
     from dpfedexp.config.problem import Problem
+    from dpfedexp.engine.run import Run
 
 MOST_FEATURES = 1000
 """Up to so many features a linear model is a sensible start; for more, somebody who knows the data names a network."""
@@ -33,7 +35,7 @@ def fit(
         ),
     ] = None,
     data_set: Annotated[str | None, typer.Option("--data-set", help="mnist or cifar10, dealt out to clients.")] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    data: DataOption = None,
     model: Annotated[
         str | None, typer.Option(help="A network by name, or module:factory of your own; by default fits the data.")
     ] = None,
@@ -54,25 +56,21 @@ def fit(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of data, model, participation, run."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
-    ] = False,
+    out: OutOption = None,
+    resume: ResumeOption = False,
     seed: Annotated[int, typer.Option(min=0, help="What every draw of a simulation follows from.")] = 0,
     device: Annotated[str | None, typer.Option(help="A torch device such as cuda.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train with a promise and nothing to tune: δ, rounds, clip, step size and local rate are chosen; the statement says how."""
     from dpfedexp.config import problem
     from dpfedexp.config.settings import apply_override, parse
     from dpfedexp.core.local import Sgd
     from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, chosen
-    from dpfedexp.engine.folder import RunFolder
 
     if (arrays is None) == (data_set is None):
         raise InputError("give one of ARRAYS.npz and --data-set: where the clients' data are.")
-    if resume and out is None:
-        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    folder_given(out, resume)
     tree: dict[str, Any] = {
         "data": {"kind": data_set} if arrays is None else {"kind": "npz", "path": str(arrays)},
         "model": {},
@@ -102,34 +100,21 @@ def fit(
     built = problem.build(settings, data)
     given = {"delta": delta, "rounds": tree["run"].get("rounds"), "local": None}
     settings = _completed(settings, built, given)
-    name = data_set if arrays is None else arrays.stem
-    path = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
+    folder = run_folder(settings, out, str(data_set) if arrays is None else arrays.stem, resume)
     algorithm, local, count = settings.build_algorithm(), Sgd(lr="auto", steps=STEPS), settings.run.rounds
-    try:
-        run = execute(
-            settings,
-            folder,
-            resume=resume,
-            progress=not quiet,
-            built=built,
-            chosen=lambda run: chosen(run, algorithm, local, count, given=given),
-        )
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"Go on with: the same command, --out {folder.path} and --resume.",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
-        raise
+
+    def choices(run: Run) -> tuple[str, ...]:
+        return chosen(run, algorithm, local, count, given=given)
+
+    with on_interrupt(f"Go on with: the same command, --out {folder.path} and --resume."):
+        run = execute(settings, folder, resume=resume, progress=not quiet, built=built, chosen=choices)
     show_run(Console(), run, folder)
 
 
 def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Settings:
     """The settings with δ and the rounds that public numbers say, where they were not given."""
-    from dpfedexp.engine.advice.plan import default_delta
     from dpfedexp.engine.fit import rounds_for
+    from dpfedexp.engine.plan import default_delta
 
     participation = settings.build_participation()
     clients = settings.build_population(settings.build_algorithm(), participation, len(built.federation))
@@ -161,9 +146,7 @@ def _model(name: str | None, tree: dict[str, Any], classes: int | None) -> dict[
         f"{path!r} has no array 'client'; it must say who holds each row, because a client is what is protected.",
     )
     shape, whole = arrays["inputs"].shape, arrays["targets"].dtype.kind in "iub"
-    features = 1
-    for size in shape[1:]:
-        features *= int(size)
+    features = math.prod(map(int, shape[1:]))
     if name is None:
         require(
             len(shape) == 2 and features <= MOST_FEATURES and arrays["inputs"].dtype.kind == "f",

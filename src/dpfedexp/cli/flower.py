@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.local_users import forbid_core_dumps
+from dpfedexp.flower.access import forbid_core_dumps
 
 if TYPE_CHECKING:
-    from dpfedexp.flower.local.deployment import Deployment
+    from dpfedexp.flower.local import Deployment
 
 app = typer.Typer(
     help="A real federation on Flower: an app to start from, and a deployment to try it on.", no_args_is_help=True
@@ -28,7 +28,7 @@ def new(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app.", show_default=False)],
 ) -> None:
     """Write a small Flower app: pyproject.toml, server_app.py, client_app.py, task.py."""
-    from dpfedexp.flower.local.new import new_app
+    from dpfedexp.flower.app import new_app
 
     console = Console()
     for path in new_app(folder):
@@ -47,7 +47,7 @@ def hash_(
     folder: Annotated[Path, typer.Argument(help="The app's folder, after its source has been read.")] = Path("."),
 ) -> None:
     """Print the hash of an app, by which a site's guard file says that it may run there."""
-    from dpfedexp.flower.local.run import app_hash
+    from dpfedexp.flower.app import app_hash
 
     print(app_hash(folder))
 
@@ -61,7 +61,7 @@ def run(
     ] = None,
 ) -> None:
     """Run an app and show its log; the exit status is 0 if it completed, 3 if it stopped or failed, 4 if it was killed."""
-    from dpfedexp.flower.local.run import run_app
+    from dpfedexp.flower.app import run_app
 
     raise typer.Exit(run_app(folder, connection, settings or []))
 
@@ -73,7 +73,7 @@ def status(
     """How a run stands, from its status.json; the exit status is that of `dpfedexp flower run`."""
     import json
 
-    from dpfedexp.flower.server.status import EXIT_CODES, read_status
+    from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
     content = read_status(folder)
     print(json.dumps(content))
@@ -96,7 +96,7 @@ def up(
     ] = None,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, show their logs, and stop all of them at Ctrl-C."""
-    from dpfedexp.flower.local.deployment import Deployment
+    from dpfedexp.flower.local import Deployment
 
     forbid_core_dumps()
     require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
@@ -127,7 +127,7 @@ def helper_key(
     file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
 ) -> None:
     """Make the key of a helper of two-party aggregation, and print the public key that sites put into their guard files."""
-    from dpfedexp.mechanisms.aggregation.sealing import new_key
+    from dpfedexp.mechanisms.aggregation import new_key
 
     print(new_key(file))
 

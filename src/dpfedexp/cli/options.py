@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -14,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from dpfedexp.errors import InputError
-from dpfedexp.json_values import finite
+from dpfedexp.files import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
 # Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.
@@ -31,8 +32,7 @@ class FileCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from dpfedexp.config.sentences import places
-            from dpfedexp.config.settings import Settings
+            from dpfedexp.config.settings import Settings, places
 
             found = places(Settings, error.option_name.lstrip("-").replace("-", "_"))
             if not found:
@@ -62,37 +62,13 @@ class Per(StrEnum):
 
 
 MechanismOption = Annotated[Mechanism, typer.Option("--mechanism", help="Who adds the noise, and how.")]
-NoiseOption = Annotated[
-    float | None,
-    typer.Option("--noise-multiplier", "-z", help="Noise std on the sum over the clip C (local: on each update)."),
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
+DataOption = Annotated[str | None, typer.Option(help="Folder with the data set's files.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", "-T", help="How many rounds are released.")]
-DeltaOption = Annotated[float, typer.Option("--delta", help="δ of the total.")]
-RateOption = Annotated[
-    float, typer.Option("--sampling-rate", "-q", help="Expected fraction of the clients in a round.")
-]
-SamplingOption = Annotated[
-    SamplingKind, typer.Option("--sampling", help="How a cohort is drawn when the rate is below 1.")
-]
-AdjacencyOption = Annotated[AdjacencyName, typer.Option("--adjacency", help="What changes between neighbours.")]
-Epsilon0Option = Annotated[float, typer.Option("--epsilon0", help="PrivUnit: ε₀.")]
-Epsilon1Option = Annotated[float, typer.Option("--epsilon1", help="PrivUnit: ε₁.")]
-Epsilon2Option = Annotated[float, typer.Option("--epsilon2", help="PrivUnit: ε₂, for the norm.")]
-GammaOption = Annotated[
-    GammaName, typer.Option("--gamma", help="PrivUnit: the rule that chooses the cap; the paper's needs --dimension.")
-]
-DimensionOption = Annotated[
-    int | None, typer.Option("--dimension", "-d", help="Parameters of the model, where a round's cost depends on them.")
-]
-ClientsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--clients", "-M", help="Clients that report in every round; local: adds readers of the models alone."
-    ),
-]
-TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-e", help="The ε that may be spent.")]
-PerOption = Annotated[Per, typer.Option("--per", help="Whether the target is for all the rounds or for one.")]
-
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -16,7 +16,7 @@ from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_jso
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
-    from dpfedexp.engine.advice.plan import Plan
+    from dpfedexp.engine.plan import Plan
 
 COLOURS = {"clear": "green", "noisy rounds": "yellow", "mostly noise": "dark_orange", "no signal": "red", None: "dim"}
 LEGEND = (
@@ -50,8 +50,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """What can be learnt at which ε, in how many rounds, with how many clients? From public numbers alone."""
-    from dpfedexp.engine.advice.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
-    from dpfedexp.engine.advice.preflight import preflight
+    from dpfedexp.engine.advice import preflight
+    from dpfedexp.engine.plan import EPSILONS, ROUNDS, default_delta, plans, sampling_rates
 
     chosen: Plan | None = None
     if file is not None:
@@ -88,7 +88,7 @@ def _of_file(path: Path) -> Plan:
     from dpfedexp.algorithms.participation import LargerCohort
     from dpfedexp.config import load
     from dpfedexp.config.problem import build
-    from dpfedexp.engine.advice.plan import Plan
+    from dpfedexp.engine.plan import Plan
 
     settings = load(path)
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
@@ -146,9 +146,9 @@ def _row(one: Plan) -> dict[str, Any]:
 
 def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
     from dpfedexp.cli.train import show_advice
-    from dpfedexp.engine.advice.message import number
-    from dpfedexp.engine.advice.preflight import preflight
-    from dpfedexp.report.console import wide
+    from dpfedexp.engine.advice import preflight
+    from dpfedexp.engine.plan import number
+    from dpfedexp.report.document import wide
 
     console = wide()
     first = rows[0]

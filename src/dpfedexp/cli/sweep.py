@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dpfedexp.cli.options import DataOption, SetOption
+from dpfedexp.cli.train import command_line
+from dpfedexp.errors import InputError
 
 
 def sweep(
@@ -18,9 +21,9 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of every combination.")] = 1,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
+    set_: SetOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("sweep-results"),
-    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
+    data: DataOption = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side; by default one to a core.", show_default=False)
     ] = None,
@@ -40,45 +43,32 @@ def sweep(
 
     Every run is a folder of OUT, as `dpfedexp train` leaves it.
     """
-    from dpfedexp.cli.sweeps.grid import trials
-    from dpfedexp.cli.sweeps.page import section
-    from dpfedexp.cli.sweeps.run import Plan, run_trials
-    from dpfedexp.cli.sweeps.selection import BEGUN
-    from dpfedexp.errors import InputError
-    from dpfedexp.report import console as terminal
-    from dpfedexp.report.folder import report
-    from dpfedexp.report.write import save
+    from dpfedexp.cli import selection
+    from dpfedexp.cli.trials import Plan, run_trials, section, trials
+    from dpfedexp.report.document import wide
+    from dpfedexp.report.page import report
 
     plan = Plan(file, out, tuple(set_ or ()), data, jobs)
     planned = trials(grid or (), seeds)
-    first = planned[0].settings(file, plan.overrides)
+    first = plan.settings(planned[0])
+    first.check()
     delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
-    console = terminal.wide()
-    options = [
-        *(f"--grid={text}" for text in grid or ()),
-        f"--seeds={seeds}",
-        *(f"--set={text}" for text in set_ or ()),
-    ]
-    given = (("data", data), ("select", select), ("repeats", repeats))
-    options += [f"--{name}={value}" for name, value in given if value is not None]
-    command = shlex.join(["dpfedexp", "sweep", str(file), *options, f"--out={out}"])
+    console = wide()
     if repeats is not None:
-        from dpfedexp.cli.sweeps.selection import select as selected
-
         if len(planned) < 2:
             raise InputError("--repeats is given without --grid; there is nothing to select from.")
-        text = selected(plan, planned, repeats, select, delta, command)
+        text = selection.select(plan, planned, repeats, select, delta, command_line())
         console.print(text, highlight=False, soft_wrap=True)
         return
-    if (out / BEGUN).exists():
+    if (out / selection.BEGUN).exists():
         raise InputError(
             f"the folder {str(out)!r} holds a private selection; name another one for the sweep with --out."
         )
     outcome = run_trials(plan, planned)
-    made = section(plan, outcome, select, delta, command)
-    save(made, out)
+    made = section(plan, outcome, select, delta, command_line())
+    made.save(out)
     page = report(out)
-    terminal.show(console, made)
+    made.show(console)
     console.print(f"Written: [bold]{page}[/]", highlight=False)
     if outcome.failed:
         raise typer.Exit(3)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,14 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption, SetOption
 from dpfedexp.errors import InputError
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
     from dpfedexp.config.problem import Problem
-    from dpfedexp.engine.advice.message import Advice
-    from dpfedexp.engine.folder import RunFolder
-    from dpfedexp.engine.run import Run
+    from dpfedexp.engine.plan import Advice
+    from dpfedexp.engine.run import Run, RunFolder
 
 SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 """The JSON schema of a run's file; `config/schema.py` makes it from the settings."""
@@ -78,42 +79,52 @@ seed = 0
 
 def train(
     file: Annotated[Path, typer.Argument(help="The run's TOML file; `dpfedexp init` writes one.", show_default=False)],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")] = None,
-    data: Annotated[str | None, typer.Option(help="Folder with the data set's files.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out; starts it if the folder is empty.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    set_: SetOption = None,
+    out: OutOption = None,
+    data: DataOption = None,
+    resume: ResumeOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a model over simulated clients and write metrics, model, ledger and privacy statement."""
     from dpfedexp.config import load
     from dpfedexp.engine import ranks as distributed
-    from dpfedexp.engine.folder import RunFolder
 
     settings = load(file, set_ or ())
     settings.check()
-    if resume and out is None:
-        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    folder_given(out, resume)
     distributed.join()
     if distributed.rank() > 0:
         execute(settings, None, data=data)
         distributed.leave()
         return
-    path = out or Path("runs") / f"{file.stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
-    try:
+    folder = run_folder(settings, out, file.stem, resume)
+    with on_interrupt(f"Go on with: dpfedexp train {file} --out {folder.path} --resume, and the same --set."):
         run = execute(settings, folder, data=data, resume=resume, progress=not quiet)
         distributed.leave()
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"Go on with: dpfedexp train {file} --out {folder.path} --resume, and the same --set.",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
-        raise
     show_run(Console(), run, folder)
+
+
+def folder_given(out: Path | None, resume: bool) -> None:
+    if resume and out is None:
+        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+
+
+def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) -> RunFolder:
+    """The folder that was asked for, or a new one below `runs`."""
+    from dpfedexp.engine.run import RunFolder
+
+    path = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
+
+
+@contextmanager
+def on_interrupt(advice: str) -> Iterator[None]:
+    """Says how to go on when the user stops a run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print(advice, highlight=False, soft_wrap=True, markup=False)
+        raise
 
 
 def execute(
@@ -198,11 +209,8 @@ def command_line() -> str:
 def data_text(settings: Settings) -> str:
     """What the clients' data are, in a few words."""
     data = settings.data
-    if data.kind == "factory":
-        return f"{data.factory}"
-    if data.kind == "npz":
-        return f"{data.path}"
-    return f"synthetic, dimension {data.dimension}" if data.kind == "synthetic" else data.kind
+    texts = {"factory": data.factory, "npz": data.path, "synthetic": f"synthetic, dimension {data.dimension}"}
+    return str(texts.get(data.kind, data.kind))
 
 
 def show_advice(advice: Advice, console: Console | None = None) -> None:
@@ -215,9 +223,9 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
-    from dpfedexp.accounting.statements.wording import wrap
-    from dpfedexp.engine.file_names import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.engine.progress import LARGER, show
+    from dpfedexp.accounting.wording import wrap
+    from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
+    from dpfedexp.engine.train import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")
@@ -258,6 +266,6 @@ def report(
     ],
 ) -> None:
     """Write FOLDER/report.html: figures, tables, privacy, configuration and commands in one file that loads nothing."""
-    from dpfedexp.report.folder import report as write_report
+    from dpfedexp.report.page import report as write_report
 
     Console().print(f"Wrote [bold]{write_report(folder)}[/].", highlight=False, soft_wrap=True)

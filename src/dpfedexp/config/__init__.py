@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from dpfedexp.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dpfedexp.config.sections import DataSettings as DataSettings
-    from dpfedexp.config.sections import Resolved as Resolved
+    from dpfedexp.config.settings import DataSettings as DataSettings
+    from dpfedexp.config.settings import Resolved as Resolved
     from dpfedexp.config.settings import Settings as Settings
     from dpfedexp.config.settings import load as load
     from dpfedexp.config.settings import parse as parse

@@ -13,7 +13,7 @@ from torch import nn
 from dpfedexp import models
 from dpfedexp.config import DataSettings, Settings
 from dpfedexp.data import Federation, Standardise, synthetic_regression
-from dpfedexp.data.registry import DATA_SETS, check_kind
+from dpfedexp.data.data_sets import DATA_SETS, check_kind
 from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.evaluation import Evaluate
 
@@ -32,7 +32,6 @@ def build(settings: Settings, data: str | None = None) -> Problem:
     """`data` is the folder that `--data` named, before the settings' own."""
     given = settings.data
     seed = settings.run.seed if given.seed is None else given.seed
-    transform = Standardise() if given.standardise else None
     if given.kind == "synthetic":
         problem = synthetic_regression(given.clients, given.dimension, seed)
         model = _model(settings, "linear_regression", {"dimension": given.dimension})
@@ -45,20 +44,19 @@ def build(settings: Settings, data: str | None = None) -> Problem:
         return Problem(problem.federation, model, evaluate=evaluate)
     if given.kind == "factory":
         federation, test = _import("data.factory", given.factory)(seed=seed)
-        return Problem(federation, _model(settings, None, {}), test=test)
+        return Problem(federation, _model(settings), test)
     if given.kind == "npz":
-        return _npz(settings, seed, transform)
+        return _npz(settings, seed)
     check_kind(given.kind)
     entry = DATA_SETS[given.kind]
-    if given.standardise:
-        if entry.standard is None:
-            raise InputError(
-                f"data.standardise is true, but kind {given.kind!r} has no published mean and deviation; leave it out."
-            )
-        transform = Standardise(*entry.standard)
+    require(
+        not given.standardise or entry.standard is not None,
+        f"data.standardise is true, but kind {given.kind!r} has no published mean and deviation; leave it out.",
+    )
+    transform = Standardise(*entry.standard) if given.standardise and entry.standard else None
     examples = entry.load(data or given.path)
     federation = _partition(given, examples.inputs, examples.targets, seed, transform)
-    return Problem(federation, _model(settings, entry.model, {}), examples.test)
+    return Problem(federation, _model(settings, entry.model), examples.test)
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
@@ -74,17 +72,16 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
             "targets=…, client=…), or read a table in Python: Federation.from_pandas (docs/data.md)."
         ) from None
     for name in ("inputs", "targets"):
-        if name not in arrays:
-            raise InputError(f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")
+        require(name in arrays, f"data.path is {path!r}, which has no array {name!r}.{nearest(name, arrays)}")
     return arrays
 
 
-def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
-    path = settings.data.path
-    if path is None:
+def _npz(settings: Settings, seed: int) -> Problem:
+    if settings.data.path is None:
         raise InputError("data.path is missing; kind 'npz' needs a file with arrays inputs and targets.")
-    arrays = read_arrays(path)
+    arrays = read_arrays(settings.data.path)
     x, y = arrays["inputs"], arrays["targets"]
+    transform = Standardise() if settings.data.standardise else None
     if "client" in arrays:
         population = settings.participation.population
         # Everybody counts, with rows or without: counted from the rows, a last client who holds none would change every mean.
@@ -99,7 +96,7 @@ def _npz(settings: Settings, seed: int, transform: Any) -> Problem:
     else:
         federation = _partition(settings.data, x, y, seed, transform)
     test = (arrays["test_inputs"], arrays["test_targets"]) if {"test_inputs", "test_targets"} <= set(arrays) else None
-    return Problem(federation, _model(settings, None, {}), test)
+    return Problem(federation, _model(settings), test)
 
 
 def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -> Federation:
@@ -114,7 +111,7 @@ def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -
     return Federation.dirichlet(x, y, alpha=given.alpha, samples_per_client=given.samples_per_client, **shared)
 
 
-def _model(settings: Settings, default: str | None, options: dict[str, Any]) -> nn.Module:
+def _model(settings: Settings, default: str | None = None, options: dict[str, Any] | None = None) -> nn.Module:
     chosen = settings.model
     seed = settings.run.seed if chosen.seed is None else chosen.seed
     if chosen.factory is not None:
@@ -123,13 +120,12 @@ def _model(settings: Settings, default: str | None, options: dict[str, Any]) -> 
     name = chosen.name or default
     if name is None:
         raise InputError(f"model.name is missing; name a network or a factory.{nearest('', models.MODELS)}")
-    return models.build(name, seed, **(options if chosen.name in (None, default) else {}) | chosen.options)
+    return models.build(name, seed, **((options or {}) if chosen.name in (None, default) else {}) | chosen.options)
 
 
 def _import(field: str, target: str | None) -> Callable[..., Any]:
     module, colon, name = (target or "").partition(":")
-    if not colon:
-        raise InputError(f"{field} is {target!r}; it must look like 'package.module:function'.")
+    require(bool(colon), f"{field} is {target!r}; it must look like 'package.module:function'.")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function

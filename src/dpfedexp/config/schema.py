@@ -12,10 +12,9 @@ from textwrap import dedent
 from typing import Any
 
 from dpfedexp.algorithms import ALGORITHMS
-from dpfedexp.config.sections import Section
-from dpfedexp.config.settings import Settings
+from dpfedexp.config.settings import Section, Settings
 from dpfedexp.core.local import OPTIMISERS
-from dpfedexp.data.registry import DATA_SETS, OTHER_KINDS
+from dpfedexp.data.data_sets import DATA_SETS, OTHER_KINDS
 from dpfedexp.mechanisms import MECHANISMS
 
 FILE = Path(__file__).with_name("schema.json")
@@ -31,7 +30,7 @@ CHOICES = {
 def schema() -> dict[str, Any]:
     """The schema: pydantic's, without null, which TOML has not, and with the names that tables know."""
     made = Settings.model_json_schema()
-    for kind in _kinds(Section):
+    for kind in Section.__subclasses__():
         properties = made["$defs"].get(kind.__name__, {}).get("properties", {})
         for name, described in docstrings(kind).items() if properties else ():
             properties[name] = dict(sorted({**properties[name], "description": described}.items()))
@@ -54,11 +53,6 @@ def text() -> str:
 def write() -> None:
     """Writes `schema.json` anew, after a change of the settings."""
     FILE.write_text(text(), encoding="utf-8")
-
-
-def _kinds(kind: type[Section]) -> list[type[Section]]:
-    """All sections below this one."""
-    return [found for below in kind.__subclasses__() for found in (below, *_kinds(below))]
 
 
 def docstrings(kind: type) -> dict[str, str]:

@@ -1,21 +1,23 @@
-"""A TOML file into frozen, validated settings, and settings into what `train` takes."""
+"""A TOML file into frozen, validated settings, and settings into what `train` takes.
+
+One model to a section; a setting's docstring describes it in the reference and in editors.
+"""
 
 from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
-import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import (
     FixedSize,
     Full,
@@ -26,24 +28,264 @@ from dpfedexp.algorithms.participation import (
     public_population,
 )
 from dpfedexp.algorithms.probe import asked
-from dpfedexp.config.sections import (
-    AdaptiveSettings,
-    AlgorithmSettings,
-    DataSettings,
-    LocalSettings,
-    ModelSettings,
-    ParticipationSettings,
-    Resolved,
-    RunSettings,
-    Section,
-)
-from dpfedexp.config.sentences import sentence
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.errors import InputError, nearest
+from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
+from dpfedexp.core.losses import by_name
+from dpfedexp.data.data_sets import check_kind
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.trainers.execution import Execution
 
 _EXECUTION = {field.name for field in fields(Execution)}
+_KINDS = ("literal", "float", "int", "str", "bool")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataSettings(Section):
+    """Where the clients' data come from."""
+
+    kind: str = "synthetic"
+    """`synthetic`, `mnist`, `cifar10`, `npz` (arrays inputs, targets[, client, test_inputs, test_targets]) or `factory`."""
+    clients: int = Field(1000, ge=1)
+    """How many clients the data are dealt out to, or are made up for."""
+    seed: int | None = None
+    """What the data and who holds them follow from; by default the run's seed."""
+    dimension: int = Field(500, ge=1)
+    """Of the synthetic problem."""
+    path: str | None = None
+    """The .npz file, or the folder with the data set's files."""
+    partition: Literal["dirichlet", "dirichlet-per-class", "iid", "shards"] = "dirichlet"
+    """How rows that are nobody's are dealt out; `dirichlet` gives every client the same number."""
+    alpha: float = Field(0.3, gt=0)
+    """Of the Dirichlet partitions: the smaller, the fewer classes a client has."""
+    shards_per_client: int = Field(2, ge=1)
+    """Of the partition `shards`."""
+    samples_per_client: int | None = Field(None, ge=1)
+    """Rows that each client gets; by default all are dealt out."""
+    standardise: bool = False
+    """Inputs by the data set's published mean and deviation."""
+    factory: str | None = None
+    """`module:function`, a function (seed) → (Federation, (test_inputs, test_targets) or None)."""
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_exists(cls, kind: str) -> str:
+        check_kind(kind)
+        return kind
+
+
+class ModelSettings(Section):
+    """A network by name with its own settings, or `factory = "module:function"` of the user's."""
+
+    name: str | None = None
+    """A network of this library, such as `mlp`; by default the data set's usual one."""
+    factory: str | None = None
+    """`module:function`, a function that returns an nn.Module."""
+    seed: int | None = None
+    """What the first parameters follow from; by default the run's seed."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the network, such as `{ inputs = 20, hidden = 32, classes = 2 }`."""
+
+
+class AdaptiveSettings(Section):
+    """An adaptive clip; `clip = "adaptive"` without this section leaves the quantile to public numbers."""
+
+    initial: float = 1.0
+    """The first clip."""
+    quantile: float | Literal["auto"] = 0.5
+    """The share of clients whose updates shall be within the clip; `auto` follows from noise, clients and parameters."""
+    rate: float = 0.5
+    """How fast the clip follows."""
+    count_noise: float | None = None
+    """The noise on the number of clients within the clip; by default it costs the update at most half a per cent."""
+
+
+class AlgorithmSettings(Section):
+    """What the server runs and what it promises."""
+
+    name: str = "cdp_fedexp"
+    """`cdp_fedexp`, `ldp_fedexp`, `dp_fedavg`, `dp_fedadam`, `dp_scaffold`, `naive_ldp_fedexp`, `fedavg` or `fedexp`."""
+    clip: float | Literal["adaptive"] | None = None
+    """The radius C of the ball that updates are clipped to, or `adaptive` (central privacy only)."""
+    adaptive: AdaptiveSettings | None = None
+    """Of an adaptive clip."""
+    mechanism: str | None = None
+    """Who adds the noise, for ldp_fedexp, dp_fedavg and dp_scaffold: `central-gaussian`, `local-gaussian` or `privunit`."""
+    numerator: str | None = None
+    """Where the step size's ‖Δ‖² comes from: `free` (the default with Gaussian noise), `paper` or `naive`."""
+    noise_multiplier: float | None = None
+    """z, the noise's standard deviation over C, on the sum (central) or on each report (local). This or `target_epsilon`."""
+    target_epsilon: float | None = None
+    """The ε that the run may cost; the noise is calibrated for it."""
+    target_per: Literal["total", "round"] | None = None
+    """Whether the target is for all rounds together (the default) or for each."""
+    delta: float | None = None
+    """δ of the promise; 1e-5 by default."""
+    adjacency: str | None = None
+    """`replace-one` (the default) hides what a client holds, `add-remove` that it takes part, with `participation.population`."""
+    epsilon0: float | None = None
+    """PrivUnit's ε₀ per round, for the side of the cap, where no target is given; 2 by default."""
+    epsilon1: float | None = None
+    """ε₁, for the cap itself; 2 by default."""
+    epsilon2: float | None = None
+    """ε₂, for the norm; 2 by default."""
+    gamma: str | None = None
+    """PrivUnit's cap: `exact` (the default), `paper` or `optimal`."""
+    server_rate: float | None = None
+    """A fixed step of the server, for dp_fedavg and dp_fedadam."""
+    server_momentum: float | None = None
+    """Momentum of the server, for dp_fedavg."""
+    step: Literal["safe", "paper"] | None = None
+    """`safe` (the default) takes the step size only as far as the releases show progress; `paper` takes what the rule says."""
+    average_last: int | None = None
+    """The reported model is the mean of so many newest iterates, at no cost in privacy."""
+    control: str | None = None
+    """What a client's control variate follows in dp_scaffold: its clipped `update` (the default), or the `report` that it sent."""
+    aggregation: Aggregation | None = None
+    """`plain`: one server, trusted with the updates. `two-party`: a server and a helper, neither of which can read one."""
+
+
+class LocalSettings(Section):
+    """What a client does in a round: an optimiser by name, the settings that all have, and those of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    optimiser: str = "sgd"
+    """`sgd` or `adamw`. Settings of their own, `clip_gradient` and `schedule` go into this section too."""
+    lr: float | Literal["auto"] = 0.1
+    """η_l, the local rate; `auto` lets the clients' votes choose it (central privacy only)."""
+    steps: int | None = None
+    """Local steps of a round; ten where neither this nor `epochs` is given."""
+    epochs: int | None = None
+    """Passes over the client's rows."""
+    batch_size: int | None = None
+    """Rows of one step; all of them by default."""
+    proximal: float = 0.0
+    """μ of the FedProx pull towards the global model."""
+    max_examples: int | None = None
+    """A public bound on the rows of a client; secure runs are fast only with it."""
+
+    @model_validator(mode="after")
+    def _check_own(self) -> LocalSettings:
+        """The optimiser exists, and has whatever else was given, of the type that its class says."""
+        _check_known("local.optimiser", self.optimiser, OPTIMISERS)
+        kind = OPTIMISERS[self.optimiser]
+        types = get_type_hints(kind)
+        known = {field.name: types[field.name] for field in fields(kind)}
+        for name, value in (self.model_extra or {}).items():
+            near = nearest(name, ["optimiser", *known])
+            require(name in known, f"local.{name} is not a setting of {self.optimiser!r}.{near}")
+            if name == "schedule":
+                _schedule(value)
+                continue
+            try:
+                TypeAdapter(known[name]).validate_python(value, strict=True)
+            except ValidationError as error:
+                wanted = " or ".join(clause(kind["msg"]) for kind in error.errors())
+                raise InputError(f"local.{name} is {value!r}; it must be {wanted}.") from None
+        return self
+
+    def build(self) -> LocalOptimiser:
+        """The optimiser: ten steps where the file says neither steps nor epochs."""
+        given = self.model_dump(exclude={"optimiser"})
+        if self.steps is None and self.epochs is None:
+            given["steps"] = 10
+        if "schedule" in given:
+            given["schedule"] = _schedule(given["schedule"])
+        return OPTIMISERS[self.optimiser](**given)
+
+
+def _schedule(value: Any) -> RateSchedule:
+    """The schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise InputError(
+            f'local.schedule is {value!r}; it must name its kind, such as {{kind = "cosine", rounds = 50}}.'
+        )
+    given = dict(value)
+    name = given.pop("kind")
+    _check_known("local.schedule.kind", name, SCHEDULES)
+    known = [field.name for field in fields(SCHEDULES[name])]
+    for key in given:
+        require(key in known, f"local.schedule.{key} is not a setting of {name!r}.{nearest(key, known)}")
+    return SCHEDULES[name](**given)
+
+
+def _check_known(field: str, name: str, known: Iterable[str]) -> None:
+    require(name in known, f"{field} is {name!r}, which does not exist.{nearest(name, known)}")
+
+
+class ParticipationSettings(Section):
+    """Who takes part, and the public number of clients, which add-remove adjacency does not allow to be counted."""
+
+    kind: Literal["full", "poisson", "fixed"] = "full"
+    """Everybody; each client with probability `rate`; or `count` clients drawn anew in every round."""
+    rate: float | None = None
+    """Of `poisson`, between 0 and 1."""
+    count: int | None = None
+    """Of `fixed`."""
+    population: int | None = Field(None, ge=1)
+    """The public number of clients, for add-remove adjacency, where the real one is private."""
+    noise_cohort: int | None = Field(None, ge=1)
+    """Noise as for a round of so many clients, while fewer are simulated: the promise of another, larger deployment."""
+
+
+class RunSettings(Section):
+    """How long, and how it is computed."""
+
+    rounds: int = Field(50, ge=1)
+    """How many rounds."""
+    seed: int = Field(0, ge=0)
+    """What every draw of a simulation follows from."""
+    device: str | None = None
+    """A torch device such as `cpu` or `cuda:1`; by default the GPU where there is one."""
+    chunk_size: int | None = Field(None, ge=1)
+    """Clients per tensor program; automatic by default."""
+    loss: str | None = None
+    """By name, such as `mse`; by default the usual one for the targets."""
+    evaluate_every: int = Field(1, ge=1)
+    """After how many rounds the model is measured on the server's test data."""
+    budget: float | None = Field(None, gt=0)
+    """Stop before the round that would take ε above this."""
+    trainer: str = "auto"
+    """`fast`, `vectorised`, `loop`, or `auto` for the fastest of them."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Of local training; the last two on a GPU."""
+    memory: str | int | None = None
+    """Bytes that the clients of a chunk may take, such as `4GB`; automatic by default."""
+    secure: bool | Literal["strict"] = False
+    """For real data: noise from the operating system, on a grid; `strict`: exact discrete noise, far slower."""
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_exists(cls, loss: str | None) -> str | None:
+        if loss is not None:
+            by_name(loss)
+        return loss
+
+    @field_validator("trainer")
+    @classmethod
+    def _trainer_exists(cls, trainer: str) -> str:
+        # Here, because a node of a federation reads its settings for every message and has no use for all trainers.
+        from dpfedexp.trainers.select import check_trainer
+
+        check_trainer(trainer)
+        return trainer
+
+
+class Resolved(Section):
+    """Facts of a finished run that its privacy statement rests on, written into its copy of the configuration.
+
+    All are public: `clients` is the declared population where the number of clients is private.
+    """
+
+    parameters: int
+    """d, the parameters that are trained."""
+    clients: int
+    """M."""
+    cohort: float
+    """How many clients take part in a round, on average."""
 
 
 class Settings(Section):
@@ -62,6 +304,9 @@ class Settings(Section):
         return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
 
     def to_toml(self) -> str:
+        # Here, because a run without a file needs no writer of one.
+        import tomli_w
+
         return tomli_w.dumps(self.model_dump(exclude_none=True, exclude_defaults=False))
 
     def as_run(self, facts: Resolved) -> Settings:
@@ -111,7 +356,23 @@ class Settings(Section):
         return public_population(adjacency, participation, present or 0, declared)
 
     def build_algorithm(self) -> Algorithm:
-        return _algorithm(self.algorithm)
+        settings, name = self.algorithm, self.algorithm.name
+        _check_known("algorithm.name", name, algorithms.ALGORITHMS)
+        elsewhere = {"name", "adaptive", "epsilon0", "epsilon1", "epsilon2", "aggregation"}
+        given = settings.model_dump(exclude_none=True, exclude=elsewhere)
+        if settings.adaptive is not None or settings.clip == "adaptive":
+            given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings(quantile="auto")).model_dump())
+        epsilons = (settings.epsilon0, settings.epsilon1, settings.epsilon2)
+        if any(e is not None for e in epsilons):
+            given["epsilons"] = tuple(2.0 if e is None else e for e in epsilons)
+        require(
+            "clip" in given or name in ("fedavg", "fedexp"),
+            f"algorithm.clip is missing; {name} needs a positive number or 'adaptive'.",
+        )
+        takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
+        for key in given:
+            require(key in takes, f"algorithm.{key} is not a setting of {name}; leave it out.")
+        return aggregated(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
 
     def build_local(self) -> LocalOptimiser:
         return self.local.build()
@@ -126,15 +387,15 @@ class Settings(Section):
 
     def build_participation(self) -> Participation:
         part = self.participation
+        if part.kind == "full":
+            return Full()
         if part.kind == "poisson":
             if part.rate is None:
                 raise InputError("participation.rate is missing; kind 'poisson' needs a rate between 0 and 1.")
             return Poisson(part.rate)
-        if part.kind == "fixed":
-            if part.count is None:
-                raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
-            return FixedSize(part.count)
-        return Full()
+        if part.count is None:
+            raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
+        return FixedSize(part.count)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
@@ -180,20 +441,50 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
     tree[last] = parsed
 
 
-def _algorithm(settings: AlgorithmSettings) -> Algorithm:
-    name = settings.name
-    if name not in algorithms.ALGORITHMS:
-        raise InputError(f"algorithm.name is {name!r}, which does not exist.{nearest(name, algorithms.ALGORITHMS)}")
-    elsewhere = {"name", "adaptive", "epsilon0", "epsilon1", "epsilon2", "aggregation"}
-    given = settings.model_dump(exclude_none=True, exclude=elsewhere)
-    if settings.adaptive is not None or settings.clip == "adaptive":
-        given["clip"] = AdaptiveClip(**(settings.adaptive or AdaptiveSettings(quantile="auto")).model_dump())
-    epsilons = (settings.epsilon0, settings.epsilon1, settings.epsilon2)
-    if any(e is not None for e in epsilons):
-        given["epsilons"] = tuple(2.0 if e is None else e for e in epsilons)
-    if "clip" not in given and name not in ("fedavg", "fedexp"):
-        raise InputError(f"algorithm.clip is missing; {name} needs a positive number or 'adaptive'.")
-    takes = inspect.signature(algorithms.ALGORITHMS[name]).parameters
-    for wrong in (key for key in given if key not in takes):
-        raise InputError(f"algorithm.{wrong} is not a setting of {name}; leave it out.")
-    return aggregated(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
+def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "") -> str:
+    """The first wrong setting as a sentence that names the field, the value and what would be right.
+
+    Args:
+        error: what validating `section` raised.
+        section: the settings that were validated, for the nearest right name.
+        prefix: where the section lies in the file, such as "federation."; empty for a whole file.
+    """
+    errors = error.errors()
+    first = errors[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    place = _place(first)
+    field = prefix + ".".join(place)
+    if first["type"] == "extra_forbidden":
+        if len(place) == 1 and (found := places(section, place[0])):
+            return f"{field} is not a setting. Did you mean {' or '.join(map(repr, found))}?"
+        return f"{field} is not a setting.{nearest(place[-1], _section_at(section, place[:-1]).model_fields)}"
+    if first["type"] == "missing":
+        return f"{field} is missing."
+    # A setting that may be of several kinds has an error for each of them.
+    clauses = [clause(other["msg"]) for other in errors if _place(other) == place]
+    return f"{field} is {first['input']!r}; it must be {' or '.join(clauses)}."
+
+
+def places(section: type[BaseModel], name: str) -> list[str]:
+    """Where in the sections of a file there is a setting of this name, such as "algorithm.clip"."""
+    rooms = [room for room in section.model_fields if room != "resolved"]
+    return [f"{room}.{name}" for room in rooms if name in _section_at(section, [room]).model_fields]
+
+
+def _place(error: Any) -> list[str]:
+    """Where a setting is, without the kinds that a union of kinds tried there."""
+    return [str(part) for part in error["loc"] if not str(part).startswith(_KINDS)]
+
+
+def clause(message: str) -> str:
+    """What a setting must be, of pydantic's message, without what pydantic tried."""
+    return message.removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+
+
+def _section_at(section: type[BaseModel], place: list[str]) -> type[BaseModel]:
+    for part in place:
+        annotation = section.model_fields[part].annotation
+        kinds = (annotation, *getattr(annotation, "__args__", ()))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), BaseModel)
+    return section

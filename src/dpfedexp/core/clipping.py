@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.votes import default_noise
-from dpfedexp.errors import InputError, is_number, require
-from dpfedexp.memory import has_triton
-from dpfedexp.threads import spread
+from dpfedexp.errors import InputError, checked, is_number, require
+from dpfedexp.machine import has_triton, spread
 
 SHRINK = 1.0 - 2.0**-22
 INSIDE = 1.0 - 2.0**-24

@@ -15,10 +15,9 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import Batching
 from dpfedexp.core.layout import Params
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 
 @checked

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_number, require
 
 Moments = dict[str, Tensor]
 """What an optimiser remembers from round to round, by name. A checkpoint holds it, so it must follow from released means alone."""

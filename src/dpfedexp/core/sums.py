@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.votes import WITHIN
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, checked
 
 
 @dataclass(frozen=True)

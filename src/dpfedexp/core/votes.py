@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import add_noise, check_room, step_for
-from dpfedexp.errors import InputError, is_number, require
+from dpfedexp.errors import InputError, checked, is_number, require
 
 WITHIN = "within clip"
 """The vote of adaptive clipping: whether a client's update was within the clip. It comes from the update itself."""

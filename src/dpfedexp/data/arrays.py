@@ -1,10 +1,13 @@
-"""From what users hold to tensors: checked once, kept in their compact type, cast where they are used."""
+"""From what users hold to tensors: checked once, kept in their compact type, cast where they are used.
+
+Inputs are one array, or several: a tuple or a dict of arrays with the same rows.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.inputs import leaves
 
 Transform = Callable[[Tensor], Tensor]
 
 _CHECK_ELEMENTS = 1 << 22
 """Elements looked at together when searching for NaN, so that the search needs no memory in proportion to the data."""
-
 _HELD = {np.dtype(kind) for kind in ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
 
 
@@ -36,7 +38,10 @@ def as_tensor(field: str, values: Any) -> Tensor:
             raise InputError(f"{field} is ragged; give one array whose rows have the same shape.") from None
         if array.dtype not in _HELD:
             array = _widen(field, array)
-        tensor = _share(np.ascontiguousarray(array) if array.ndim else array)
+        with warnings.catch_warnings():
+            # A read-only array (a memory map) is shared like any other: nothing here writes to it.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            tensor = torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
     require(tensor.dim() >= 1, f"{field} is a single number; it must have one row per example.")
     return tensor
 
@@ -53,31 +58,48 @@ def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float64 if size > 8 else array.dtype.newbyteorder("="))
 
 
-def _share(array: NDArray[Any]) -> Tensor:
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    with warnings.catch_warnings():
-        # A read-only array (a memory map) is shared like any other: nothing here writes to it.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+def as_inputs(field: str, values: Any) -> Any:
+    """A tensor; for a dict, or a tuple of arrays, the same structure of tensors with equally many rows."""
+    if isinstance(values, Mapping):
+        require(len(values) > 0, f"{field} is an empty dict; it must hold at least one array.")
+        inputs: Any = {name: as_tensor(f"{field}[{name!r}]", value) for name, value in values.items()}
+    elif _is_tuple_of_arrays(values):
+        inputs = tuple(as_tensor(f"{field}[{number}]", value) for number, value in enumerate(values))
+    else:
+        return as_tensor(field, values)
+    lengths = [len(part) for part in leaves(inputs)]
+    require(
+        len(set(lengths)) == 1,
+        f"{field} is a {'dict' if isinstance(inputs, dict) else 'tuple'} of arrays with {', '.join(map(str, lengths))} rows, "
+        "which means several inputs per example; give each the same number of rows, or one array or list for a single input.",
+    )
+    return inputs
+
+
+def _is_tuple_of_arrays(values: Any) -> bool:
+    """A tuple of numbers or lists is one array, written as Python writes it."""
+    plain = isinstance(values, tuple) and not hasattr(values, "_fields") and len(values) > 0
+    return plain and all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in values)
+
+
+def rows(inputs: Any) -> int:
+    """How many examples there are."""
+    return len(leaves(inputs)[0])
 
 
 def check_finite(field: str, tensor: Tensor) -> None:
     """Refuse NaN and infinities, saying how many rows hold one and which is the first."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
-    rows = max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:]))
-    bad, first = 0, -1
-    for start in range(0, len(tensor), rows):
-        finite = torch.isfinite(tensor[start : start + rows]).flatten(1 if tensor.dim() > 1 else 0)
-        bad_rows = (~(finite.all(dim=1) if finite.dim() > 1 else finite)).nonzero().flatten()
-        if len(bad_rows) and not bad:
-            first = start + int(bad_rows[0])
-        bad += len(bad_rows)
+    found, start = [], 0
+    for part in tensor.split(max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:]))):
+        found.append(start + (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten())
+        start += len(part)
+    bad = torch.cat(found)
     require(
-        bad == 0,
-        f"{field} is not finite (NaN, infinite, or beyond {str(tensor.dtype).removeprefix('torch.')}) in {bad} of "
-        f"{len(tensor)} rows, first in row {first}; remove or repair them.",
+        len(bad) == 0,
+        f"{field} is not finite (NaN, infinite, or beyond {str(tensor.dtype).removeprefix('torch.')}) in {len(bad)} of "
+        f"{len(tensor)} rows, first in row {int(bad.min()) if len(bad) else -1}; remove or repair them.",
     )
 
 
@@ -109,12 +131,6 @@ def check_count(field: str, value: Any, least: int = 1) -> int:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(whole and value >= least, f"{field} is {value!r}; it must be a whole number of at least {least}.")
     return int(value)
-
-
-def check_positive(field: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    require(number and math.isfinite(value) and value > 0, f"{field} is {value!r}; it must be a number greater than 0.")
-    return float(value)
 
 
 def check_seed(seed: Any) -> int:

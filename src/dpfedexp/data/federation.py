@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dpfedexp.arguments import checked
-from dpfedexp.data import structure
-from dpfedexp.data.arrays import Transform
-from dpfedexp.data.assignment import as_assignment
-from dpfedexp.data.partition import Assignment
-from dpfedexp.data.partitioned import Partitioned
-from dpfedexp.data.sources import folder, readers
-from dpfedexp.data.sources.ids import by_ids, is_text
-from dpfedexp.data.sources.stacking import concatenate_clients, stack_dataset
-from dpfedexp.data.sources.tables import Columns, Names, client_ids_of, listed, partitions
-from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.data import partition as dealing
+from dpfedexp.data import readers
+from dpfedexp.data.arrays import Transform, as_inputs, as_tensor, cast_inputs, cast_targets, check_finite, rows
+from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
+from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
+from dpfedexp.errors import InputError, checked, nearest, require
+from dpfedexp.inputs import each, leaves
+
+
+@dataclass(frozen=True, eq=False)
+class Edition:
+    """Tensors as they were at a moment: the same only while they are the same ones, unchanged."""
+
+    held: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    def same(self, other: Edition | None) -> bool:
+        return other is not None and self.versions == other.versions and all(map(operator.is_, self.held, other.held))
+
+
+class Options(TypedDict, total=False):
+    """Options of every constructor; see `Federation`."""
+
+    dtype: torch.dtype | None
+    transform: Transform | None
+    finite: bool
+
+
+class SharingOptions(Options, total=False):
+    """Where it is said who holds a row, it may be said twice."""
+
+    allow_shared: bool
+
+
+class PartitionOptions(SharingOptions, total=False):
+    """What a partition by name takes."""
+
+    clients: int | None
+    alpha: float | None
+    seed: int | None
+    samples_per_client: int | None
+    shards_per_client: int | None
 
 
 @checked
-class Federation(Partitioned):
+class Federation:
     """Clients and their data; images stay bytes and are cast on the device, so that memory stays small.
 
     Build one with `from_clients`, `from_loaders`, `from_arrays`, `from_dataset`, `from_pandas`, `from_datasets`, `from_folder`,
@@ -42,51 +76,64 @@ class Federation(Partitioned):
     Federation(6 clients, 10 rows each, inputs (28, 28) uint8)
     """
 
-    @classmethod
-    @checked
-    def from_clients(
-        cls,
-        clients: Iterable[Any] | Mapping[Any, Any],
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any,
+        assignment: Any,
         *,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
         allow_shared: bool = False,
         finite: bool = True,
-    ) -> Federation:
+        names: Sequence[Hashable] | None = None,
+    ) -> None:
+        self.inputs: Any = each(lambda part: _compact(part, dtype), as_inputs("inputs", inputs))
+        self.targets = _compact(as_tensor("targets", targets), dtype)
+        examples = rows(self.inputs)
+        require(examples > 0, "inputs is empty; a federation needs at least one row.")
+        _check_targets(examples, len(self.targets))
+        if finite:
+            for part in leaves(self.inputs):
+                check_finite("inputs", part)
+            check_finite("targets", self.targets)
+        split = as_assignment(assignment, examples)
+        if not allow_shared:
+            holders = np.bincount(split.rows, minlength=examples)
+            require(
+                int(holders.max(initial=0)) <= 1,
+                f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
+                "each row belongs to one client (allow_shared=True permits otherwise).",
+            )
+        self.rows = torch.from_numpy(np.ascontiguousarray(split.rows, dtype=np.int64))
+        self.offsets = torch.from_numpy(np.ascontiguousarray(split.offsets, dtype=np.int64))
+        self.sizes = self.offsets.diff()
+        self.dtype = dtype
+        self.transform = transform
+        self.names = None if names is None else tuple(names)
+        require(
+            self.names is None or len(self.names) == len(self),
+            f"names has {len(self.names or ())} entries and there are {len(self)} clients; give one name per client.",
+        )
+        self._resident: dict[torch.device, tuple[Any, Tensor]] = {}
+
+    @classmethod
+    @checked
+    def from_clients(cls, clients: Iterable[Any] | Mapping[Any, Any], **options: Unpack[SharingOptions]) -> Self:
         """From one client after the other; sizes may differ and a client may be empty.
 
         Args:
             clients: for each a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows (input, target); a
                 dict of these by client id.
-            dtype: see `Federation`.
-            transform: see `Federation`.
-            allow_shared: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`.
         """
-        names = tuple(clients) if isinstance(clients, Mapping) else None
-        given = clients.values() if isinstance(clients, Mapping) else clients
-        inputs, targets, sizes = concatenate_clients(readers.pairs(given))
-        return cls(
-            inputs,
-            targets,
-            _one_after_the_other(sizes),
-            dtype=dtype,
-            transform=transform,
-            allow_shared=allow_shared,
-            finite=finite,
-            names=names,
-        )
+        names, given = _named(clients)
+        inputs, targets, sizes = readers.concatenate_clients(readers.pairs(given))
+        return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
     @checked
-    def from_loaders(
-        cls,
-        loaders: Iterable[Any] | Mapping[Any, Any],
-        *,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        finite: bool = True,
-    ) -> Federation:
+    def from_loaders(cls, loaders: Iterable[Any] | Mapping[Any, Any], **options: Unpack[Options]) -> Self:
         """From one `DataLoader`, torch `Dataset` or iterable of rows (input, target) per client, each read once.
 
         A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
@@ -94,15 +141,11 @@ class Federation(Partitioned):
 
         Args:
             loaders: one per client, or a dict of them by client id.
-            dtype: see `Federation`.
-            transform: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`.
         """
-        names = tuple(loaders) if isinstance(loaders, Mapping) else None
-        given = loaders.values() if isinstance(loaders, Mapping) else loaders
-        inputs, targets, sizes = concatenate_clients(readers.row_pairs(given))
-        split = _one_after_the_other(sizes)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite, names=names)
+        names, given = _named(loaders)
+        inputs, targets, sizes = readers.concatenate_clients(readers.row_pairs(given))
+        return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
     @checked
@@ -114,11 +157,8 @@ class Federation(Partitioned):
         *,
         client_ids: Any = None,
         clients: int | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
+        **options: Unpack[SharingOptions],
+    ) -> Self:
         """From one data set and who holds which rows.
 
         Args:
@@ -130,32 +170,18 @@ class Federation(Partitioned):
                 order of their sorted ids, and `names` keeps these.
             clients: how many there are, whether they hold rows or not. Without it a last client that holds none is not there at
                 all, and a mean over clients would tell.
-            dtype: see `Federation`.
-            transform: see `Federation`.
-            allow_shared: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`.
         """
         require(
             (assignment is None) != (client_ids is None),
             "who holds which row is given twice or not at all; give assignment or client_ids, one of them.",
         )
-        examples = structure.rows(structure.as_inputs("inputs", inputs))
+        examples = rows(as_inputs("inputs", inputs))
         field, ids = ("assignment", assignment) if is_text(assignment) else ("client_ids", client_ids)
-        names: Sequence[Hashable] | None = None
         if ids is None:
-            split = as_assignment(assignment, examples, clients)
-        else:
-            split, names = by_ids(field, ids, examples, clients)
-        return cls(
-            inputs,
-            targets,
-            split,
-            dtype=dtype,
-            transform=transform,
-            allow_shared=allow_shared,
-            finite=finite,
-            names=names,
-        )
+            return cls(inputs, targets, as_assignment(assignment, examples, clients), **options)
+        split, names = by_ids(field, ids, examples, clients)
+        return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
     @checked
@@ -168,10 +194,8 @@ class Federation(Partitioned):
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
         clients: int | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        finite: bool = True,
-    ) -> Federation:
+        **options: Unpack[Options],
+    ) -> Self:
         """From a table with a column that says whose row it is; a dict of columns will do, too.
 
         Nothing is learned from the rows. Numbers and booleans are taken as they are, and become floats. Text and categories are
@@ -186,18 +210,17 @@ class Federation(Partitioned):
             categories: by column the public list of what may be in it. A feature becomes one input per category (1 where it is),
                 a target the place in the list.
             clients: how many clients there are, those without rows included; a secure run's is declared, not counted.
-            dtype: see `Federation`; with torch.int64 whole numbers stay whole, as indices of an embedding.
-            transform: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`; with dtype=torch.int64 whole numbers stay whole, as indices of an embedding.
 
         >>> table = {"user": ["b", "a", "b"], "age": [31, 54, 31], "y": [0, 1, 1]}
         >>> Federation.from_pandas(table, by="user", target="y").names
         ('a', 'b')
         """
         ids = client_ids_of(df, by)
-        inputs, targets, _ = Columns(target, features, categories, dtype, finite, listed(by)).of([df])
+        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True), listed(by))
+        inputs, targets, _ = columns.read([df])
         split, names = by_ids("by", ids, len(targets), clients)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite, names=names)
+        return cls(inputs, targets, split, names=names, **options)
 
     @classmethod
     @checked
@@ -210,10 +233,8 @@ class Federation(Partitioned):
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
         clients: int | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        finite: bool = True,
-    ) -> Federation:
+        **options: Unpack[Options],
+    ) -> Self:
         """From a Hugging Face data set with a column of client ids, from one such data set per client, or from a partitioner.
 
         As in `from_pandas` nothing is learned from the rows.
@@ -226,9 +247,7 @@ class Federation(Partitioned):
             features: see `from_pandas`; one column of images, tokens or vectors gives inputs of their shape.
             categories: see `from_pandas`.
             clients: how many clients there are; of a partitioner without `num_partitions`, how many partitions.
-            dtype: see `Federation`.
-            transform: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`.
         """
         tables = partitions(dataset, clients)
         if tables is None:
@@ -237,20 +256,12 @@ class Federation(Partitioned):
                     "by is missing; name the column that says which client holds a row, or give one data set per client."
                 )
             return cls.from_pandas(
-                dataset,
-                by=by,
-                target=target,
-                features=features,
-                categories=categories,
-                clients=clients,
-                dtype=dtype,
-                transform=transform,
-                finite=finite,
+                dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
         require(by is None, f"by is {by!r}, but every client has a data set of its own; leave by out.")
-        inputs, targets, sizes = Columns(target, features, categories, dtype, finite).of(tables)
-        split = as_assignment(_one_after_the_other(sizes), len(targets), clients)
-        return cls(inputs, targets, split, dtype=dtype, transform=transform, finite=finite)
+        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True))
+        inputs, targets, sizes = columns.read(tables)
+        return cls(inputs, targets, as_assignment(in_order(sizes), len(targets), clients), **options)
 
     @classmethod
     @checked
@@ -262,10 +273,8 @@ class Federation(Partitioned):
         target: Names = "targets",
         features: Names | None = None,
         categories: Mapping[Any, Sequence[Any]] | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        finite: bool = True,
-    ) -> Federation:
+        **options: Unpack[Options],
+    ) -> Self:
         """From a folder with one file per client, whose name without its ending is the client's id.
 
         Args:
@@ -274,23 +283,13 @@ class Federation(Partitioned):
             target: the array or column to be predicted; see `from_pandas`.
             features: see `from_pandas`; by default all that is in a file beside the target.
             categories: see `from_pandas`.
-            dtype: see `Federation`.
-            transform: see `Federation`.
-            finite: see `Federation`.
+            options: see `Federation`.
         """
-        found = folder.client_files(path, files)
+        found = client_files(path, files)
         names = [file.stem for file in found]
-        columns = Columns(target, features, categories, dtype, finite)
-        inputs, targets, sizes = columns.of(folder.read_files(found), names)
-        return cls(
-            inputs,
-            targets,
-            _one_after_the_other(sizes),
-            dtype=dtype,
-            transform=transform,
-            finite=finite,
-            names=names,
-        )
+        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True))
+        inputs, targets, sizes = columns.read(read_files(found), names)
+        return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
     @checked
@@ -301,38 +300,15 @@ class Federation(Partitioned):
         *,
         client_ids: Any = None,
         partition: str | None = None,
-        clients: int | None = None,
-        alpha: float | None = None,
-        seed: int | None = None,
-        samples_per_client: int | None = None,
-        min_size: int | None = None,
-        shards_per_client: int | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Transform | None = None,
-        allow_shared: bool = False,
-        finite: bool = True,
-    ) -> Federation:
+        **options: Unpack[PartitionOptions],
+    ) -> Self:
         """From a torch `Dataset` of pairs (input, target) and an assignment or ids, or `partition="iid", clients=…, …`."""
-        inputs, targets = stack_dataset(dataset)
-        given: dict[str, Any] = {
-            "clients": clients,
-            "alpha": alpha,
-            "seed": seed,
-            "samples_per_client": samples_per_client,
-            "min_size": min_size,
-            "shards_per_client": shards_per_client,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "transform": transform,
-            "allow_shared": allow_shared,
-            "finite": finite,
-        }
+        inputs, targets = readers.stack_dataset(dataset)
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if assignment is not None or client_ids is not None:
             require(partition is None, "assignment and partition are both given; give one of them.")
-            return cls.from_arrays(inputs, targets, assignment, client_ids=client_ids, **given, **options)
-        makers: dict[str, Callable[..., Federation]] = {
+            return cls.from_arrays(inputs, targets, assignment, client_ids=client_ids, **given)
+        makers: dict[str, Callable[..., Self]] = {
             "iid": cls.iid,
             "dirichlet": cls.dirichlet,
             "dirichlet_per_class": cls.dirichlet_per_class,
@@ -340,12 +316,202 @@ class Federation(Partitioned):
         }
         if partition is None:
             raise InputError(f"partition is missing; give an assignment or one of {', '.join(makers)}.")
-        if partition not in makers:
-            raise InputError(f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
-        return makers[partition](inputs, targets, **given, **options)
+        require(partition in makers, f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
+        return makers[partition](inputs, targets, **given)
+
+    @classmethod
+    @checked
+    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[SharingOptions]) -> Self:
+        """A uniformly random split into clients whose sizes differ by at most one."""
+        inputs = as_inputs("inputs", inputs)
+        return cls(inputs, targets, dealing.iid(rows(inputs), clients, dealing.generator(seed)), **options)
+
+    @classmethod
+    @checked
+    def dirichlet(
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: int,
+        alpha: float,
+        seed: int = 0,
+        samples_per_client: int | None = None,
+        **options: Unpack[SharingOptions],
+    ) -> Self:
+        """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
+        labels, rng = _labels(inputs, targets), dealing.generator(seed)
+        return cls(inputs, targets, dealing.dirichlet(*labels, clients, alpha, rng, samples_per_client), **options)
+
+    @classmethod
+    @checked
+    def dirichlet_per_class(
+        cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[SharingOptions]
+    ) -> Self:
+        """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
+        labels, rng = _labels(inputs, targets), dealing.generator(seed)
+        return cls(inputs, targets, dealing.dirichlet_per_class(*labels, clients, alpha, rng), **options)
+
+    @classmethod
+    @checked
+    def shards(
+        cls,
+        inputs: Any,
+        targets: Any,
+        *,
+        clients: int,
+        shards_per_client: int = 2,
+        seed: int = 0,
+        **options: Unpack[SharingOptions],
+    ) -> Self:
+        """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
+        (labels, _), rng = _labels(inputs, targets), dealing.generator(seed)
+        return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def gather(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
+    ) -> tuple[Any, Tensor]:
+        """Rows `positions[i]` (0 … size-1) of client `clients[i]`, cast: inputs [n, s, …] and targets [n, s, …].
+
+        Where there are several inputs per example, their tuple or dict comes back, each tensor [n, s, …]. The transform is not
+        applied: trainers apply it to one client at a time, with that client's own random stream.
+        """
+        return self._read(clients, torch.as_tensor(positions).unsqueeze(1), device)(0)
+
+    def reading(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None = None
+    ) -> Callable[[int], tuple[Any, Tensor]]:
+        """From a step k to rows `positions[i, k]` of client `clients[i]`, as `gather` gives them, for positions [n, steps, s].
+
+        Which rows these are goes to the device once: a copy at every step would make a GPU wait for the processor.
+        """
+        if self.gathers_itself:
+            return self._read(clients, positions, device)
+        return lambda step: self.gather(clients, positions[:, step], device)
+
+    @property
+    def gathers_itself(self) -> bool:
+        """Whether rows come from the tensors held here, and from no method that a subclass or an instance has replaced."""
+        used = ("gather", "reading", "_read", "_picked", "_cast", "_on", "gathers_itself")
+        own = all(getattr(type(self), name) is getattr(Federation, name) for name in used)
+        return own and not any(name in vars(self) for name in used)
+
+    def _read(
+        self, clients: Tensor | Sequence[int], positions: Tensor, device: torch.device | str | None
+    ) -> Callable[[int], tuple[Any, Tensor]]:
+        clients = torch.as_tensor(clients, dtype=torch.int64).cpu()
+        positions = torch.as_tensor(positions, dtype=torch.int64).cpu()
+        inside = (positions >= 0) & (positions < self.sizes[clients][:, None, None])
+        require(
+            bool(inside.all()), "positions reach outside the rows that a client holds; they run from 0 to its size - 1."
+        )
+        n, steps, s = positions.shape
+        held = self.rows[self.offsets[clients][:, None, None] + positions].transpose(0, 1).reshape(steps, n * s)
+        rows = held.to(self._on(device)[1].device)
+
+        def read(step: int) -> tuple[Any, Tensor]:
+            inputs, targets = self._picked(rows[step], device)
+            return each(lambda part: part.unflatten(0, (n, s)), inputs), targets.unflatten(0, (n, s))
+
+        return read
+
+    @property
+    def edition(self) -> Edition | None:
+        """What is held, and how often torch has changed it in place; None where a row may be another at every reading.
+
+        Memory that torch does not know of, such as a NumPy array that was given, must not be written during a run.
+        """
+        held = list(self.contents())
+        if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
+            return None
+        return Edition(tuple(held), tuple(part._version for part in held))
+
+    def client(self, index: int, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
+        """All that one client holds, cast and transformed as a model takes it."""
+        require(-1 < index < len(self), f"client is {index}; this federation has clients 0 to {len(self) - 1}.")
+        inputs, targets = self._picked(self.rows[int(self.offsets[index]) : int(self.offsets[index + 1])], device)
+        return self._transformed(inputs), targets
+
+    def prepare(self, inputs: Any, targets: Any, device: torch.device | str | None = None) -> tuple[Any, Tensor]:
+        """Other data, such as a test set, cast and transformed as the clients' are."""
+        inputs, targets = as_inputs("inputs", inputs), as_tensor("targets", targets)
+        inputs, targets = self._cast(each(lambda part: part.to(device), inputs), targets.to(device))
+        return self._transformed(inputs), targets
+
+    def contents(self) -> Iterator[Tensor]:
+        """Everything that decides which rows a client holds and what is in them, as it is stored."""
+        yield from (*leaves(self.inputs), self.targets, self.rows, self.offsets)
+
+    def summary(self) -> dict[str, Any]:
+        """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
+        sizes = self.sizes.numpy()
+        facts: dict[str, Any] = {
+            "clients": len(self),
+            "examples": len(self.rows),
+            "size_min": int(sizes.min()),
+            "size_median": float(np.median(sizes)),
+            "size_max": int(sizes.max()),
+            "classes": None,
+            "classes_per_client": None,
+        }
+        if self.targets.dim() == 1 and not self.targets.is_floating_point():
+            labels, classes = dealing.class_labels(self.targets)
+            held = np.unique(np.repeat(np.arange(len(self)), sizes) * classes + labels[self.rows.numpy()])
+            facts |= {"classes": classes, "classes_per_client": len(held) / len(self)}
+        return facts
+
+    def __repr__(self) -> str:
+        low, high = int(self.sizes.min()), int(self.sizes.max())
+        each = f"{low}" if low == high else f"{low} to {high}"
+        shapes = [f"{tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}" for part in leaves(self.inputs)]
+        return f"{type(self).__name__}({len(self)} clients, {each} rows each, inputs {' and '.join(shapes)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_resident": {}}
+
+    def _picked(self, rows: Tensor, device: torch.device | str | None) -> tuple[Any, Tensor]:
+        inputs, targets = self._on(device)
+        rows = rows.to(targets.device)
+        return self._cast(each(lambda part: part.index_select(0, rows), inputs), targets.index_select(0, rows))
+
+    def _on(self, device: torch.device | str | None) -> tuple[Any, Tensor]:
+        """The data on a device, in their compact type; copied there once."""
+        device = torch.device(device or "cpu")
+        if device.type == "cpu":
+            return self.inputs, self.targets
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self._resident:
+            self._resident[device] = each(lambda part: part.to(device), self.inputs), self.targets.to(device)
+        return self._resident[device]
+
+    def _cast(self, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
+        return each(lambda part: cast_inputs(part, self.dtype), inputs), cast_targets(targets, self.dtype)
+
+    def _transformed(self, inputs: Any) -> Any:
+        return inputs if self.transform is None else self.transform(inputs)
 
 
-def _one_after_the_other(sizes: Sequence[int]) -> Assignment:
-    """Rows that lie in order of client."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Assignment(np.arange(offsets[-1]), offsets)
+def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Double precision is kept only where it was asked for."""
+    return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
+
+
+def _check_targets(examples: int, targets: int) -> None:
+    require(
+        examples == targets, f"inputs has {examples} rows and targets has {targets}; there must be one target per row."
+    )
+
+
+def _labels(inputs: Any, targets: Any) -> tuple[Any, int]:
+    labels, classes = dealing.class_labels(targets)
+    _check_targets(rows(as_inputs("inputs", inputs)), len(labels))
+    return labels, classes
+
+
+def _named(clients: Any) -> tuple[tuple[Hashable, ...] | None, Any]:
+    """The names of clients that come in a dict, and the clients."""
+    return (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)

@@ -1,19 +1,21 @@
-"""Who holds which rows: the ways in which federated experiments deal a data set out to clients.
+"""Who holds which rows: as users write it, by their clients' own ids, or dealt out as federated experiments do.
 
 Each partitioner takes the labels (or the number of rows) and a numpy generator, and returns an `Assignment`.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dpfedexp.data.arrays import as_tensor, check_count, check_positive, check_seed
+from dpfedexp.data.arrays import as_tensor, check_count, check_seed
 from dpfedexp.errors import InputError, require
-
-_ATTEMPTS = 100
 
 
 class Assignment(NamedTuple):
@@ -21,6 +23,174 @@ class Assignment(NamedTuple):
 
     rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
+
+
+def in_order(sizes: Sequence[int]) -> Assignment:
+    """Rows that lie in order of client."""
+    return Assignment(np.arange(sum(sizes)), _offsets(sizes))
+
+
+def as_assignment(assignment: Any, examples: int, clients: int | None = None) -> Assignment:
+    """From row indices per client, or from a client number per row where -1 means nobody.
+
+    With `clients` there are that many, those without a row included: otherwise the last one that holds any is the last one.
+    """
+    split = _as_assignment(assignment, examples)
+    if clients is None:
+        return split
+    held = len(split.offsets) - 1
+    require(
+        isinstance(clients, int) and clients >= held,
+        f"clients is {clients!r}, but the assignment numbers {held}; it must be a whole number of at least that.",
+    )
+    rest = np.full(clients - held, split.offsets[-1], dtype=np.int64)
+    return Assignment(split.rows, np.concatenate([split.offsets, rest]))
+
+
+def _as_assignment(assignment: Any, examples: int) -> Assignment:
+    if isinstance(assignment, Assignment):
+        _check_rows(assignment.rows, examples)
+        offsets = np.asarray(assignment.offsets)
+        whole = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(assignment.rows)
+        require(
+            bool(whole and (np.diff(offsets) >= 0).all()),
+            f"assignment has offsets that do not rise from 0 to its {len(assignment.rows)} rows; "
+            "client i holds rows[offsets[i]:offsets[i + 1]].",
+        )
+        return assignment
+    if isinstance(assignment, Tensor | np.ndarray) and assignment.ndim == 1 and assignment.dtype != object:
+        return _from_owners(_integers("assignment", assignment), examples)
+    if not isinstance(assignment, Iterable) or isinstance(assignment, str | bytes | dict):
+        raise InputError(
+            f"assignment is a {type(assignment).__name__}; "
+            "give a list of row indices per client or a client number per row."
+        )
+    parts = list(assignment)
+    require(len(parts) > 0, "assignment is empty; there must be at least one client.")
+    if all(isinstance(part, int) or np.ndim(part) == 0 for part in parts):
+        return _from_owners(_integers("assignment", parts), examples)
+    rows = [_integers(f"assignment[{client}]", part) for client, part in enumerate(parts)]
+    flat = np.concatenate(rows)
+    _check_rows(flat, examples)
+    return Assignment(flat, _offsets([len(part) for part in rows]))
+
+
+def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
+    require(
+        len(owners) == examples,
+        f"assignment has {len(owners)} client numbers and inputs has {examples} rows; give one number per row.",
+    )
+    low, high = int(owners.min(initial=0)), int(owners.max(initial=-1))
+    require(low >= -1, f"assignment holds the client number {low}; numbers start at 0, and -1 leaves a row unused.")
+    require(high >= 0, "assignment gives no row to any client; at least one client number must be 0 or more.")
+    # A stray huge number (an id in place of an index) would otherwise mean that many empty clients.
+    require(
+        high < max(10 * examples, 1000),
+        f"assignment holds the client number {high} for {examples} rows; number the clients 0, 1, 2, … without gaps, or give ids "
+        "as client_ids=.",
+    )
+    order = np.argsort(owners, kind="stable")
+    unused = int((owners < 0).sum())
+    sizes = np.bincount(owners[owners >= 0], minlength=high + 1)
+    return Assignment(order[unused:], _offsets(sizes))
+
+
+def _integers(field: str, values: Any) -> NDArray[np.int64]:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    require(array.ndim == 1, f"{field} has shape {array.shape}; it must be a flat list of whole numbers.")
+    if array.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    require(array.dtype.kind in "iu", f"{field} has dtype {array.dtype}; it must hold whole numbers.")
+    return array.astype(np.int64)
+
+
+def _check_rows(rows: NDArray[np.int64], examples: int) -> None:
+    for row in (int(rows.min()), int(rows.max())) if len(rows) else ():
+        require(0 <= row < examples, f"assignment holds row {row}; inputs has rows 0 to {examples - 1}.")
+
+
+def by_ids(
+    field: str, ids: Any, examples: int, clients: int | None = None
+) -> tuple[Assignment, tuple[Hashable | None, ...]]:
+    """Who holds which rows from one id per row, and the ids in order of client.
+
+    Clients are numbered in the order of their sorted ids (of first appearance, where ids can't be sorted), so that the order of the
+    rows does not decide. Time is that of one sort, whatever the number of clients.
+
+    Args:
+        field: what the ids are called in messages.
+        ids: one per row.
+        examples: the number of rows.
+        clients: how many clients there are; those beyond the ids hold no rows, and their name is None.
+    """
+    codes, names = _numbered(field, ids)
+    require(
+        len(codes) == examples,
+        f"{field} has {len(codes)} ids and there are {examples} rows; give one client id per row.",
+    )
+    require(
+        clients is None or (isinstance(clients, int) and clients >= len(names)),
+        f"clients is {clients!r}, but {field} holds {len(names)} different ids; it must be a whole number of at least that.",
+    )
+    split = as_assignment(codes, examples, clients)
+    return split, (*names, *[None] * (len(split.offsets) - 1 - len(names)))
+
+
+def is_text(values: Any) -> bool:
+    """Whether an array or list holds strings, which can only be ids."""
+    if isinstance(values, np.ndarray) or hasattr(values, "to_numpy"):
+        array = values if isinstance(values, np.ndarray) else values.to_numpy()
+        if array.dtype.kind in "UST":
+            return True
+        return bool(array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], str))
+    return isinstance(values, list | tuple) and len(values) > 0 and isinstance(values[0], str)
+
+
+def is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas writes for a value that is not there."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating | np.datetime64 | np.timedelta64) and bool(value != value)
+
+
+def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
+    values = _flat(field, ids)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
+        unique, codes = np.unique(values, return_inverse=True)
+        return codes.astype(np.int64, copy=False), unique.tolist()
+    listed = list(values) if not isinstance(values, np.ndarray) or values.dtype.kind in "Mm" else values.tolist()
+    if any(issubclass(kind, Tensor) for kind in set(map(type, listed))):
+        # A tensor is hashed by where it lies in memory, so that every row would be a client of its own.
+        listed = [value.item() if isinstance(value, Tensor) else value for value in listed]
+    numbers: defaultdict[Hashable, int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # in order of first appearance; one look at each row, in C
+    try:
+        codes = np.fromiter(map(numbers.__getitem__, listed), dtype=np.int64, count=len(listed))
+    except TypeError as error:
+        raise InputError(f"{field} holds an id that is no key ({error}); give strings, numbers or tuples.") from None
+    if any(map(is_missing, numbers)):
+        row = next(row for row, value in enumerate(listed) if is_missing(value))
+        raise InputError(f"{field} has no id in row {row}; drop the rows without one, or say whose they are.")
+    try:
+        names: list[Hashable] = sorted(numbers)  # type: ignore[type-var]
+    except TypeError:
+        return codes, list(numbers)
+    place = np.empty(len(names), dtype=np.int64)
+    place[[numbers[name] for name in names]] = np.arange(len(names))
+    return place[codes], names
+
+
+def _flat(field: str, ids: Any) -> Any:
+    if isinstance(ids, Tensor):
+        ids = ids.detach().cpu().numpy()
+    elif hasattr(ids, "to_numpy"):
+        ids = ids.to_numpy()
+    if isinstance(ids, np.ndarray):
+        require(ids.ndim == 1, f"{field} has shape {ids.shape}; give one id per row, such as {field}[:, 0] or tuples.")
+        return ids
+    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes | Mapping):
+        raise InputError(f"{field} is a {type(ids).__name__}; give one client id per row, as a list or an array.")
+    return list(ids)
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -61,7 +231,7 @@ def dirichlet(
 
     Rows are drawn without replacement; a class that has run out gets probability zero and the rest are renormalised.
     """
-    check_positive("alpha", alpha)
+    _check_alpha(alpha)
     _check_enough(len(labels), clients, 1)
     size = len(labels) // clients
     if samples_per_client is not None:
@@ -90,32 +260,16 @@ def dirichlet(
 
 
 def dirichlet_per_class(
-    labels: NDArray[np.int64],
-    classes: int,
-    clients: int,
-    alpha: float,
-    rng: np.random.Generator,
-    min_size: int = 0,
+    labels: NDArray[np.int64], classes: int, clients: int, alpha: float, rng: np.random.Generator
 ) -> Assignment:
-    """Every class is split over the clients in Dirichlet(alpha · 1) proportions, so that sizes are unequal.
-
-    The draw is repeated until every client holds at least `min_size` rows.
-    """
-    check_positive("alpha", alpha)
-    check_count("min_size", min_size, least=0)
-    _check_enough(len(labels), clients, min_size)
+    """Every class is split over the clients in Dirichlet(alpha · 1) proportions, so that sizes are unequal."""
+    _check_alpha(alpha)
+    _check_enough(len(labels), clients, 0)
     pools = np.bincount(labels, minlength=classes)
-    for _ in range(_ATTEMPTS):
-        shares = rng.dirichlet(np.full(clients, float(alpha)), size=classes) if clients > 1 else np.ones((classes, 1))
-        cuts = np.floor(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
-        cuts[:, -1] = pools
-        counts = np.diff(np.minimum(cuts, pools[:, None]), axis=1, prepend=0).T
-        if counts.sum(axis=1).min() >= min_size:
-            return _deal(labels, counts, rng)
-    raise InputError(
-        f"min_size is {min_size}; none of {_ATTEMPTS} draws gave every one of {clients} clients that many of "
-        f"{len(labels)} rows at alpha = {alpha:g}. Lower min_size, raise alpha, or use fewer clients."
-    )
+    shares = rng.dirichlet(np.full(clients, float(alpha)), size=classes) if clients > 1 else np.ones((classes, 1))
+    cuts = np.floor(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
+    cuts[:, -1] = pools
+    return _deal(labels, np.diff(np.minimum(cuts, pools[:, None]), axis=1, prepend=0).T, rng)
 
 
 def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, shards_per_client: int = 2) -> Assignment:
@@ -131,6 +285,11 @@ def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, sh
     return Assignment(rows, _offsets(lengths.reshape(clients, shards_per_client).sum(axis=1)))
 
 
+def _check_alpha(alpha: Any) -> None:
+    number = isinstance(alpha, int | float | np.integer | np.floating) and not isinstance(alpha, bool)
+    require(number and math.isfinite(alpha) and alpha > 0, f"alpha is {alpha!r}; it must be a number greater than 0.")
+
+
 def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Assignment:
     """Random rows of each class, `counts[i, k]` of class k to client i."""
     shuffled = rng.permutation(len(labels))
@@ -142,7 +301,7 @@ def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.G
     return Assignment(rows[np.argsort(owners, kind="stable")], _offsets(counts.sum(axis=1)))
 
 
-def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _offsets(sizes: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 

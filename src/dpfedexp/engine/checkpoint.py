@@ -6,13 +6,26 @@ draw of a simulation is a function of seed, purpose, round and client.
 
 It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
 clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
+
+Its tensors: `w`, the parameters; `recent.<number>`, the earlier iterates that the reported model averages, oldest first, of which
+the newest is `w` itself; `server.<name>`, the server optimiser's own state; `memory.<name>`, what the step-size rule and others
+remember of earlier rounds; `control`, SCAFFOLD's server control variate. The checkpoint of a deployment has the same ones.
+
+It carries the settings that make a run the run that it is: everything that its result depends on, by name. So it is continued only
+by the run that made it, and a run that it is refused to is told what differs. The device, the trainer, the size of the chunks and
+the budget are left out: they change where a run stops or how it rounds, not what it computes. So are the clients' data: a hash of
+them would tell whoever guesses a value whether it is right. They are known by `data_tag`, whose key and whose value never leave the
+run's private folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +35,8 @@ from torch import Tensor
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.engine import outlets
-from dpfedexp.engine.checkpoint_settings import NamedValues, differences
-from dpfedexp.engine.file_names import CHECKPOINT
+from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import is_run_id
-from dpfedexp.engine.state_tensors import check_fits, digest, state_from, state_tensors
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 
@@ -35,18 +46,10 @@ _LARGEST_TEXT = 2**26
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run knows beside its tensors.
+    """What a run knows beside its tensors, after the last completed round.
 
-    Attributes:
-        round: the last completed round.
-        radius: the clip in force.
-        settings: what the run is.
-        run: the name that the ledger knows it by.
-        ledger: how far the ledger had come.
-        history: the records of the completed rounds.
-        controls: whether the clients' control variates of this round are in the private folder.
-        chunk_size: clients per tensor program, which decides how sums round; not recorded in a secure run.
-        trainer: how local updates were computed, which decides how they round; not recorded in a secure run.
+    `controls` says whether the clients' control variates of this round are in the private folder. Chunk size and trainer decide how
+    a run rounds; they are not recorded in a secure run.
     """
 
     round: int
@@ -84,11 +87,7 @@ class Records:
 def save(folder: Path, state: State, progress: Progress, records: Records | None = None) -> None:
     """Returns when the checkpoint is on disk. Whatever goes wrong, the previous one stays as it was.
 
-    Args:
-        folder: where it lies.
-        state: whose tensors it holds.
-        progress: everything else.
-        records: the texts of the records that this run has saved before.
+    `records` are the texts of the records that this run has saved before.
     """
     tensors = state_tensors(state)
     known = {name: value for name, value in vars(progress).items() if value is not None and name != "history"}
@@ -162,14 +161,8 @@ def check_charged(checkpoint: Checkpoint, ledger: Ledger, folder: Path) -> None:
 
 
 def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor | None = None) -> State:
-    """The state to go on from.
-
-    Args:
-        checkpoint: the completed round.
-        start: the state that the run began with; what is read must look like it.
-        folder: for the sentence that refuses a state that does not fit.
-        controls: what SCAFFOLD's clients remember; zeros where it is None.
-    """
+    """The state to go on from, which must look like the one that the run began with; `controls` are what SCAFFOLD's clients
+    remember, zeros where it is None."""
     progress, device = checkpoint.progress, start.w.device
     given = {name: value.to(device) for name, value in checkpoint.tensors.items()}
     try:
@@ -249,3 +242,129 @@ def _damaged(folder: Path, how: str) -> InputError:
         f"the checkpoint {str(folder / CHECKPOINT)!r} is damaged ({how}). Restore it from a copy, or delete it to start the run "
         "again; a seeded run does not pay twice for a round."
     )
+
+
+NamedValues = dict[str, Any]
+_SHOWN = 6
+
+
+def settings_hash(settings: NamedValues) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def differences(here: NamedValues, there: NamedValues) -> str:
+    """'local.lr is 0.1 here and 0.2 there; …', empty where the two agree."""
+    changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+    shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
+    if len(changed) > _SHOWN:
+        shown.append(f"{len(changed) - _SHOWN} more differ")
+    return "; ".join(shown)
+
+
+def flatten(value: Any, prefix: str = "") -> NamedValues:
+    """Any value as dotted names with JSON values.
+
+    A dataclass is named by its class, and its fields follow. A function is named as it was defined. One of this library's has
+    `dpfedexp.` before its name, so that no other function is taken for it.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        nested = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {prefix: type(value).__name__} | _join(nested, prefix)
+    if isinstance(value, Mapping):
+        return _join(value, prefix)
+    if callable(value):
+        return {prefix: _name(value)}
+    if isinstance(value, list | tuple):
+        return {prefix: [_plain(item) for item in value]}
+    return {prefix: _plain(value)}
+
+
+def _name(value: Any) -> str:
+    name: str = getattr(value, "__qualname__", type(value).__qualname__)
+    library = str(getattr(value, "__module__", "")).partition(".")[0]
+    return f"dpfedexp.{name}" if library == "dpfedexp" else name
+
+
+def _plain(value: Any) -> Any:
+    """A number of any library as Python's own; an infinite one as text, because JSON has none."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value)
+
+
+def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
+    joined: NamedValues = {}
+    for name, value in values.items():
+        joined |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return joined
+
+
+def earlier(number: int) -> str:
+    """The name of the earlier iterate with this number."""
+    return f"recent.{number}"
+
+
+def state_tensors(state: State) -> dict[str, Tensor]:
+    """The tensors of a state, on the CPU."""
+    named = {"w": state.w}
+    named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
+    named |= {f"server.{name}": value for name, value in state.server.items()}
+    named |= {f"memory.{name}": value for name, value in state.memory.items()}
+    if state.control is not None:
+        named["control"] = state.control
+    return {name: value.detach().cpu().contiguous() for name, value in named.items()}
+
+
+def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
+    """The state that `state_tensors` wrote; `InputError` for other tensors. Whether they fit a model is `check_fits`' question."""
+    count = sum(name.startswith("recent.") for name in tensors)
+    recent = [earlier(number) for number in range(count)]
+    known = {"w", "control", *recent}
+    foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
+    require("w" in tensors and not foreign, "it holds other tensors than a state")
+    w = tensors["w"]
+    return State(
+        round=round,
+        w=w,
+        recent=(*(tensors[name] for name in recent), w),
+        radius=radius,
+        server=_part(tensors, "server."),
+        control=tensors.get("control"),
+        memory=_part(tensors, "memory."),
+    )
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def check_fits(state: State, start: State) -> None:
+    """Refuses a state whose tensors have other names, shapes or types than those that the run starts with."""
+    pairs = [("parameters", state.w, start.w)]
+    pairs += [("earlier parameters", value, start.w) for value in state.recent]
+    if set(state.server) != set(start.server):
+        raise InputError("it lacks the server's own state, or holds another server's")
+    pairs += [("server state", value, start.server[name]) for name, value in state.server.items()]
+    if set(state.memory) != set(start.memory):
+        raise InputError("it lacks what the step size remembers, or holds another rule's memory")
+    pairs += [("memory", value, start.memory[name]) for name, value in state.memory.items()]
+    if state.control is not None and start.control is not None:
+        pairs.append(("control variate", state.control, start.control))
+    if state.client_controls is not None and start.client_controls is not None:
+        pairs.append(("clients' control variates", state.client_controls, start.client_controls))
+    for name, value, like in pairs:
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise InputError(f"its {name} does not fit the model")
+
+
+def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:
+    """A hash of names, types, shapes and values; `kind` as hashlib calls it."""
+    total = hashlib.new(kind)
+    for name, value in sorted(tensors.items()):
+        total.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        total.update(value.numpy().data.cast("B") if value.numel() else b"")
+    return total.hexdigest()

@@ -13,18 +13,15 @@ from torch import nn
 from dpfedexp.accounting.events import Adjacency
 from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.participation import Full, Participation, public_population
-from dpfedexp.arguments import checked
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.advice.plan import default_delta
-from dpfedexp.engine.folder import restate
+from dpfedexp.engine.plan import Advice, default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
-from dpfedexp.engine.run import Run
+from dpfedexp.engine.run import Run, restate
 from dpfedexp.engine.stopping import OnRound
 from dpfedexp.engine.train import train
-from dpfedexp.errors import is_count, is_number, require
+from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric
 from dpfedexp.mechanisms import Secure
 from dpfedexp.trainers.execution import Execution
@@ -76,22 +73,9 @@ def fit(
         rounds: how many rounds; by default `rounds_for`.
         local: what a client does; by default ten full-batch steps at a rate that sets itself.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
-        participation: who takes part in a round; by default everybody.
-        population: the public number of clients, which add-remove adjacency needs.
-        loss: a name, or a function (outputs, targets) → one loss per example; the usual one for the targets by default.
-        test: (inputs, targets) of the server's own.
-        evaluate: instead of `test`, a function (model) → dict of numbers.
-        metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set.
-        seed: what every draw of a simulation follows from.
-        device: a torch device such as "cuda".
-        execution: how the run is computed (`Execution`).
-        secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise.
         out: a new folder that gets what `dpfedexp fit` writes: model, metrics, ledger, privacy statement and checkpoint.
-        checkpoint: a folder that gets only the ledger and a checkpoint after every round.
-        resume: go on from the checkpoint that is in that folder.
-        progress: show a progress bar.
-        on_round: called with every round's record once the round is complete, or a list of such functions; see `train`.
-        on_advice: called with what there is to say about the run.
+
+    All other arguments are those of `train`.
 
     Returns:
         The trained model, the history, the privacy statement and the ledger.
@@ -153,7 +137,7 @@ def chosen_algorithm(epsilon: float, delta: float, adjacency: Adjacency = "repla
 def rounds_for(algorithm: Algorithm, dimension: int, population: int, participation: Participation) -> int:
     """How many rounds, from the norm n = z√d/M of the noise that 50 rounds would have, in units of the clip.
 
-    What clients can say against the noise in all rounds together hardly depends on their number (`advice.plan`); what does is how
+    What clients can say against the noise in all rounds together hardly depends on their number (`engine.plan`); what does is how
     much of it is in one round, and how long it takes. Where n < 0.1 a round costs next to nothing, and 100 of them let the model
     settle; else it is 50.
 

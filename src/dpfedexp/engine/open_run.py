@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,15 +17,24 @@ from torch import Tensor
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.engine import checkpoint, outlets
-from dpfedexp.engine.anchor import Anchor, OneWriter
-from dpfedexp.engine.checkpoint import Checkpoint, Progress
-from dpfedexp.engine.checkpoint_settings import settings_hash
-from dpfedexp.engine.data_tag import data_tag
-from dpfedexp.engine.description import RunDescription, ledger_header
-from dpfedexp.engine.file_names import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
-from dpfedexp.engine.private_folder import NOTHING_CHARGED, PrivateFolder, SharedAnchor, is_run_id
+from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
+from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
+from dpfedexp.engine.private_folder import (
+    NOTHING_CHARGED,
+    Anchor,
+    OneWriter,
+    PrivateFolder,
+    SharedAnchor,
+    data_tag,
+    is_run_id,
+    parameter_tag,
+)
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
+from dpfedexp.mechanisms.text import text_fields
+from dpfedexp.trainers.task import Clients
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
@@ -43,12 +53,9 @@ def find(folder: Path | None, resume: bool) -> Checkpoint | None:
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """Where the ledger comes from.
+    """Where the ledger comes from: an object of the caller's, a file, or else memory.
 
-    Attributes:
-        given: an object of the caller's.
-        path: a file; without either the ledger lives in memory.
-        own: whether it is the file in the run's own folder, which one run alone begins.
+    `own` is whether it is the file in the run's own folder, which one run alone begins.
     """
 
     given: Ledger | None
@@ -89,11 +96,7 @@ class LedgerSource:
         return Ledger.create(self.path, **header)
 
     def existing(self, settings: str | None) -> Ledger:
-        """For a run that goes on: the ledger must exist.
-
-        Args:
-            settings: the hash by which the ledger knows them (`settings_hash`); None where a checkpoint names them.
-        """
+        """For a run that goes on: the ledger must exist, with this hash of the settings where no checkpoint names them."""
         if self.given is not None:
             return self.given
         if self.path is None or not self.exists:
@@ -116,14 +119,7 @@ class LedgerSource:
 
 @dataclass
 class OpenRun:
-    """Where a run stands, in memory and on disk.
-
-    Attributes:
-        name: the name that the ledger knows the run by.
-        state: the state after the last completed round.
-        history: one record per completed round.
-        ledger: what was charged; closed at the end where it was `opened_here`.
-    """
+    """Where a run stands, in memory and on disk: the state after the last completed round, and a record of each."""
 
     name: str
     description: RunDescription
@@ -148,14 +144,8 @@ class OpenRun:
     ) -> OpenRun:
         """Begins a run, or goes on with the one in `folder`, whose ledger is `folder/ledger.jsonl` unless another is named.
 
-        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there.
-
-        Args:
-            description: the run.
-            ledger: an object, a file, or None for the one in `folder`, or in memory without one.
-            folder: where the run's files lie; None keeps nothing but the ledger.
-            last: the checkpoint in `folder` (`find`).
-            resume: whether a run without a checkpoint may go on from its ledger alone.
+        A ledger elsewhere may belong to a project: every run that names it adds its charges to those that are there. Without a
+        folder nothing but the ledger is kept. With `resume` a run without a checkpoint may go on from its ledger alone.
         """
         source = LedgerSource.of(ledger, folder)
         try:
@@ -207,7 +197,7 @@ class OpenRun:
         if self.folder is None:
             return
         run, state = self.description, self.state
-        sizes = {"chunk_size": run.chunk_size, "trainer": run.trainer}
+        sizes = {"chunk_size": run.simulation.chunk_size, "trainer": run.simulation.trainer.name}
         public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
@@ -258,14 +248,15 @@ class OpenRun:
 
 def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
     """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
-    private = None if folder is None else PrivateFolder.of(run.name, folder)
+    name = run.simulation.run
+    private = None if folder is None else PrivateFolder.of(name, folder)
     created = False
     try:
         if private is not None:
-            private.begin(partial(data_tag, run.clients))
-        with source.opened(source.new(ledger_header(run))) as ledger:
+            private.begin(run.tag)
+        with source.opened(source.new(run.ledger_header())) as ledger:
             created = source.own
-            open_run = OpenRun(run.name, run, folder, private, ledger, run.start, [], source.given is None)
+            open_run = OpenRun(name, run, folder, private, ledger, run.start, [], source.given is None)
             open_run.hold(shared=not source.own)
             if not source.own:
                 # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
@@ -293,7 +284,7 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
             mark = private.mark()
             if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
                 raise _taken_back(ledger, mark, private.file)
-            private.check_data(partial(data_tag, run.clients))
+            private.check_data(run.tag)
             if last is not None:
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
@@ -348,3 +339,95 @@ def _name_in(ledger: Ledger, folder: Path) -> str:
             "run's own ledger back, or begin a new run in a new folder."
         )
     return str(name)
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """A bound simulation, how many rounds it has, what its result depends on by name, and the state before its first round."""
+
+    simulation: Simulation
+    rounds: int
+    settings: NamedValues
+    start: State
+
+    @staticmethod
+    def of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
+        """`more` are further settings that the result depends on."""
+        return RunDescription(simulation, rounds, settings_of(simulation, rounds=rounds, **more), simulation.begin())
+
+    @property
+    def secure(self) -> bool:
+        return self.simulation.system is not None
+
+    def tag(self, key: bytes) -> str:
+        """The hash under `key` of what the clients hold."""
+        return data_tag(self.simulation.task.clients, key)
+
+    def ledger_header(self) -> dict[str, Any]:
+        """What a reader of the ledger alone needs for a statement."""
+        run = self.simulation
+        header = {
+            "config": settings_hash(self.settings),
+            "algorithm": run.algorithm.name,
+            "clients": run.population,
+            "delta": run.algorithm.delta,
+            "simulated": not self.secure,
+            "run": run.run,
+            **run.stands_for,
+        }
+        public = outlets.recorded(LEDGER, header, secure=self.secure)
+        return {"config_hash": public.pop("config"), **public}
+
+
+def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
+    """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
+    task, mechanism = simulation.task, simulation.mechanism
+    return flatten(
+        {
+            "algorithm": simulation.algorithm,
+            "mechanism": type(mechanism).__name__,
+            **{f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()},
+            "local": task.local,
+            "participation": simulation.participation,
+            # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
+            "seed": None if simulation.system is not None else simulation.streams.seed,
+            "loss": task.loss,
+            "model": {
+                "parameters": dict(zip(task.layout.names, map(list, task.layout.shapes), strict=True)),
+                "start": parameter_tag(task.layout.read(task.model).cpu()),
+            },
+            "clients": simulation.population,
+            "diagnostics": simulation.diagnostics,
+            **more,
+        }
+    )
+
+
+def facts_of(
+    simulation: Simulation, open_run: OpenRun, clients: Clients, folder: RunFolder | None, options: dict[str, Any]
+) -> RunFacts:
+    """The run in a few public facts; `options` that are None or False are left out of the call's text."""
+    task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
+    command, data = ("", "") if folder is None else (folder.command, folder.data)
+    model = type(task.model).__name__
+    promise = {name: getattr(algorithm, name) for name in ("clip", "noise_multiplier", "target_epsilon", "adjacency")}
+    usual = {"noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one", "clip": math.inf}
+    what = call_text(algorithm.name, {name: value for name, value in promise.items() if value != usual[name]})
+    how = {"local": task.local, "rounds": described.rounds, **options}
+    named = [
+        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
+    ]
+    call = f"train({', '.join([model, type(clients).__name__, what, *named])})"
+    return RunFacts(
+        run=open_run.name,
+        algorithm=algorithm.name,
+        data=data or f"a {type(clients).__name__} from Python",
+        model=model,
+        clients=simulation.population,
+        parameters=task.layout.dimension,
+        rounds=described.rounds,
+        delta=algorithm.delta,
+        secure=described.secure,
+        command=command or call,
+        trainer="" if described.secure else simulation.trainer.name,
+    )

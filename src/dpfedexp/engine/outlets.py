@@ -7,7 +7,7 @@ accounting    what was charged, and names drawn at random
 nonprivate    depends on the clients' data without noise: durations, sizes that a device chose, diagnostics
 
 A run that protects real data (`secure`) writes nothing of the last kind. What is not in this list is not written: `recorded`
-refuses it, and a test compares the files of whole runs with it. A run's private folder (`runs/private/`) is not an outlet; it
+refuses it, and a test compares the files of whole runs with it. A run's private folder (`private_folder`) is not an outlet; it
 stays with whoever holds the data. The files of a secure run get one date when it ends, because the time between them is a duration.
 Times of day and durations are in no outlet of a secure run: `CLOCKS` names every module that reads a clock, and why nothing of it
 leaves such a run.
@@ -18,157 +18,118 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from dpfedexp.engine.file_names import (
-    ADVICE,
-    CHECKPOINT,
-    CONFIG,
-    ERROR,
-    FACTS,
-    LEDGER,
-    LEDGER_HEAD,
-    METRICS,
-    METRICS_TABLE,
-    MODEL,
-    REPORT,
-    SERVER_CHECKPOINT,
-    SERVER_TENSORS,
-    STATEMENT,
-    STATEMENT_TEXT,
-    STATUS,
-)
+CONFIG = "config.toml"
+"""The resolved settings of a run from the command line."""
+FACTS = "run.json"
+"""What the run is, in a few public facts, and the command or the call that made it."""
+LEDGER = "ledger.jsonl"
+"""What was charged, before each release."""
+LEDGER_HEAD = "ledger.jsonl.head"
+"""How many charges the ledger holds, and the hash of the last one."""
+CHECKPOINT = "checkpoint.safetensors"
+"""The last completed round of a simulation."""
+SERVER_CHECKPOINT = "checkpoint.json"
+"""The last completed round of a deployment; it names its tensors (`server_tensors`)."""
+SERVER_TENSORS = "round-*.safetensors"
+"""The tensors of that round, and of an earlier one whose parameters the reported model averages."""
+METRICS = "metrics.jsonl"
+"""One record per round."""
+METRICS_TABLE = "metrics.csv"
+"""The same as a table."""
+MODEL = "model.safetensors"
+"""The trained parameters."""
+STATEMENT = "privacy.json"
+"""The privacy statement, for programs."""
+STATEMENT_TEXT = "privacy.txt"
+"""The privacy statement, for people."""
+ADVICE = "advice.jsonl"
+"""What there was to say about the run (docs/advice.md); empty where there was nothing."""
+ERROR = "error.txt"
+"""What a run of a sweep that failed said; not of a secure one."""
+REPORT = "report.html"
+"""The page that `dpfedexp report` writes."""
+STATUS = "status.json"
+"""How a deployment stands: running, completed, stopped or failed, in which round, at which ε."""
+
+
+def server_tensors(round: int) -> str:
+    """The file with the tensors of one round of a deployment."""
+    return SERVER_TENSORS.replace("*", str(round))
+
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
-Fields = Mapping[str, Right]
+Fields = dict[str, Right]
 
-ROUND: Fields = {
-    "round": "public",
-    "eta_g": "released",
-    "clip": "released",
-    "vote_*": "released",
-    # A local rate that sets itself follows from votes.
-    "local_rate": "released",
-    # ‖c̄‖ of the round's released mean.
-    "update_norm": "released",
-    "epsilon_total": "accounting",
-    "seconds": "nonprivate",
-    "nonprivate_*": "nonprivate",
+
+def _fields(**names: str) -> Fields:
+    """Field → right, from right → fields; of two patterns that fit a field the earlier one holds."""
+    return {field: cast(Right, right) for right, fields in names.items() for field in fields.split()}
+
+
+ROUND = _fields(
+    public="round",
+    # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
+    released="eta_g clip vote_* local_rate update_norm",
+    accounting="epsilon_total",
+    nonprivate="seconds nonprivate_*",
     # Whatever else a record holds came from `test` or `evaluate`.
-    "*": "server",
-}
-DEPLOYED_ROUND: Fields = {
-    "round": "public",
-    "eta_g": "released",
-    "clip": "released",
-    "update_norm": "released",
-    "vote_*": "released",
-    "epsilon_round": "accounting",
-    "epsilon_total": "accounting",
-    "delta": "public",
-    # How many nodes were asked and answered, where the mechanism's promise does not rest on hiding it.
-    "asked": "public",
-    "valid": "public",
-    "refused": "public",
-    "missing": "public",
-}
-"""The record of a round of a deployment: its server has no field of its own invention in it."""
+    server="*",
+)
+# A server of a deployment has no field of its own invention in its records. How many nodes were asked and answered is public where
+# the mechanism's promise does not rest on hiding it.
+DEPLOYED_ROUND = _fields(
+    public="round delta asked valid refused missing",
+    released="eta_g clip update_norm vote_*",
+    accounting="epsilon_round epsilon_total",
+)
 OUTLETS: Mapping[str, Fields] = {
-    LEDGER: {
-        "format": "public",
-        "version": "public",
-        "config": "public",
-        "algorithm": "public",
-        "clients": "public",
-        "delta": "public",
-        "simulated": "public",
-        "noise_cohort": "public",
-        "stand_ins": "public",
-        "selection_runs": "public",
-        "selection_mu": "public",
-        "run": "accounting",
-        "seq": "accounting",
-        "round": "public",
-        "noise": "accounting",
+    LEDGER: _fields(
+        public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
-        "event": "released",
-        "previous": "accounting",
-        "hash": "accounting",
-    },
-    LEDGER_HEAD: {"count": "accounting", "hash": "accounting"},
-    CHECKPOINT: {
-        "format": "public",
-        "version": "public",
-        "w": "released",
-        "recent.*": "released",
-        "server.*": "released",
-        "memory.*": "released",
-        "control": "released",
-        "tensors": "released",
-        "round": "public",
-        "radius": "released",
-        "settings": "public",
-        "run": "accounting",
-        "ledger": "accounting",
-        # The records of the rounds, each by the rights of `ROUND`.
-        "history": "released",
-        "controls": "public",
-        "chunk_size": "nonprivate",
-        "trainer": "nonprivate",
-    },
+        released="event",
+        accounting="run seq noise previous hash",
+    ),
+    LEDGER_HEAD: _fields(accounting="count hash"),
+    CHECKPOINT: _fields(
+        public="format version round settings controls",
+        # `history` holds the records of the rounds, each by the rights of `ROUND`.
+        released="w recent.* server.* memory.* control tensors radius history",
+        accounting="run ledger",
+        nonprivate="chunk_size trainer",
+    ),
     METRICS: ROUND,
     METRICS_TABLE: ROUND,
-    CONFIG: {"*": "public"},
+    CONFIG: _fields(public="*"),
     # How updates were computed depends on sizes; why a run stopped, on what it released and what the server measured.
-    FACTS: {"trainer": "nonprivate", "stopped": "released", "run": "accounting", "*": "public"},
-    MODEL: {"*": "released"},
-    STATEMENT: {"*": "accounting"},
-    STATEMENT_TEXT: {"*": "accounting"},
+    FACTS: _fields(nonprivate="trainer", released="stopped", accounting="run", public="*"),
+    MODEL: _fields(released="*"),
+    STATEMENT: _fields(accounting="*"),
+    STATEMENT_TEXT: _fields(accounting="*"),
     # Made from public numbers, records of rounds and norms of the released model.
-    ADVICE: {"level": "released", "code": "released", "sentence": "released"},
+    ADVICE: _fields(released="level code sentence"),
     # A traceback may hold anything.
-    ERROR: {"text": "nonprivate"},
+    ERROR: _fields(nonprivate="text"),
     # Of a sweep or a selection, made from the files of its runs.
-    "sweep.json": {"*": "released"},
-    "selection.json": {"*": "public"},
-    "selection.txt": {"*": "released"},
+    "sweep.json": _fields(released="*"),
+    "selection.json": _fields(public="*"),
+    "selection.txt": _fields(released="*"),
     # Drawn from the files above, by `dpfedexp report`.
-    REPORT: {"*": "released"},
-    "*.svg": {"*": "released"},
-    "*.png": {"*": "released"},
-    "*.pdf": {"*": "released"},
-    SERVER_CHECKPOINT: {
-        "format": "public",
-        "version": "public",
-        "run": "accounting",
-        "ledger": "accounting",
-        "nodes": "public",
-        "round": "public",
-        "radius": "released",
-        "tensors": "public",
-        # A hash of released tensors.
-        "blake2b": "released",
-        "earlier": "released",
-        "config": "public",
-        # The records of the rounds, each by the rights of `DEPLOYED_ROUND`.
-        "history": "released",
-    },
-    SERVER_TENSORS: {"*": "released"},
-    STATUS: {
-        "status": "public",
-        "round": "public",
-        "rounds": "public",
-        "epsilon": "accounting",
-        "delta": "public",
-        # What the server's error says.
-        "reason": "released",
-    },
+    **dict.fromkeys((REPORT, "*.svg", "*.png", "*.pdf"), _fields(released="*")),
+    SERVER_CHECKPOINT: _fields(
+        public="format version nodes round tensors config",
+        # `blake2b` is a hash of released tensors; `history` holds records by the rights of `DEPLOYED_ROUND`.
+        released="radius blake2b earlier history",
+        accounting="run ledger",
+    ),
+    SERVER_TENSORS: _fields(released="*"),
+    # `reason` is what the server's error says.
+    STATUS: _fields(public="status round rounds delta", released="reason", accounting="epsilon"),
     "deployed round": DEPLOYED_ROUND,
-    "terminal": {"elapsed": "nonprivate", **ROUND},
-    "tensorboard": ROUND,
-    "mlflow": ROUND,
-    "wandb": ROUND,
-    "log": {"*": "nonprivate"},
+    "terminal": _fields(nonprivate="elapsed") | ROUND,
+    **dict.fromkeys(("tensorboard", "mlflow", "wandb"), ROUND),
+    "log": _fields(nonprivate="*"),
 }
 CLOCKS: Mapping[str, str] = {
     "audit.*": "audits measure mechanisms on synthetic clients",
@@ -180,13 +141,12 @@ CLOCKS: Mapping[str, str] = {
     "flower.server.nodes": "waits for nodes and replies; what the server's own log says of it has Flower's time of day",
     "flower.server.strategy": "the one date that all files of the folder get",
     "flower.two_party.*": "waits for the helper",
-    "processes": "the time left of a bar, which a sweep of secure runs does not show",
-    "runs.folder": "the one date that all files of the folder get",
-    "runs.open_run": "the one date that all files of the folder get",
-    "runs.run": "the one date that all files of the folder get",
-    "simulation.heartbeat": "watches the other ranks",
-    "simulation.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
-    "sweep.selection": "the one date that all files of the folder get",
+    "machine": "the time left of a bar, which a sweep of secure runs does not show",
+    "engine.open_run": "the one date that all files of the folder get",
+    "engine.run": "the one date that all files of the folder get",
+    "engine.ranks": "watches the other ranks",
+    "engine.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
+    "cli.sweeps.selection": "the one date that all files of the folder get",
     "trainers.*": "measures trainers on synthetic clients",
 }
 """Every module that reads a clock, by its name in the package, and why no time of a secure run leaves through it."""

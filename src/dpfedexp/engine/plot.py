@@ -1,15 +1,22 @@
-"""A run's rounds as a picture, without a display."""
+"""Charts: what they show, and matplotlib figures of them for files and notebooks; pages draw them with `report/chart.js`.
+
+An algorithm has the same colour in every chart (Okabe and Ito's palette, which prints and which colour-blind readers tell apart).
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfedexp.errors import require
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 STEERING = ("eta_g", "clip", "local_rate")
@@ -31,6 +38,64 @@ NAMES = {
     "seconds": "seconds per round",
 }
 """Fields of a record as pages and pictures call them; any other by its own name."""
+FORMATS = ("png", "svg", "pdf")
+CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")
+NAMED = {
+    "fedexp": 0,
+    "fedavg": 1,
+    "scaffold": 2,
+    "cdp": 0,
+    "ldp-gaussian": 1,
+    "ldp-privunit": 2,
+    "proposed": 0,
+    "naive": 1,
+    "target": 2,
+    "plain": 2,
+    "fit": 3,
+    "tuned": 4,
+    "fedadam": 5,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, with an optional band from `low` to `high`; `colour` names an algorithm's colour."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    colour: str = ""
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def slots(self) -> list[int]:
+        """A slot of the palette for each series: the named ones keep theirs, the others take what is left in order."""
+        taken = {NAMED[s.colour] for s in self.series if s.colour in NAMED}
+        free = [slot for slot in range(len(CYCLE)) if slot not in taken] or list(range(len(CYCLE)))
+        others = itertools.cycle(free)
+        return [NAMED[s.colour] if s.colour in NAMED else next(others) for s in self.series]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`name` is the stem of its files."""
+
+    name: str
+    title: str
+    caption: str
+    panels: Sequence[Panel]
 
 
 def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
@@ -45,35 +110,93 @@ def name_of(key: str) -> str:
     return NAMES.get(key, key.replace("_", " "))
 
 
-def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """One panel for each metric and for whatever sets itself, over rounds. Rounds that are not finite are left out.
+def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str) -> Series:
+    """A field over rounds; those in which it is not finite are left out."""
+    points = [(r["round"], r[key]) for r in history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
+    return Series(name, [x for x, _ in points], [y for _, y in points])
 
-    The figure belongs to no window; a notebook shows it, and `savefig` writes it.
-    """
+
+def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Panel]:
+    return [Panel(name_of(key), "round", name_of(key), [over_rounds(history, key, name_of(key))]) for key in keys]
+
+
+def figure_of(history: Sequence[dict[str, Any]], title: str) -> Figure:
+    """One panel for each metric and for whatever sets itself, over rounds."""
     require(len(history) > 0, "the run has no rounds, so there is nothing to plot; train for at least one.")
+    return figure(run_panels(history, [*metrics_in(history), *(key for key in STEERING if key in history[-1])]), title)
+
+
+def figure(panels: Sequence[Panel], title: str = "") -> Figure:
+    """The panels, three to a row. The figure belongs to no window; a notebook shows it, and `savefig` writes it."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    class RunFigure(Figure):
+    class Shown(Figure):
         def _repr_png_(self) -> bytes:
             picture = io.BytesIO()
             self.savefig(picture, format="png", dpi=110)
             return picture.getvalue()
 
-    keys = [*metrics_in(history), *(key for key in STEERING if key in history[-1])]
-    width = min(len(keys), 3)
-    height = -(-len(keys) // width)
-    figure = RunFigure(figsize=(4.2 * width, 0.4 + 2.9 * height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    for number, key in enumerate(keys, 1):
-        axis = figure.add_subplot(height, width, number)
-        points = [(record["round"], record[key]) for record in history if _is_finite(record.get(key))]
+    width = max(1, min(len(panels), 3))
+    height = max(1, -(-len(panels) // width))
+    with matplotlib.rc_context({"font.size": 9}):
+        made = Shown(figsize=(4.3 * width, 3.5 * height), layout="constrained")
+        axes = made.subplots(height, width, squeeze=False)
+        for axis in axes.flat[len(panels) :]:
+            axis.remove()
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            _panel(axis, panel)
+        if title:
+            made.suptitle(title, fontsize=11)
+    return made
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """The same bytes every time, in the format of the file's suffix."""
+    import matplotlib
+
+    stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpfedexp", "font.size": 9}):
+        figure.savefig(path, dpi=160, metadata=stamp)
+
+
+def draw(chart: Chart, folder: Path) -> list[Path]:
+    """One file per format, named after the chart; none for a chart without panels."""
+    written = [folder / f"{chart.name}.{suffix}" for suffix in FORMATS] if chart.panels else []
+    made = figure(chart.panels)
+    for path in written:
+        save_figure(made, path)
+    return written
+
+
+def _panel(axis: Axes, panel: Panel) -> None:
+    for series, slot in zip(panel.series, panel.slots, strict=True):
+        style, marker = "--" if series.dashed else "-", "o" if len(series.x) <= 12 else None
         axis.plot(
-            [x for x, _ in points], [y for _, y in points], marker="o" if len(points) <= 12 else None, markersize=3.5
+            series.x,
+            series.y,
+            style,
+            color=CYCLE[slot],
+            label=series.name,
+            linewidth=1.7,
+            marker=marker,
+            markersize=3.5,
         )
-        axis.set(title=name_of(key), xlabel="round")
-        axis.grid(alpha=0.25)
-    return figure
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        if series.low is not None and series.high is not None:
+            axis.fill_between(series.x, series.low, series.high, color=CYCLE[slot], alpha=0.16, linewidth=0)
+    axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.log_x:
+        axis.set_xscale("log")
+        xs = sorted({x for series in panel.series for x in series.x})
+        if len(xs) > 1 and all(math.frexp(x)[0] == 0.5 for x in xs):
+            # Powers of two fall between the powers of ten that a logarithmic axis marks.
+            axis.set_xticks(xs, [f"{x:g}" for x in xs])
+            axis.set_xticks([], minor=True)
+    if panel.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        low, high = axis.get_ylim()
+        axis.yaxis.set_minor_formatter("{x:g}" if high / low < 12 else "")
+    axis.grid(alpha=0.25, which="both" if not panel.log_y else "major")
+    if [series.name for series in panel.series] != [panel.title]:
+        axis.legend(frameon=False, fontsize=8)

@@ -15,16 +15,14 @@ from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
 from dpfedexp.algorithms.probe import asked
-from dpfedexp.arguments import checked
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.rounds import Simulation
-from dpfedexp.engine.self_rate import answering
-from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.engine.rounds import Simulation, answering
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.checks import first_line

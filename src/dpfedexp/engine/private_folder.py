@@ -11,26 +11,32 @@ of those of secure runs, which stay. A `.lock` beside an anchor is there while a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from dpfedexp.accounting.ledger import Mark
-from dpfedexp.engine.anchor import LARGEST_TEXT, read_mark, write_mark
-from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_tensors, replace_text
+from dpfedexp.accounting.ledger import Ledger, Mark
+from dpfedexp.errors import InputError, LedgerError, require
+from dpfedexp.files import replace_tensors, replace_text, try_lock
+from dpfedexp.trainers.task import Clients
 
 VARIABLE = "DPFEDEXP_PRIVATE"
+LARGEST_TEXT = 4096
 NOTHING_CHARGED = Mark(0, "")
 """The anchor of a run that has no ledger yet."""
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -190,7 +196,6 @@ class SharedAnchor:
 
     @property
     def file(self) -> Path:
-        """The anchor."""
         return self.path
 
     @staticmethod
@@ -218,13 +223,8 @@ class SharedAnchor:
 
 
 def marks_of(run: object, first_hash: str) -> list[tuple[Path, Mark]]:
-    """What this machine remembers of a ledger: every anchor's file and its mark; nothing where the ledger was never charged here.
-
-    Args:
-        run: what the ledger's header calls its run.
-        first_hash: of the ledger.
-    """
-    anchors: list[PrivateFolder | SharedAnchor] = []
+    """Every anchor's file and its mark of a ledger whose header names `run`; nothing where it was never charged here."""
+    anchors: list[Anchor] = []
     if is_run_id(run) and (root() / str(run)).exists():
         anchors.append(PrivateFolder(str(run), root() / str(run)))
     if _HASH.fullmatch(first_hash):
@@ -242,3 +242,163 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def write_mark(path: Path, mark: Mark, mode: int | None = None) -> None:
+    """Returns when the mark is on disk. An `OSError` goes to whoever charges, so that nothing is released without it."""
+    replace_text(path, json.dumps({"count": mark.count, "hash": mark.hash}) + "\n", mode)
+
+
+def read_mark(path: Path) -> Mark | None:
+    """The mark in a file, None where it is damaged. `FileNotFoundError` where there is none."""
+    values = _read_object(path)
+    if values is None or not {"count", "hash"} <= values.keys():
+        return None
+    mark = Mark(values["count"], values["hash"])
+    return mark if type(mark.count) is int and mark.count >= 0 and isinstance(mark.hash, str) else None
+
+
+Anchor = PrivateFolder | SharedAnchor
+"""A mark that is kept outside a run's folder."""
+Refusal = Callable[[Ledger, Mark, Path], LedgerError]
+"""(ledger, mark, file) → the error for a ledger that is not the one whose mark the anchor keeps."""
+
+
+class OneWriter:
+    """Keeps a ledger to one writer at a time, whichever copy of its folder the writer has.
+
+    The anchor's lock is held from here to `close`, so a second writer is refused before its clients train. Every charge moves the
+    anchor by compare and swap: only if the ledger holds the mark that the anchor keeps. Where the file system has no locks, a
+    second copy that was opened at the same moment is refused at the latest when it charges, before anything is released.
+
+    Killed between the charge and the move, the ledger is ahead of its anchor, which is no reason to refuse it.
+
+    Args:
+        anchor: the mark outside the run's folder.
+        refusal: the error for a ledger that does not hold the mark.
+        unmarked: the mark of a run that has not charged this ledger yet, which any ledger without its charges may replace.
+
+    Raises:
+        LedgerError: another writer holds the anchor.
+    """
+
+    def __init__(
+        self, anchor: Anchor, refusal: Refusal, unmarked: Callable[[Ledger, Mark], bool] | None = None
+    ) -> None:
+        self.anchor, self._refusal, self._unmarked = anchor, refusal, unmarked
+        self._path = anchor.file.with_name(anchor.file.name + ".lock")
+        descriptor = _lock(self._path)
+        self._locked = descriptor is not None
+        # A writer that is dropped without being closed must not hold the lock for the rest of the process.
+        self._close = weakref.finalize(self, _unlock, self._path, descriptor)
+
+    def check(self, ledger: Ledger) -> None:
+        """Raises `LedgerError` unless the ledger is the newest copy."""
+        mark = self.anchor.mark()
+        if mark is None or ledger.holds(mark) or (self._unmarked is not None and self._unmarked(ledger, mark)):
+            return
+        raise self._refusal(ledger, mark, self.anchor.file)
+
+    def move(self, ledger: Ledger) -> None:
+        """The anchor keeps where the ledger stands now, if the ledger is the newest copy."""
+        with nullcontext() if self._locked else _exclusive(self._path.with_suffix(".moving")):
+            self.check(ledger)
+            self.anchor.remember(ledger.mark())
+
+    def close(self) -> None:
+        self._close()
+
+
+def _lock(path: Path) -> int | None:
+    """The descriptor of the locked file; None where there are no locks."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if not try_lock(descriptor):
+                os.close(descriptor)
+                return None
+        except BlockingIOError:
+            os.close(descriptor)
+            raise LedgerError(
+                f"the run is in use by another process, which may have a copy of its folder: it holds {str(path)!r}; wait until it "
+                "has ended, and go on with the folder that it leaves."
+            ) from None
+        # The writer before may have removed the file between the opening and the lock.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)
+
+
+def _unlock(path: Path, descriptor: int | None) -> None:
+    with suppress(OSError):  # it went with the private folder, or the system keeps files that are open
+        path.unlink()
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """One process at a time, by the creation of a file, which network file systems without locks do at once too."""
+    for left in range(100, -1, -1):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            break
+        except FileExistsError:
+            if not left:
+                raise LedgerError(
+                    f"{str(path)!r} exists: another copy of the run is being charged, or was killed while it was; delete the file "
+                    "if no other process runs."
+                ) from None
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+_SAMPLE, _PIECE = 64, 4096
+
+
+def data_tag(clients: Clients, key: bytes) -> str:
+    """A hash under `key` of everything that all the clients hold, and of the first rows as they are gathered."""
+    digest = hashlib.blake2b(key=key, digest_size=32)
+    contents = getattr(clients, "contents", None)
+    _update(digest, [clients.sizes])
+    _update(digest, contents() if contents is not None else _rows(clients))
+    holders = torch.nonzero(clients.sizes > 0).flatten()[:_SAMPLE]
+    if len(holders):
+        _update(digest, _gathered(clients, holders, torch.zeros((len(holders), 1), dtype=torch.int64)))
+    return digest.hexdigest()
+
+
+def parameter_tag(tensor: torch.Tensor) -> str:
+    """A short hash of public numbers: the parameters that a run starts from."""
+    digest = hashlib.sha256()
+    _update(digest, [tensor])
+    return digest.hexdigest()[:16]
+
+
+def _rows(clients: Clients) -> Iterator[torch.Tensor]:
+    """Every row of every client, some thousand at a time; clients of one size are asked for together."""
+    for size in torch.unique(clients.sizes[clients.sizes > 0]).tolist():
+        alike = torch.nonzero(clients.sizes == size).flatten()
+        for start in range(0, size, _PIECE):
+            positions = torch.arange(start, min(start + _PIECE, size))
+            for part in alike.split(max(1, _PIECE // len(positions))):
+                yield from _gathered(clients, part, positions.expand(len(part), -1))
+
+
+def _gathered(clients: Clients, some: torch.Tensor, positions: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Their rows, or their numbers where a client's rows can't be read, which is private: it counts as zero in its rounds."""
+    try:
+        return tree_leaves(clients.gather(some, positions, torch.device("cpu")))
+    except Exception:
+        return [some]
+
+
+def _update(digest: Any, tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

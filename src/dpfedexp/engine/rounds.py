@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -18,24 +19,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.accounting import Budget, Event, Ledger, Sampling
-from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms import Algorithm, probe
 from dpfedexp.algorithms.participation import LargerCohort, Participation
-from dpfedexp.algorithms.probe import Probe
+from dpfedexp.algorithms.probe import Probe, probe_of
 from dpfedexp.algorithms.round import State, advance, server_device
 from dpfedexp.core import step_size
 from dpfedexp.core.batches import Plans, Schedule, schedule
-from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_rate import HELPED, watched
+from dpfedexp.core.clipping import AdaptiveClip, clip, row_norms
+from dpfedexp.core.local_rate import HELPED, chosen, located, nearest, preferred, slowed, watched
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import further
-from dpfedexp.engine.ahead import drawn_ahead
 from dpfedexp.errors import InputError, LedgerError, RoundFailed, require
-from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.memory import zero_rows
+from dpfedexp.machine import zero_rows
+from dpfedexp.mechanisms import Mechanism, Release, Secure
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses
 from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
@@ -131,6 +131,15 @@ class Simulation:
         return self.participation if isinstance(self.participation, LargerCohort) else None
 
     @property
+    def stands_for(self) -> dict[str, Any]:
+        """The same as the ledger's header and the statement say it."""
+        return (
+            {}
+            if self.larger is None
+            else {"noise_cohort": self.larger.noise_cohort, "stand_ins": self.larger.stand_ins}
+        )
+
+    @property
     def sampling(self) -> Sampling:
         return self.participation.sampling(self.population)
 
@@ -173,9 +182,7 @@ class Simulation:
         number = state.round + 1
         mechanism = self.mechanism.at_radius(state.radius)
         event = mechanism.event(self.sampling)
-        noise = None if self.system is not None else f"seed {self.streams.seed}"
-        if budget is not None:
-            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+        charge = self._charge(ledger, budget, number, event, f"round {number}")
         cohort = self.participation.cohort(self.present, self.noise.at("participation", number))
         central: Noise = self.noise.at("central noise", number)
         if self.system is None and mechanism.is_private and not mechanism.is_local:
@@ -183,12 +190,7 @@ class Simulation:
         part_of = self.cohort_part if self.team is None else partial(self.team.cohort_part, self)
         sums, controls, true_squares = part_of(state, mechanism, cohort, number)
         sums = sums.to(self.server_device)
-        try:
-            ledger.charge(number, event, run=self.run, noise=noise)
-        except OSError as error:
-            raise LedgerError(
-                f"round {number} can't be charged: {error.strerror}. Nothing of it was released."
-            ) from None
+        charge()
         release = mechanism.release(
             sums if self.larger is None else sums.times(self.larger.factor),
             self.participation.expected(self.population),
@@ -205,6 +207,22 @@ class Simulation:
         if self.diagnostics:
             extra["nonprivate_eta_target"] = step_size.target(true_squares / max(sums.count, 1), release.c_bar)
         return new, Round(number, eta_g, state.radius, release.norm, time.perf_counter() - began, extra)
+
+    def _charge(
+        self, ledger: Ledger, budget: Budget | None, number: int, event: Event, what: str, vote: str = ""
+    ) -> Callable[[], None]:
+        """Checks that the budget allows the charge; returns what makes it."""
+        noise = None if self.system is not None else f"seed {self.streams.seed}{vote}"
+        if budget is not None:
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+
+        def charge() -> None:
+            try:
+                ledger.charge(number, event, run=self.run, noise=noise)
+            except OSError as error:
+                raise LedgerError(f"{what} can't be charged: {error.strerror}. Nothing of it was released.") from None
+
+        return charge
 
     def cohort_part(self, state: State, mechanism: Mechanism, cohort: Tensor, number: int) -> Part:
         """The cohort's sums, what its clients will remember once the round is complete, and Σ‖Δ_i‖² for diagnostics."""
@@ -419,3 +437,148 @@ def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[st
         "seconds": round.seconds,
         **round.extra,
     }
+
+
+BEFORE = 0
+"""The number that the ledger knows the probe by: it comes before the first round."""
+
+
+def answering(task: Task, mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> dict[str, Any]:
+    """The simulation's own part in it: who answers the votes, and the probe."""
+    if not task.local.automatic:
+        return {}
+    sizes = task.clients.sizes
+
+    def ballots(state: State, clients: Tensor, updates: Tensor, number: int) -> Tensor:
+        """A client that was not helped has sent nothing; one without data has nothing to say."""
+        helped = (updates[: len(clients)] != 0).any(1).double()
+        holds = (sizes[clients] > 0).to(helped.device)
+        return torch.where(holds, helped, math.nan)[:, None]
+
+    return {"ballots": ballots, "probe": probe_of(mechanism, rounds, sampling, secure)}
+
+
+def probed(simulation: Simulation, state: State, ledger: Ledger, budget: Budget | None) -> State:
+    """The state with the rate, and with an adaptive clip the first radius, that the clients' votes choose.
+
+    Nothing happens where the rate is known. Both votes are charged before anything of them is released. The model is not touched.
+    """
+    vote = simulation.probe
+    if vote is None or float(state.memory[RATE]) > 0:
+        return state
+    w = state.w.float().to(simulation.task.device)
+
+    def best(clients: Tensor) -> Tensor:
+        still = simulation.loss_after(w, w.new_zeros(len(clients), len(w)), clients, BEFORE)
+
+        def after(rates: Tensor) -> Tensor:
+            return simulation.loss_after(w, _rows(simulation, w, clients, rates), clients, BEFORE)
+
+        return preferred(still, after)
+
+    cohort = simulation.participation.expected(simulation.population)
+    noise = simulation.mechanism.noise_share(len(w), cohort) or 0.0
+    rate = slowed(chosen(*_asked(simulation, vote, probe.RATE, best, ledger, budget)), noise)
+    memory = {**state.memory, RATE: torch.full_like(state.memory[RATE], rate)}
+    if not isinstance(simulation.algorithm.clip, AdaptiveClip):
+        return replace(state, memory=memory)
+
+    def length(clients: Tensor) -> Tensor:
+        return nearest(row_norms(_rows(simulation, w, clients, torch.full((len(clients),), rate, device=w.device))))
+
+    radius = located(*_asked(simulation, vote, probe.CLIP, length, ledger, budget))
+    return replace(state, memory=memory, radius=radius)
+
+
+def _rows(simulation: Simulation, w: Tensor, clients: Tensor, rates: Tensor) -> Tensor:
+    return simulation.trainer(w, clients, simulation.plan(clients, BEFORE), BEFORE, None, rates)
+
+
+def _asked(
+    simulation: Simulation, vote: Probe, name: str, places: probe.Places, ledger: Ledger, budget: Budget | None
+) -> tuple[Tensor, float]:
+    """Charges one of the two votes and releases it."""
+    charge = None
+    if simulation.mechanism.is_private:
+        event = vote.vote(name).event(simulation.sampling)
+        charge = simulation._charge(ledger, budget, BEFORE, event, f"the vote {name!r}", f", {name}")
+
+    def pay() -> None:
+        simulation.task.look()()
+        if charge is not None:
+            charge()
+
+    # Each vote has a cohort of its own: sampling hides a client in both only if it is drawn for them independently.
+    draws = simulation.noise.at(f"participation, {name}", BEFORE)
+    cohort = simulation.participation.cohort(simulation.present, draws)
+    return vote.answers(
+        name,
+        iter(cohort.split(simulation.chunk_size) if len(cohort) else ()),
+        _of_holders(simulation, places),
+        simulation.participation.expected(simulation.population),
+        simulation.noise.at(f"probe noise, {name}", BEFORE),
+        pay,
+    )
+
+
+def _of_holders(simulation: Simulation, places: probe.Places) -> probe.Places:
+    """Where clients that hold data stand; the others have nothing to say. In an isolated run every shape is full.
+
+    There, a client on whose data the model or the loss fails says nothing, and stops nobody.
+    """
+    sizes, public, unit = simulation.task.clients.sizes, simulation.task.local.shape_is_public, simulation.unit
+
+    def learn(who: Tensor) -> Tensor:
+        return places(who)[:, None].float()
+
+    def standing(clients: Tensor) -> Tensor:
+        out = torch.zeros(len(clients), dtype=torch.int64)
+        if unit is None:
+            real = torch.nonzero(sizes[clients] > 0).flatten()
+            if len(real):
+                out[real] = places(clients[real]).cpu()
+            return out
+        filled, real = padded(clients, sizes, unit)
+        parts = [learnt_apart(learn, part, unit, like=torch.zeros(1), public=public) for part in filled.split(unit)]
+        return torch.where(real[: len(clients)], torch.cat(parts)[: len(clients), 0].long().cpu(), out)
+
+    return standing
+
+
+CPU = torch.device("cpu")
+LONG = 2**13
+"""Numbers that are worth a thread."""
+
+
+class Ahead:
+    """A source of noise whose draw for the server is under way: the same numbers, sooner, and handed out once.
+
+    Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
+    alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
+    """
+
+    def __init__(self, noise: Noise, width: int, wanted: torch.device) -> None:
+        self.noise, self.width = noise, width
+        room = torch.empty(1, width, dtype=torch.float64, pin_memory=wanted.type == "cuda")
+        server = torch.zeros(1, dtype=torch.int64)
+        thread = ThreadPoolExecutor(1, "noise")
+        self.drawn: Future[Tensor] | None = thread.submit(
+            lambda: room.copy_(noise.normal(server, width, CPU, torch.float64))
+        )
+        thread.shutdown(wait=False)
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        drawn = self.drawn
+        if drawn is not None and clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
+            # A second time it would not be noise any more.
+            self.drawn = None
+            return drawn.result().to(device, non_blocking=True)
+        return self.noise.normal(clients, width, device, dtype)
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        return self.noise.uniform(clients, width)
+
+
+def drawn_ahead(noise: Noise, width: int, busy: torch.device, wanted: torch.device) -> Noise:
+    """The source itself, or while a GPU is busy one that is at work already, for numbers that are wanted on a device."""
+    return Ahead(noise, width, wanted) if busy.type == "cuda" and width >= LONG else noise

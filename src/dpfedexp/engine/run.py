@@ -1,39 +1,48 @@
-"""What a run returns."""
+"""What a run returns, and the folder that it leaves: configuration, ledger, metrics, model and privacy statement."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import csv
+import io
+import json
+import math
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.notebook import card, summary
-from dpfedexp.accounting.statements.wording import caveats
-from dpfedexp.arguments import checked
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.facts import RunFacts
-from dpfedexp.engine.file_names import LEDGER
-from dpfedexp.engine.outlets import OUTLETS
-from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
-from dpfedexp.engine.results import (
-    numbers,
-    read_advice,
-    read_history,
-    read_parameters,
-    write_ledger,
-    write_results,
-    write_statement,
+from dpfedexp.accounting.wording import card, caveats, summary
+from dpfedexp.engine import checkpoint
+from dpfedexp.engine.checkpoint import differences, flatten
+from dpfedexp.engine.outlets import (
+    ADVICE,
+    CONFIG,
+    FACTS,
+    LEDGER,
+    METRICS,
+    METRICS_TABLE,
+    MODEL,
+    OUTLETS,
+    STATEMENT,
+    STATEMENT_TEXT,
+    recorded,
 )
+from dpfedexp.engine.plan import Advice
+from dpfedexp.engine.plot import STEERING, figure_of, metrics_in
 from dpfedexp.engine.verify import CONTEXT, read_claim, recompute
-from dpfedexp.errors import InputError, require
-from dpfedexp.files import undate
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.files import finite, replace_tensors, replace_text, undate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dpfedexp.config import Settings
 
 
 @checked
@@ -75,32 +84,21 @@ class Run:
         Returns:
             The folder.
         """
-        path, began, secure = Path(folder), time.time(), not self.privacy.simulated
-        try:
-            require(not path.is_file(), f"{str(path)!r} is a file; name a new folder to save the run in.")
-            path.mkdir(parents=True, exist_ok=True)
-            require(
-                not any(path.iterdir()), f"the folder {str(path)!r} is not empty; name a new one to save the run in."
-            )
-            statement = self.privacy
-            header = {
-                "algorithm": statement.algorithm,
-                "clients": statement.clients,
-                "delta": statement.delta,
-                "simulated": statement.simulated,
-                **({} if self.facts is None else {"run": self.facts.run}),
-                **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
-            }
-            write_ledger(path, self.ledger, header)
-            write_results(path, self.model, self.history, self.advice, secure=secure)
-            write_statement(path, statement)
-            if self.facts is not None:
-                replace(self.facts, stopped=self.stopped or "").write(path)
-            if secure:
-                undate(path, OUTLETS, began)
-        except OSError as error:
-            raise InputError(f"the folder {str(path)!r} can't be written: {error.strerror}.") from None
-        return path
+        files = RunFolder(folder, purpose="to save the run in")
+        statement = self.privacy
+        header = {
+            "algorithm": statement.algorithm,
+            "clients": statement.clients,
+            "delta": statement.delta,
+            "simulated": statement.simulated,
+            **({} if self.facts is None else {"run": self.facts.run}),
+            **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
+        }
+        with _writing(files.path):
+            write_ledger(files.path, self.ledger, header)
+        files.facts = self.facts
+        files.finish(self)
+        return files.path
 
     @staticmethod
     @checked
@@ -196,3 +194,295 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
         )
     trained.load_state_dict(tensors)
     return trained
+
+
+FORMAT, VERSION = "dpfedexp-run", 1
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Public facts of a run, as `run.json` holds them.
+
+    M clients, d parameters, δ of the promise, and the command or the call from Python that made it. `trainer` is empty in a secure
+    run, where it depends on the data; `stopped` is empty in a run that made all its rounds.
+    """
+
+    run: str
+    algorithm: str
+    data: str
+    model: str
+    clients: int
+    parameters: int
+    rounds: int
+    delta: float
+    secure: bool
+    command: str
+    trainer: str = ""
+    stopped: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Writes `run.json`; `OSError` where it can't be written."""
+        values = {name: value for name, value in asdict(self).items() if value != ""}
+        content = {"format": FORMAT, "version": VERSION, **recorded(FACTS, values, secure=self.secure)}
+        replace_text(folder / FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def read(folder: Path) -> RunFacts | None:
+        """The facts that the folder holds; None where it has none, as that of a deployment."""
+        path = folder / FACTS
+        if not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            kinds = {field.name: str(field.type) for field in fields(RunFacts)}
+            values = {name: content[name] for name in kinds if name in content}
+            for name in ("data", "model", "command"):
+                values.setdefault(name, "")
+            wrong = [name for name, value in values.items() if not _fits(value, kinds[name])]
+            if content["format"] != FORMAT or wrong:
+                raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}" if wrong else "it is of another format")
+            return RunFacts(**values)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(f"the file {str(path)!r} does not describe a run ({error}); delete it.") from None
+
+
+def _fits(value: object, kind: str) -> bool:
+    kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "bool": bool, "float": (float, int)}
+    wanted = kinds[kind]
+    return isinstance(value, wanted) and (kind == "bool" or not isinstance(value, bool))
+
+
+def call_text(name: str, given: Mapping[str, object]) -> str:
+    """A call by its named arguments, as somebody would have typed it."""
+    return f"{name}({', '.join(f'{key}={argument_text(value)}' for key, value in given.items())})"
+
+
+def argument_text(value: object) -> str:
+    """Numbers and names as they are, settings by the fields that are not the usual ones, all others by their class."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if not is_dataclass(value) or isinstance(value, type):
+        return str(name)
+    own = {one.name: getattr(value, one.name) for one in fields(value) if one.init and one.repr}
+    usual = {one.name: one.default for one in fields(value)}
+    return call_text(name, {key: item for key, item in own.items() if item != usual[key] and not callable(item)})
+
+
+class RunFolder:
+    """Writes metrics as they come, and everything else at the end. `engine.outlets` says what each file is.
+
+    With `resume` the folder may hold an unfinished run. Its metrics are taken back to its checkpoint when the first new round is
+    recorded, which is when the run holds the ledger's lock and nobody else is writing.
+
+    Args:
+        path: the folder.
+        resume: go on with the run in it.
+        command: the command that the run is made with; a call from Python says it itself.
+        data: what the clients' data are, in words.
+        purpose: what the folder is for, where it is not named by the argument `out` or the option `--out`.
+    """
+
+    def __init__(
+        self, path: Path | str, *, resume: bool = False, command: str = "", data: str = "", purpose: str = ""
+    ) -> None:
+        self.path, self.command, self.data = Path(path), command, data
+        new, again = ("--out", "--resume") if command else ("out", "resume=True")
+        where = purpose or f"with {new}"
+        with _writing(self.path):
+            require(not self.path.is_file(), f"{str(self.path)!r} is a file; name a new folder {where}.")
+            self.path.mkdir(parents=True, exist_ok=True)
+            used = any(self.path.iterdir())
+            hint = f" or go on with {again}" if checkpoint.exists(self.path) and not purpose else ""
+            require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
+            traces = (CONFIG,) if command else (CONFIG, FACTS, LEDGER)
+            require(
+                not used or any(any(self.path.glob(f"{one}*")) for one in traces),
+                f"the folder {str(self.path)!r} holds files but no run; name the folder of a run {where}.",
+            )
+        self._metrics: TextIO | None = None
+        self.facts: RunFacts | None = None
+        self._began = time.time()
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / LEDGER
+
+    def write_config(self, settings: Settings) -> None:
+        """Keeps the settings; refuses other ones than those that the folder holds already."""
+        from dpfedexp.config import load
+
+        path = self.path / CONFIG
+        if path.exists():
+            changed = differences(_comparable(settings), _comparable(load(path)))
+            if changed:
+                raise InputError(
+                    f"the folder {str(self.path)!r} holds another run: {changed}. Resume with its settings, or name another folder."
+                )
+        with _writing(self.path):
+            replace_text(path, settings.to_toml())
+
+    def begin(self, facts: RunFacts) -> None:
+        """What the run is, once it holds its ledger."""
+        self.facts = facts
+        with _writing(self.path):
+            facts.write(self.path)
+
+    def record(self, record: Record) -> None:
+        with _writing(self.path):
+            if self._metrics is None:
+                done = checkpoint.read_progress(self.path)
+                write_history(self.path, done.history[:-1] if done else [])
+                self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+            self._metrics.write(line(record))
+            self._metrics.flush()
+
+    def finish(self, run: Run) -> None:
+        """Everything that the run came to."""
+        self.close()
+        with _writing(self.path):
+            write_results(self.path, run.model, run.history, run.advice, secure=not run.privacy.simulated)
+            if self.facts is not None:
+                replace(self.facts, stopped=run.stopped or "").write(self.path)
+        self.state(run.privacy)
+
+    def state(self, privacy: PrivacyStatement) -> None:
+        """The run's claim; a later one takes the place of an earlier one."""
+        restate(self.path, privacy, self._began)
+
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+
+def restate(folder: Path, privacy: PrivacyStatement, when: float | None = None) -> None:
+    """Writes a run's claim into its folder. The files of a run that protects real data all get one date."""
+    with _writing(folder):
+        write_statement(folder, privacy)
+        if not privacy.simulated:
+            undate(folder, OUTLETS, time.time() if when is None else when)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+
+
+def _comparable(settings: Settings) -> dict[str, Any]:
+    """What may not change between a run and its continuation."""
+    return flatten(
+        settings.model_dump(
+            mode="json", exclude={"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
+        )
+    )
+
+
+Record = dict[str, Any]
+
+
+def write_history(folder: Path, history: Sequence[Record]) -> None:
+    replace_text(folder / METRICS, "".join(map(line, history)))
+
+
+def write_results(
+    folder: Path, model: nn.Module, history: Sequence[Record], advice: Sequence[Advice], *, secure: bool
+) -> None:
+    """Metrics, parameters and advice; `OSError` where one can't be written."""
+    write_history(folder, history)
+    write_csv(folder / METRICS_TABLE, history)
+    # Parameters that share their storage, such as tied embeddings, are written twice: the format has no word for it.
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    replace_tensors(folder / MODEL, tensors)
+    lines = (line(recorded(ADVICE, one.to_json(), secure=secure)) for one in advice)
+    replace_text(folder / ADVICE, "".join(lines))
+
+
+def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
+    replace_text(folder / STATEMENT, privacy.to_json() + "\n")
+    replace_text(folder / STATEMENT_TEXT, privacy.text + "\n")
+
+
+def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any]) -> None:
+    """A copy of a ledger, charge by charge. `header` describes the run it is for: another one may have begun the ledger."""
+    own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
+    with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}) as copy:
+        for entry in ledger.entries:
+            copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+
+
+def read_history(folder: Path) -> list[Record]:
+    """The records of the rounds: of the metrics, or where there are none yet of the checkpoint."""
+    path = folder / METRICS
+    if not path.is_file():
+        progress = checkpoint.read_progress(folder)
+        return [] if progress is None else list(progress.history)
+    history = []
+    lines = read_text(path).splitlines()
+    for number, text in enumerate(lines, 1):
+        try:
+            record = json.loads(text)
+            record["round"] = int(record["round"])
+            history.append(record)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # A run that was cut off may have left half a last line.
+            if number < len(lines):
+                raise InputError(f"the file {str(path)!r} has no round in line {number}: {text[:60]!r}.") from None
+    return history
+
+
+def numbers(record: Record) -> Record:
+    """A record as the run had it: what JSON has no word for is an infinite ε, and else not a number."""
+    absent = {"epsilon_total": math.inf}
+    return {name: absent.get(name, math.nan) if value is None else value for name, value in record.items()}
+
+
+def read_advice(folder: Path) -> tuple[Advice, ...]:
+    """What the run said about itself; nothing where there is no such file."""
+    path = folder / ADVICE
+    try:
+        return tuple(Advice(**json.loads(one)) for one in read_text(path, optional=True).splitlines())
+    except (ValueError, TypeError):
+        raise InputError(f"the file {str(path)!r} does not hold advice, one JSON object to a line.") from None
+
+
+def read_parameters(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / MODEL
+    if not path.is_file():
+        raise InputError(
+            f"the folder {str(folder)!r} has no {MODEL}: the run in it has not finished; finish it with resume."
+        )
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"the file {str(path)!r} can't be read: {error}.") from None
+
+
+def read_text(path: Path, optional: bool = False) -> str:
+    if optional and not path.is_file():
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the file {str(path)!r} can't be read: {error}.") from None
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(finite(dict(record))) + "\n"
+
+
+def write_csv(path: Path, records: Sequence[Record]) -> None:
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, columns)
+    writer.writeheader()
+    writer.writerows(records)
+    replace_text(path, table.getvalue())

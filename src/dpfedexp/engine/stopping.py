@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dpfedexp.accounting.statements.promise import Source
-from dpfedexp.arguments import checked
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.outlets import right
-from dpfedexp.errors import InputError, is_count, is_number, nearest, require
+from dpfedexp.accounting.wording import Source
+from dpfedexp.engine.outlets import METRICS, right
+from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 
 if TYPE_CHECKING:
-    from dpfedexp.engine.facts import RunFacts
     from dpfedexp.engine.run import Run
 
 Record = dict[str, Any]
@@ -151,37 +148,18 @@ def callbacks_of(on_round: OnRound | Iterable[OnRound] | None) -> tuple[OnRound,
 
 def heard(callbacks: Sequence[OnRound], record: Record) -> Stop | None:
     """Tells every callback of a round; the first that wants to stop says why."""
-    stop: Stop | None = None
-    for callback in callbacks:
-        said = _answer(callback, record)
-        stop = stop or said
-    return stop
+    answers = [_answer(callback, record) for callback in callbacks]
+    return next((stop for stop in answers if stop is not None), None)
 
 
-def resumed(callbacks: Sequence[OnRound], history: Sequence[Record]) -> Stop | None:
-    """Tells callbacks that remember what they saw (they have a method `resumed`) which rounds there were before."""
-    stop: Stop | None = None
-    for callback in callbacks:
-        remember = getattr(callback, "resumed", None)
-        said = remember(history) if callable(remember) else None
-        stop = stop or (said if isinstance(said, Stop) else None)
-    return stop
+def tell(callbacks: Sequence[OnRound], method: str, value: object) -> Stop | None:
+    """Gives `value` to the callbacks that have this method, all of them; the first that wants to stop says why.
 
-
-def begun(callbacks: Sequence[OnRound], facts: RunFacts) -> None:
-    """Gives the facts of the run to callbacks that want them before its first round (they have a method `begun`)."""
-    for callback in callbacks:
-        begin = getattr(callback, "begun", None)
-        if callable(begin):
-            begin(facts)
-
-
-def finished(callbacks: Sequence[OnRound], run: Run) -> None:
-    """Gives the run to callbacks that want it at its end (they have a method `finished`)."""
-    for callback in callbacks:
-        end = getattr(callback, "finished", None)
-        if callable(end):
-            end(run)
+    `begun` gets the facts of the run before its first round, `resumed` the rounds that there were before, and `finished` the run.
+    """
+    asked = [getattr(callback, method, None) for callback in callbacks]
+    answers = [one(value) for one in asked if callable(one)]
+    return next((stop for stop in answers if isinstance(stop, Stop)), None)
 
 
 def _answer(callback: OnRound, record: Record) -> Stop | None:

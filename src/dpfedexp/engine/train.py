@@ -1,11 +1,13 @@
-"""`train`: a simulated run from start to end."""
+"""`train`: a simulated run from start to end; how its model is measured and its rounds are shown."""
 
 from __future__ import annotations
 
 import copy
+import math
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,35 +15,29 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dpfedexp.accounting import Budget, Ledger, PrivacyStatement
-from dpfedexp.accounting.statements.promise import Source
+from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
+from dpfedexp.accounting.wording import Source
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
-from dpfedexp.arguments import checked
+from dpfedexp.algorithms.round import State
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.losses import Loss
-from dpfedexp.engine.advice.commentary import Commentary
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.advice.plan import Plan
+from dpfedexp.core.losses import Loss, check_labels, check_loss
+from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.checkpoint import Checkpoint
-from dpfedexp.engine.evaluate import Measuring, evaluation_of
-from dpfedexp.engine.file_names import METRICS
-from dpfedexp.engine.folder import RunFolder
-from dpfedexp.engine.open_run import OpenRun, find
-from dpfedexp.engine.outlets import recorded
+from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find
+from dpfedexp.engine.outlets import METRICS, recorded
+from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.progress import LARGER, RoundProgress
 from dpfedexp.engine.ranks import Team, world
-from dpfedexp.engine.rounds import Simulation, describe
-from dpfedexp.engine.run import Run
-from dpfedexp.engine.self_rate import probed
-from dpfedexp.engine.settings import description_of, facts_of
-from dpfedexp.engine.spent import epsilon_so_far
-from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, begun, callbacks_of, finished, heard, resumed
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, is_count, is_number, require
-from dpfedexp.evaluation import Evaluate, Metric
+from dpfedexp.engine.rounds import Simulation, describe, probed
+from dpfedexp.engine.run import Run, RunFolder
+from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, callbacks_of, heard, tell
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, is_count, is_number, require
+from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
+from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
+from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.select import trainer_again
 from dpfedexp.trainers.task import Clients
@@ -163,7 +159,10 @@ def train(
         evaluate is None or callable(evaluate),
         f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
     )
-    _check_numbers(evaluate_every, budget)
+    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
+    require(
+        budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
+    )
     require(
         world() == 1 or not local.automatic,
         "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
@@ -195,35 +194,28 @@ def train(
         if note:
             warnings.warn(note, stacklevel=3)
         measure = evaluation_of(test, evaluate, clients, simulation, model, metrics)
-        description = description_of(
+        description = RunDescription.of(
             simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
         )
         with (
             OpenRun.open(description, ledger, folder, last, resume=resume) as open_run,
-            RoundProgress(
-                algorithm.name,
-                rounds,
-                enabled=progress,
-                secure=bool(secure),
-                whose="" if simulation.larger is None else LARGER,
-            ) as bar,
+            round_progress(simulation, rounds, enabled=progress) as show_progress,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
-            commentary = Commentary(_plan(simulation, int(rounds)), open_run.description.start.w, on_advice or _warn)
+            commentary = Commentary(_plan(simulation, int(rounds)), description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
             how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
-            if aggregation != "plain":
-                how["aggregation"] = aggregation
+            how |= {} if aggregation == "plain" else {"aggregation": aggregation}
             facts = facts_of(simulation, open_run, clients, run_folder, how)
             if run_folder is not None:
                 run_folder.begin(facts)
-            begun(callbacks, facts)
+            tell(callbacks, "begun", facts)
 
             def completed(record: dict[str, Any]) -> Stop | None:
                 if run_folder is not None:
                     run_folder.record(record)
                 stop = heard(callbacks, record)
-                bar.update(record)
+                show_progress(record)
                 commentary.after(record, open_run.state.w)
                 return stop
 
@@ -242,7 +234,7 @@ def train(
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
             try:
-                end = End.of(resumed(callbacks, open_run.history)) or _rounds(
+                end = End.of(tell(callbacks, "resumed", open_run.history)) or _rounds(
                     simulation, open_run, measure, evaluate_every, limit, completed
                 )
             except KeyboardInterrupt:
@@ -260,7 +252,7 @@ def train(
             team.dismiss((open_run.state.reported.cpu(), run.history, run.privacy, run.stopped))
         if run_folder is not None:
             run_folder.finish(run)
-        finished(callbacks, run)
+        tell(callbacks, "finished", run)
         return run
 
 
@@ -293,10 +285,9 @@ def _interrupted(open_run: OpenRun) -> str:
     return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
 
 
-def _plan(simulation: Simulation, rounds: int) -> Plan:
-    dimension, population = simulation.task.layout.dimension, simulation.population
+def _plan(run: Simulation, rounds: int) -> Plan:
     return Plan.bound(
-        simulation.algorithm, simulation.mechanism, simulation.participation, population, dimension, rounds
+        run.algorithm, run.mechanism, run.participation, run.population, run.task.layout.dimension, rounds
     )
 
 
@@ -304,14 +295,6 @@ def _warn(advice: Advice) -> None:
     """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
     if advice.level == "warning":
         warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
-
-
-def _check_numbers(evaluate_every: int, budget: float | None) -> None:
-    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
-    require(
-        budget is None or (is_number(budget) and budget > 0),
-        f"budget is {budget!r}; it must be a positive epsilon.",
-    )
 
 
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
@@ -379,8 +362,7 @@ def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacySt
         # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
         reporting=0 if algorithm.scaffold == "report" else None,
         stopping=end.decided,
-        noise_cohort=None if simulation.larger is None else simulation.larger.noise_cohort,
-        stand_ins=None if simulation.larger is None else simulation.larger.stand_ins,
+        **simulation.stands_for,
     )
 
 
@@ -395,3 +377,181 @@ def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) 
     trained = copy.deepcopy(model)
     simulation.task.layout.write(trained, w)
     return trained
+
+
+def evaluation_of(
+    test: tuple[Any, Any] | None,
+    evaluate: Evaluate | None,
+    clients: Clients,
+    simulation: Simulation,
+    model: nn.Module,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Measuring | None:
+    """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
+    require(
+        test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
+        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
+    )
+    check_metrics(metrics)
+    require(
+        metrics is None or (test is not None and evaluate is None),
+        "metrics are measured on test: give test=(inputs, targets) with them, and no evaluate.",
+    )
+    if evaluate is not None:
+        return Measuring(model, simulation, evaluate, asks=False)
+    if test is None:
+        return None
+    cast = getattr(clients, "prepare", None)
+    if cast is None:
+        raise InputError(
+            f"test is given, but a {type(clients).__name__} has no method prepare that casts a test set as the clients' data are; "
+            "give evaluate, a function (model) → dict, instead."
+        )
+    task = simulation.task
+    inputs, targets = cast(test[0], test[1], task.device)
+    measure = on_test_set(inputs, targets, task.loss, metrics=metrics)
+    shapes = f"inputs of shape {shape_of(inputs)} and targets of shape {tuple(targets.shape)}"
+    with torch.no_grad():
+        try:
+            rows = torch.tensor([0, min(1, len(targets) - 1)], device=targets.device)
+            outputs = applied(copy.deepcopy(task.model).eval(), each(lambda value: value[rows], inputs))
+            check_loss(task.loss, outputs, targets[rows])
+            check_labels("its targets", task.loss, outputs, targets)
+        except Exception as error:
+            raise InputError(
+                f"test has {shapes}, which do not fit the model and its loss: {first_line(error)}"
+            ) from None
+    return Measuring(model, simulation, measure, asks=True)
+
+
+def _kind(test: Any) -> str:
+    counted = isinstance(test, (tuple, list))
+    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
+
+
+class Measuring:
+    """Metrics of released parameters, in a copy of the model that no client trains.
+
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
+    set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
+
+    `asks` is whether `evaluate` leaves the parameters as they were.
+    """
+
+    def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
+        self.task, self.evaluate, self.asks = simulation.task, evaluate, asks
+        self.copy = copy.deepcopy(model).to(self.task.device).eval()
+        held = dict(self.task.model.named_parameters())
+        for name, own in self.copy.named_parameters():
+            if not own.requires_grad:
+                # What is frozen lies on the device once.
+                own.data = held[name].data
+        self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
+
+    def __call__(self, state: State) -> dict[str, float]:
+        model = self.copy if self.forgets else self._fresh()
+        self.task.layout.write(model, state.reported.to(self.task.device))
+        found = self.evaluate(model)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
+            )
+        return {name: _number(name, value) for name, value in found.items()}
+
+    def _fresh(self) -> nn.Module:
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        return copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    """Whether a module's forward is torch's, with nobody's function before or after it."""
+    hooked = any(getattr(module, kind) for kind in ("_forward_hooks", "_forward_pre_hooks"))
+    return type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module) and not hooked
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number.") from None
+
+
+LARGER = "of the larger deployment"
+"""Whose ε it is where few clients stand for many."""
+
+
+@contextmanager
+def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields what shows a record in a bar over the rounds; silent when disabled or when there is no terminal.
+
+    In a secure run it shows no durations, which depend on what the clients hold.
+    """
+    # A run that shows nothing needs no package of the command line.
+    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+        yield lambda record: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    times = recorded("terminal", {"elapsed": None}, secure=simulation.system is not None)
+    whose = "" if simulation.larger is None else LARGER
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
+        TextColumn("{task.fields[shown]}"),
+        transient=True,
+    ) as bar:
+        row = bar.add_task(simulation.algorithm.name, total=rounds, shown="")
+        yield lambda record: bar.update(row, completed=record["round"], shown=show(record, whose))
+
+
+def show(record: dict[str, Any], whose: str = "") -> str:
+    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
+    metrics = [
+        f"{key.removeprefix('test_')} {value:.4g}"
+        for key, value in recorded("terminal", record, secure=True).items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+    ]
+    epsilon = record["epsilon_total"]
+    privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"
+    return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])
+
+
+EXACT = 8
+"""Up to so many sampled rounds the record of each has its own ε."""
+GROWTH = 1.25
+"""From one number of rounds for which ε is computed to the next, in longer runs."""
+
+
+def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
+    """ε of everything that was charged, or where that takes long an upper bound: ε of up to a quarter more rounds.
+
+    The cost of rounds that sample by Poisson takes a tenth of a second or more to compute, for every number of rounds anew. After
+    the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
+    more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
+    every statement, is of what was charged.
+    """
+    charges = ledger.charges()
+    sampled = [
+        (n, event) for event, n in charges if isinstance(event, GaussianEvent) and event.sampling.kind == "poisson"
+    ]
+    _, event = max(sampled, key=lambda pair: pair[0], default=(0, None))
+    if event is None or last or event.setting == "local":
+        return compose(charges, delta).epsilon
+    return compose([(one, next_known(n) if one == event else n) for one, n in charges], delta).epsilon
+
+
+def next_known(rounds: int) -> int:
+    """The smallest number of rounds, not below this one, for which ε is computed."""
+    known = EXACT
+    while known < rounds:
+        known = max(known + 1, int(known * GROWTH))
+    return known if rounds > EXACT else rounds

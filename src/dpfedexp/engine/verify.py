@@ -17,9 +17,9 @@ from typing import Any, Literal
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.ledger import Ledger, Mark
-from dpfedexp.accounting.statements.promise import View
-from dpfedexp.accounting.statements.statement import PrivacyStatement
-from dpfedexp.engine.file_names import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.accounting.statement import PrivacyStatement
+from dpfedexp.accounting.wording import View
+from dpfedexp.engine.outlets import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
 from dpfedexp.errors import InputError, LedgerError
 

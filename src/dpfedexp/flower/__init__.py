@@ -9,18 +9,18 @@ from dpfedexp.errors import InputError
 from dpfedexp.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dpfedexp.flower.cohort import train_hosted as train_hosted
-    from dpfedexp.flower.node.guard import Guard as Guard
-    from dpfedexp.flower.node.mod import hosted_clients as hosted_clients
-    from dpfedexp.flower.node.mod import private_training as private_training
-    from dpfedexp.flower.node.mod import privatize as privatize
-    from dpfedexp.flower.noise import deployment_noise as deployment_noise
-    from dpfedexp.flower.server.strategy import DpFedExp as DpFedExp
-    from dpfedexp.flower.settings import local_from as local_from
-    from dpfedexp.flower.settings import round_timeout as round_timeout
-    from dpfedexp.flower.settings import strategy_from as strategy_from
+    from dpfedexp.flower.app_settings import local_from as local_from
+    from dpfedexp.flower.app_settings import round_timeout as round_timeout
+    from dpfedexp.flower.app_settings import strategy_from as strategy_from
+    from dpfedexp.flower.client import hosted_clients as hosted_clients
+    from dpfedexp.flower.client import private_training as private_training
+    from dpfedexp.flower.client import privatize as privatize
+    from dpfedexp.flower.guard import Guard as Guard
+    from dpfedexp.flower.messages import deployment_noise as deployment_noise
+    from dpfedexp.flower.strategy import DpFedExp as DpFedExp
+    from dpfedexp.flower.training import train_hosted as train_hosted
     from dpfedexp.flower.training import train_local as train_local
-    from dpfedexp.flower.two_party.strategy import TwoPartyFedExp as TwoPartyFedExp
+    from dpfedexp.flower.two_party import TwoPartyFedExp as TwoPartyFedExp
 else:
     _load, __dir__, __all__ = lazy_names(__name__)
 

@@ -1,41 +1,172 @@
 """What a message carries: the server's request, a client's report, and the checks that stand between a reply and the sums.
 
 A request holds a nonce that is new for every message. A reply must echo it, so an old reply sent again, or one of another node, is
-refused. Nothing of a reply is used before all of it has been checked.
+refused. Nothing of a reply is used before all of it has been checked. Flower's named arrays are one flat vector here, in the layout
+that the simulator uses. Noise comes from the operating system, never from a seed, and lies on a grid.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Mapping
+from ast import literal_eval
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
+from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.participation import Participation
 from dpfedexp.core.clipping import row_norms
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF
+from dpfedexp.core.votes import HALF, Ask
+from dpfedexp.engine.rounds import LONG, Ahead
 from dpfedexp.errors import InputError, require
-from dpfedexp.flower.arrays import as_array, strict_array
-from dpfedexp.flower.noise import deployed
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode
 
+MODEL, CONTROL = "arrays", "dpfedexp.control"
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
 BALLOTS = "dpfedexp.votes"
 TAU_ETA_L = "tau_eta_l"
-"""Record names: the request, the report, and what an app returns to its node: rows of hosted clients, and a metric for each vote by
-its name (for hosted clients a list of numbers). And the key of τη_l in a request."""
+"""Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: rows of hosted
+clients, and a metric for each vote by its name (for hosted clients a list of numbers). And the key of τη_l in a request."""
 REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
 FAILED_PRECONDITION = 6
 """Flower's error code MOD_FAILED_PRECONDITION."""
+
+
+def layout_of(arrays: ArrayRecord) -> Layout:
+    """The layout of a model's arrays. All of them are trained, averaged and covered by the noise, so all must be floating point."""
+    require(len(arrays) > 0, "the model's arrays are empty; a model has at least one parameter.")
+    for name, array in arrays.items():
+        if array.dtype not in ("float16", "float32", "float64"):
+            raise InputError(
+                f"the model's array {name!r} has type {array.dtype}; only floating-point parameters can be trained. Leave buffers "
+                "such as BatchNorm's counters out, and use GroupNorm: running statistics would leave the client without noise."
+            )
+    return Layout(tuple(arrays), tuple(torch.Size(array.shape) for array in arrays.values()))
+
+
+def to_flat(arrays: ArrayRecord, layout: Layout, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A copy of the arrays as one vector; a sentence if names or shapes are not the layout's."""
+    require(
+        tuple(arrays) == layout.names,
+        f"the arrays are named {list(arrays)}; they must be {list(layout.names)}, in this order.",
+    )
+    found = [array.numpy() for array in arrays.values()]
+    for name, values, shape in zip(layout.names, found, layout.shapes, strict=True):
+        require(
+            tuple(values.shape) == tuple(shape),
+            f"the array {name!r} has shape {tuple(values.shape)}; it must have {tuple(shape)}.",
+        )
+        require(np.can_cast(values.dtype, np.float64, "same_kind"), f"the array {name!r} does not hold real numbers.")
+    flat = torch.empty(layout.dimension, dtype=dtype)
+    # Too large for the type is infinite, and found where finite numbers are asked for.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values, part in zip(found, flat.split(layout.sizes), strict=True):
+            np.copyto(part.numpy(), values.reshape(-1))
+    return flat
+
+
+def as_array(values: np.ndarray) -> Array:
+    """Flower's array of these values, in the bytes that Flower writes, without its second copy of them."""
+    values, header = np.require(values, requirements="C"), BytesIO()
+    write_array_header_1_0(header, header_data_from_array_1_0(values))
+    data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
+    return Array(dtype=str(values.dtype), shape=tuple(values.shape), stype="numpy.ndarray", data=data)
+
+
+def to_arrays(w: Tensor, layout: Layout) -> ArrayRecord:
+    """The vector as named float32 arrays, which is what clients compute with."""
+    named = layout.unflatten(w.float())
+    return ArrayRecord({name: as_array(value.numpy()) for name, value in named.items()})
+
+
+def strict_array(array: Array, dtype: str, shape: tuple[int, ...], *, finite: bool = True) -> np.ndarray:
+    """The array's values if it is exactly of this type and shape and finite, read without believing anything it says of itself.
+
+    Sizes are compared before a byte is parsed, so an array that claims to be enormous costs nothing. `finite=False` lets NaN and
+    infinity through, for a reader that makes zeros of them.
+    """
+    expected = np.dtype(dtype).newbyteorder("<")
+    size = math.prod(shape) * expected.itemsize
+    require(array.stype == "numpy.ndarray", "it is not a NumPy array")
+    require(array.dtype == dtype, f"its type is not {dtype}")
+    require(tuple(array.shape) == shape, f"its shape is not {shape}")
+    offset = len(array.data) - size
+    require(0 < offset <= 256, "its size is wrong")
+    require(array.data[:8] == b"\x93NUMPY\x01\x00", "its header is wrong")
+    header = _header(array.data[8:offset])
+    require(header == {"descr": expected.str, "fortran_order": False, "shape": shape}, "its header is wrong")
+    values = np.frombuffer(array.data, dtype=expected, offset=offset)
+    require(not finite or bool(np.isfinite(values).all()), "it is not finite")
+    return values.reshape(shape).copy()
+
+
+def _header(raw: bytes) -> object:
+    require(len(raw) >= 2 and int.from_bytes(raw[:2], "little") == len(raw) - 2, "its header is wrong")
+    try:
+        return literal_eval(raw[2:].decode("latin1").strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise InputError("its header is wrong") from None
+
+
+def deployment_noise() -> Noise:
+    """A fresh source for one purpose of one round: every call has entropy of its own, so no two sources are related."""
+    return ChaChaNoise()
+
+
+def begun(make: Callable[[], Noise], mechanism: Mechanism, width: int) -> Noise:
+    """A fresh source, whose draw for a sum of so many numbers is under way where the server draws one: nodes take longer."""
+    central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
+    if central and mechanism.noise_kind != "strict" and width >= LONG:
+        return Ahead(make(), width, torch.device("cpu"))
+    return make()
+
+
+def deployed(mechanism: Mechanism) -> Mechanism:
+    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
+
+    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
+    refused.
+    """
+    if not mechanism.is_private:
+        return mechanism
+    secure = mechanism.secure()
+    require(
+        bool(secure.noise_kind),
+        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
+        "a variant whose noise_kind is True or 'strict'.",
+    )
+    return secure
+
+
+def bind(
+    algorithm: Algorithm,
+    participation: Participation,
+    dimension: int,
+    clients: int,
+    rounds: int,
+    votes: tuple[Ask, ...] = (),
+) -> Mechanism:
+    """The mechanism of the first round: the server's, and the one that a node finds announced in the same settings."""
+    sampling, cohort = participation.sampling(clients), participation.expected(clients)
+    return algorithm.bind(dimension, cohort, sampling, rounds, secure=algorithm.private, votes=votes)
 
 
 @dataclass(frozen=True)
@@ -84,7 +215,7 @@ class Request:
         record = message.content.config_records.get(REQUEST)
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
-        values = dict(record)
+        values: dict[str, Any] = dict(record)
         kinds = {"nonce": str, "mechanism": str, "sampling": str, "rate": float, TAU_ETA_L: float}
         for name, kind in kinds.items():
             require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
@@ -92,12 +223,11 @@ class Request:
             number = values.get(name)
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
-        tau_eta_l = values[TAU_ETA_L]
+        tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
         require(
-            isinstance(tau_eta_l, float) and 0 <= tau_eta_l < math.inf,
+            0 <= tau_eta_l < math.inf,
             f"the request's {TAU_ETA_L} is {tau_eta_l!r}; it must be finite and zero or more.",
         )
-        clients = values.get("clients")
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
         require(len(set(clients)) == len(clients), "the request asks for a hosted client twice.")
@@ -106,50 +236,65 @@ class Request:
             "the request asks hosted clients for SCAFFOLD, which keeps a control variate per node; use one client per node.",
         )
         return Request(
-            values["round"],  # type: ignore[arg-type]
-            values["nonce"],  # type: ignore[arg-type]
-            deployed(decode(values["mechanism"])),  # type: ignore[arg-type]
-            Sampling(values["sampling"], values["rate"]),  # type: ignore[arg-type]
+            values["round"],
+            values["nonce"],
+            deployed(decode(values["mechanism"])),
+            Sampling(values["sampling"], values["rate"]),
             tuple(int(c) for c in clients),
-            tau_eta_l or None,  # type: ignore[arg-type]
-            values["rounds"],  # type: ignore[arg-type]
-            values["hosted"],  # type: ignore[arg-type]
+            tau_eta_l or None,
+            values["rounds"],
+            values["hosted"],
         )
+
+
+def at_round(local: LocalOptimiser, message: Message | None) -> LocalOptimiser:
+    """The optimiser at the rate of the round that a message asks for; as it is where its rate stays."""
+    if local.schedule is None or message is None:
+        return local
+    return local.in_round(Request.from_message(message).round)
+
+
+def check_rate(local: LocalOptimiser) -> None:
+    """One sentence for a rate that would have to set itself, which takes votes before the first round."""
+    if local.automatic:
+        raise InputError(
+            "local.lr is 'auto', which is for simulations; a deployment needs a number: take the one that `dpfedexp fit` or "
+            'lr = "auto" chose in a simulation of the federation, such as lr = 0.1.'
+        )
+
+
+def refusal(message: Message, reason: str) -> Message:
+    """The error reply with a reason that the server may know."""
+    return Message(Error(FAILED_PRECONDITION, REFUSAL + reason), reply_to=message)
 
 
 def report_content(report: Report, request: Request) -> RecordDict:
     """One client's report as the whole content of its reply."""
-    fields: dict[str, int | str | list[float]] = {"round": request.round, "nonce": request.nonce}
+    fields: dict[str, Any] = {}
     if report.level is not None:
         fields["level"] = int(report.level[0])
     if report.votes is not None:
         fields["votes"] = report.votes[0].tolist()
-    vector = np.ascontiguousarray(report.vector[0].numpy(), dtype="<f4")
-    return _content(vector, fields)
+    return reply_of(np.ascontiguousarray(report.vector[0].numpy(), dtype="<f4"), request, **fields)
 
 
 def sums_content(sums: Sums, request: Request) -> RecordDict:
     """The reports of a node's hosted clients, already added."""
-    fields: dict[str, float | str | list[float]] = {
-        "round": request.round,
-        "nonce": request.nonce,
-        "count": sums.count,
-        "squares": float(sums.squares),
-        "votes": sums.votes.tolist(),
-    }
-    return _content(np.ascontiguousarray(sums.vector.numpy(), dtype="<f8"), fields)
+    vector = np.ascontiguousarray(sums.vector.numpy(), dtype="<f8")
+    return reply_of(vector, request, count=sums.count, squares=float(sums.squares), votes=sums.votes.tolist())
 
 
-def _content(vector: np.ndarray, fields: Mapping[str, float | str | list[float]]) -> RecordDict:
-    return RecordDict({REPORT: ArrayRecord({"vector": as_array(vector)}), REQUEST: ConfigRecord(dict(fields))})
+def reply_of(vector: np.ndarray, request: Request, **fields: Any) -> RecordDict:
+    """A vector and fields as the reply to a request, whose nonce it echoes."""
+    named = ConfigRecord({"round": request.round, "nonce": request.nonce, **fields})
+    return RecordDict({REPORT: ArrayRecord({"vector": as_array(vector)}), REQUEST: named})
 
 
 def read_parts(reply: Message, request: Request) -> tuple[Array, ConfigRecord]:
     """The two parts of a reply to this very request, its vector and its fields; anything more or less raises `InputError`."""
     content = reply.content
-    require(set(content) == {REPORT, REQUEST}, "it holds other records than a report")
     arrays, fields = content.array_records.get(REPORT), content.config_records.get(REQUEST)
-    if arrays is None or fields is None or set(arrays) != {"vector"}:
+    if set(content) != {REPORT, REQUEST} or arrays is None or fields is None or set(arrays) != {"vector"}:
         raise InputError("it holds other records than a report")
     nonce = fields.get("nonce")
     require(

@@ -1,4 +1,9 @@
-"""One client's local training on its node: the simulator's own steps, applied to a module."""
+"""Local training on a node with the simulator's own steps: one client's, or that of many clients that the node hosts.
+
+Hosting is for studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs
+the node is trusted with their reports: it is a simulation of those clients, not a protection of them. Against all others each of
+them has the promise of a client, so they are trained apart, as in a secure run.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,19 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor, nn
 
-from dpfedexp.arguments import checked
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
-from dpfedexp.errors import InputError
-from dpfedexp.flower.rate import check_rate
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.flower.messages import HOSTED, MODEL, Request, as_array, at_round, check_rate, to_flat
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.task import Task, check_task
-
-_ROUND = 1
+from dpfedexp.trainers.task import Clients, Task, check_task
 
 
 def fresh_shuffles() -> np.random.Generator:
@@ -81,5 +84,40 @@ def train_local(
         pull = layout.flatten({name: correction[name].float().to(device) for name in layout.names})[None]
     w = layout.read(model).float()
     streams = Streams(int(generator.integers(2**62)))
-    trained = Loop(task, streams).parameters(w, torch.zeros(1, dtype=torch.int64), plan, _ROUND, pull)
+    trained = Loop(task, streams).parameters(w, torch.zeros(1, dtype=torch.int64), plan, 1, pull)
     layout.write(model, trained[0])
+
+
+@checked
+def train_hosted(
+    message: Message, model: nn.Module, clients: Clients, *, local: LocalOptimiser, loss: str | Loss | None = None
+) -> RecordDict:
+    """The content of an app's reply for the hosted clients that the message asks for.
+
+    Args:
+        message: the server's, with the model and the numbers of the clients.
+        model: a module of the same layout.
+        clients: all that the node hosts.
+        local: the clients' optimiser.
+        loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
+
+    Returns:
+        One row per client that was asked for, for `private_training`, which clips and adds them.
+    """
+    # Here, because an app's process is new for every message, and one client's training needs less of the library.
+    from dpfedexp.algorithms import fedavg
+    from dpfedexp.engine.prepare import prepare
+
+    asked = torch.tensor(Request.from_message(message).clients)
+    require(
+        len(asked) > 0 and int(asked.max()) < len(clients),
+        f"the server asks for hosted client {int(asked.max())}, but this node hosts {len(clients)}; clients_per_node is the "
+        "same number on the server and in the node's configuration.",
+    )
+    check_rate(local)
+    local = at_round(local, message)
+    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
+    w = to_flat(message.content.array_records[MODEL], simulation.task.layout, torch.float32).to(simulation.task.device)
+    state = simulation.begin()
+    rows = [simulation.updates(state, w, chunk, 1)[: len(chunk)].cpu() for chunk in asked.split(simulation.chunk_size)]
+    return RecordDict({HOSTED: ArrayRecord({"rows": as_array(torch.cat(rows).numpy())})})

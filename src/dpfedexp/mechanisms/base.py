@@ -13,26 +13,82 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Adjacency, Event, Sampling
-from dpfedexp.accounting.events.cap import GammaRule
-from dpfedexp.accounting.events.charges import RoundSettings
-from dpfedexp.arguments import checked
-from dpfedexp.core.clipping import AdaptiveClip, Clipped
+from dpfedexp.accounting import calibrate_noise, compose
+from dpfedexp.accounting.charges import GammaRule, RoundSettings
+from dpfedexp.accounting.events import Adjacency, Event, NonPrivateEvent, Sampling
+from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.sums import Release, Sums
-from dpfedexp.core.votes import WITHIN, Ask, Vote
+from dpfedexp.core.sums import Release as Release
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import WITHIN, Ask, Vote, check_votes, collected, estimate, shares
 from dpfedexp.core.votes import Secure as Secure
-from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.reports import Part, Report
-from dpfedexp.mechanisms.reports import make_sums as make_sums
-from dpfedexp.mechanisms.reports import total as total
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.machine import has_triton, spread
 
 Numerator = Literal["free", "paper", "naive"]
+Part = Literal["level", "votes"]
+"""What a report may carry beside its vector."""
 
 Beside = Callable[["Mechanism"], Sequence[Event]]
 """From the mechanism of the rounds to what is released once beside them."""
+
+
+@checked
+@dataclass(frozen=True)
+class Report:
+    """What a chunk of clients sends, one row per client.
+
+    Args:
+        vector: the update, the update with the free rule's coordinate, or PrivUnit's unit vector V.
+        level: PrivUnit's randomised level Ĵ, else None.
+        votes: the shares of the mechanism's votes, each within ±½, [n, k]; None where it asks for none.
+    """
+
+    vector: Tensor
+    level: Tensor | None = None
+    votes: Tensor | None = None
+
+    def first(self, count: int) -> Report:
+        """The reports of the first clients; rows behind them only filled up a shape."""
+        if count == len(self.vector):
+            return self
+        level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
+        return Report(self.vector[:count], level, votes)
+
+
+def total(rows: Tensor) -> Tensor:
+    """Σ of the rows in double precision."""
+    if rows.is_cuda and has_triton():
+        from dpfedexp.core import double_sums
+
+        if double_sums.suits(rows):
+            return double_sums.column_sums(rows)
+    if rows.shape[1] <= BLOCK or rows.device.type != "cpu" or len(rows) == 0:
+        return rows.sum(0, dtype=torch.float64)
+    out = torch.empty(rows.shape[1], dtype=torch.float64)
+
+    def add(first: int) -> None:
+        part, block = (x[..., first : first + BLOCK] for x in (out, rows))
+        part.copy_(block[0])
+        for row in block[1:]:
+            part.add_(row)
+
+    spread(add, range(0, len(out), BLOCK), torch.get_num_threads())
+    return out
+
+
+def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, count: int) -> Sums:
+    """Sums of a chunk, with zeros for what the mechanism does not ask for."""
+    nothing = torch.zeros((), dtype=torch.float64, device=vector.device)
+    return Sums(
+        vector,
+        nothing if squares is None else squares,
+        nothing.new_zeros(0) if votes is None else votes.to(vector.device),
+        count,
+    )
 
 
 @checked
@@ -326,3 +382,129 @@ class Mechanism(ABC):
     def settings(self) -> dict[str, Any]:
         """Its own fields, which a secure variant is made from."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+@checked
+@dataclass(frozen=True)
+class NoPrivacy(Mechanism):
+    """Sends the update as it is, and votes without noise. Guarantee: none; event: `NonPrivateEvent`."""
+
+    kind = "none"
+    is_local = False
+    is_private = False
+
+    clip: float = math.inf
+    votes: tuple[Vote, ...] = ()
+
+    @classmethod
+    def check_terms(cls, terms: Terms) -> None:
+        check_votes(terms.votes)
+
+    @classmethod
+    def bound(cls, terms: Terms) -> Mechanism:
+        votes = tuple(Vote(ask.name, ask.low, ask.high, noise=0.0) for ask in terms.votes)
+        return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip, votes))
+
+    def width(self, dimension: int) -> int:
+        return dimension
+
+    def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
+        return Report(clipped.vectors, votes=shares(self.votes, clipped.within, ballots))
+
+    def collect(self, report: Report) -> Sums:
+        squares = row_norms(report.vector).square().sum()
+        return make_sums(total(report.vector), squares, collected(report.votes, self.votes), len(report.vector))
+
+    def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
+        count = max(sums.count, 1)
+        votes = {v.name: estimate(share, count, v) for v, share in zip(self.votes, sums.votes.tolist(), strict=True)}
+        return Release(sums.vector / count, float(sums.squares) / count, votes, self.clip, variance=0.0)
+
+    def noise_variance(self, denominator: float, count: float) -> float:
+        return 0.0
+
+    def event(self, sampling: Sampling) -> NonPrivateEvent:
+        return NonPrivateEvent()
+
+    def secure(self, strict: bool = False) -> Mechanism:
+        raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")
+
+
+class Gaussian(Mechanism):
+    """What Gaussian mechanisms share: a numerator that may be the free rule's coordinate behind the update."""
+
+    numerator: Numerator | None
+
+    def width(self, dimension: int) -> int:
+        return dimension + (self.numerator == "free")
+
+    def estimate(self, report: Report) -> Tensor:
+        return report.vector[:, :-1] if self.numerator == "free" else report.vector
+
+    def _rows(self, clipped: Clipped) -> Tensor:
+        """The updates, with the free rule's coordinate where it is asked for."""
+        return lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+
+    def _released(
+        self, mean: Tensor, statistic: float | None, votes: dict[str, float], variance: float, sigma: float = 0.0
+    ) -> Release:
+        if self.numerator == "free":
+            mean, statistic = mean[:-1], float(mean[-1])
+        return Release(mean, statistic, votes, self.clip, sigma, variance)
+
+
+def check_gaussian(terms: Terms) -> None:
+    """Exactly one of noise multiplier and target."""
+    z = terms.noise_multiplier
+    require(
+        (z is None) != (terms.target_epsilon is None),
+        f"noise_multiplier is {z} and target_epsilon is {terms.target_epsilon}; give exactly one of them.",
+    )
+    require(z is None or 0 < z < math.inf, f"noise_multiplier is {z}; it must be a positive number.")
+
+
+def with_noise(terms: Terms, make: Callable[[float], Mechanism]) -> Mechanism:
+    """`make(z)` with the z that is asked for, or the smallest one that meets the target, drawn as the terms say."""
+    z = terms.noise_multiplier
+    return terms.drawn(make(_calibrated(terms, make) if z is None else z))
+
+
+def _calibrated(terms: Terms, make: Callable[[float], Mechanism]) -> float:
+    target, most = terms.target_epsilon, math.inf
+    if target is None:
+        raise InputError("noise_multiplier and target_epsilon are missing; give exactly one of them.")
+
+    def event(z: float) -> Event:
+        return terms.drawn(make(min(z, most))).event(terms.sampling)
+
+    if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:
+        # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
+        most = 2.0 * terms.clip.count_noise * (0.99 if terms.votes else 1.0 - 1e-6)
+        require(
+            compose([(event(most), terms.rounds)], terms.delta).epsilon < target,
+            f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "
+            f"target_epsilon of {target:g} over {terms.rounds} rounds; raise it, or leave it out.",
+        )
+    beside = terms.beside
+
+    def once(z: float) -> Sequence[Event]:
+        return () if beside is None else beside(terms.drawn(make(min(z, most))))
+
+    return min(most, calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds, beside=once))
+
+
+def lift(delta: Tensor, radius: float) -> Tensor:
+    """The step size for free: one more coordinate that carries ‖Δ‖² inside the same ball.
+
+    With x = ‖Δ‖/C, the vector u = (Δ, (C² − ‖Δ‖²)/C) has ‖u‖²/C² = x² + (1 − x²)² ≤ 1. Whatever mechanism is private for vectors of
+    norm at most C therefore releases u at the same price as Δ, and C² − C·(last coordinate of the mean) is an unbiased mean of
+    ‖Δ_i‖². The principle for second moments is related to Kalinin, Upadhyay and Lampert, arXiv:2502.06597.
+
+    Returns u for each row of Δ, clipped once more so that rounding can't push ‖u‖ over C.
+    """
+    norms = row_norms(delta).cpu()
+    last = ((radius * radius - norms.square()).clamp_min(0.0) / radius).to(delta.dtype)
+    lifted = torch.cat([delta, last.to(delta.device)[:, None]], dim=1)
+    # Not torch.hypot, whose last bit depends on a number's place among the others.
+    longer = (norms.square() + last.double().square()).sqrt()
+    return clip(lifted, radius, reuse=True, norms=longer).vectors

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import two_party, votes_only
-from dpfedexp.accounting.events.gaussian import NoiseBy
-from dpfedexp.arguments import checked
+from dpfedexp.accounting.charges import two_party, votes_only
+from dpfedexp.accounting.events import Adjacency, GaussianEvent, NoiseBy, Sampling
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import STRICT_EXCESS
-from dpfedexp.core.noise.masks import masked_sum
+from dpfedexp.core.noise.lattice import STRICT_EXCESS, masked_sum
 from dpfedexp.core.votes import Secure, Vote, bin_sums, centred, release_bins, step_of
-from dpfedexp.errors import is_count, require
+from dpfedexp.errors import checked, is_count, require
 
 
 @checked

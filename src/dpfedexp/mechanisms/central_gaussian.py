@@ -11,13 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import central_gaussian
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
-from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import (
     WITHIN,
     Vote,
@@ -31,11 +30,19 @@ from dpfedexp.core.votes import (
     shares,
     within_clip,
 )
-from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Secure, Terms
-from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
-from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Report, make_sums, total
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.mechanisms.base import (
+    Gaussian,
+    Mechanism,
+    Release,
+    Report,
+    Secure,
+    Terms,
+    check_gaussian,
+    make_sums,
+    total,
+    with_noise,
+)
 
 _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""
@@ -43,7 +50,7 @@ _SQUARE_EXCESS = 2.0**-19
 
 @checked
 @dataclass(frozen=True)
-class CentralGaussian(Mechanism):
+class CentralGaussian(Gaussian):
     """The trusted server adds noise to the sum and divides by a public constant.
 
     Formal guarantee: the sum of rows that `collect` has put into the ball of radius C (it does not trust the clients' own clipping)
@@ -105,15 +112,8 @@ class CentralGaussian(Mechanism):
 
         return with_noise(terms, make)
 
-    def width(self, dimension: int) -> int:
-        return dimension + (self.numerator == "free")
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        vector = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
-        return Report(vector, votes=shares(self.votes, clipped.within, ballots))
-
-    def estimate(self, report: Report) -> Tensor:
-        return report.vector[:, :-1] if self.numerator == "free" else report.vector
+        return Report(self._rows(clipped), votes=shares(self.votes, clipped.within, ballots))
 
     def collect(self, report: Report) -> Sums:
         rows = clip(report.vector, self.clip).vectors
@@ -133,13 +133,10 @@ class CentralGaussian(Mechanism):
             vote.name: estimate(value + vote.noise * draw, denominator, vote)
             for vote, value, draw in zip(self.votes, sums.votes.tolist(), draws, strict=True)
         }
-        variance = self.noise_variance(denominator, sums.count)
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         statistic = None
         if self.numerator == "paper" and self.scalar_multiplier is not None:
             statistic = (float(sums.squares) + self.scalar_multiplier * self.clip**2 * xi) / denominator
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(mean, statistic, votes, self.noise_variance(denominator, sums.count))
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return (self.noise_multiplier * self.clip / denominator) ** 2
@@ -229,15 +226,12 @@ class SecureCentralGaussian(CentralGaussian):
         mean = add_noise(sums.vector[None], self._step, deviation, noise, self.strict)[0] / denominator
         statistic = None
         votes = release_secure(sums.votes, sums.count, denominator, self.votes, scalar_noise, self.noise_kind)
-        variance = self.noise_variance(denominator, sums.count)
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         if self.numerator == "paper":
             check_room(sums.count, self.clip**2, self._square_step)
             squares = sums.squares.reshape(1, 1)
             noisy = add_noise(squares, self._square_step, self._square_noise, scalar_noise, self.strict)
             statistic = float(noisy) / denominator
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(mean, statistic, votes, self.noise_variance(denominator, sums.count))
 
     def event(self, sampling: Sampling) -> GaussianEvent:
         event = replace(super().event(sampling), attained=False)

@@ -10,18 +10,26 @@ from dataclasses import dataclass, replace
 from scipy.special import chdtri
 from torch import Tensor
 
+from dpfedexp.accounting.charges import local_gaussian
 from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import local_gaussian
-from dpfedexp.arguments import checked
 from dpfedexp.core.clipping import Clipped, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
-from dpfedexp.core.sums import Release, Sums
-from dpfedexp.errors import require
-from dpfedexp.mechanisms.base import Mechanism, Numerator, Secure, Terms
-from dpfedexp.mechanisms.calibration import check_gaussian, with_noise
-from dpfedexp.mechanisms.free import lift
-from dpfedexp.mechanisms.reports import Report, make_sums, total
+from dpfedexp.core.sums import Sums
+from dpfedexp.errors import checked, require
+from dpfedexp.mechanisms.base import (
+    Gaussian,
+    Mechanism,
+    Numerator,
+    Release,
+    Report,
+    Secure,
+    Terms,
+    check_gaussian,
+    make_sums,
+    total,
+    with_noise,
+)
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""
@@ -29,7 +37,7 @@ _NEVER = 1e-15
 
 @checked
 @dataclass(frozen=True)
-class LocalGaussian(Mechanism):
+class LocalGaussian(Gaussian):
     """Every client adds its own noise; the server is not trusted.
 
     Formal guarantee: a client's report is its vector inside the ball of radius C plus noise of standard deviation zC per
@@ -58,16 +66,10 @@ class LocalGaussian(Mechanism):
     def sigma(self) -> float:
         return self.noise_multiplier * self.clip
 
-    def width(self, dimension: int) -> int:
-        return dimension + (self.numerator == "free")
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+        rows = self._rows(clipped)
         drawn = noise.normal(clients, rows.shape[1], rows.device, rows.dtype)
         return Report(rows + self.sigma * drawn)
-
-    def estimate(self, report: Report) -> Tensor:
-        return report.vector[:, :-1] if self.numerator == "free" else report.vector
 
     def collect(self, report: Report) -> Sums:
         squares = row_norms(report.vector).square().sum() if self._uses_squares else None
@@ -75,11 +77,8 @@ class LocalGaussian(Mechanism):
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         mean = sums.vector / max(sums.count, 1)
-        variance = self.noise_variance(denominator, sums.count)
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), {}, self.clip, self.sigma, variance)
         statistic = float(sums.squares) / max(sums.count, 1) if self.numerator else None
-        return Release(mean, statistic, {}, self.clip, self.sigma, variance)
+        return self._released(mean, statistic, {}, self.noise_variance(denominator, sums.count), self.sigma)
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return self.sigma**2 / max(count, 1)
@@ -123,7 +122,7 @@ class SecureLocalGaussian(LocalGaussian):
         return "strict" if self.strict else True
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        rows = lift(clipped.vectors, self.clip) if self.numerator == "free" else clipped.vectors
+        rows = self._rows(clipped)
         step = step_for(self.sigma, self.strict)
         check_room(1, self.clip, step)
         noisy = add_noise(truncate(rows, step).double() * step, step, self.sigma, noise, self.strict)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from dpfedexp.accounting.compose import guarantee
 from dpfedexp.accounting.events import Event, Sampling
-from dpfedexp.arguments import checked
 from dpfedexp.core import clipping
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.errors import InputError, is_count, is_number, require
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.mechanisms.base import Terms
 from dpfedexp.mechanisms.registry import mechanism_class
 

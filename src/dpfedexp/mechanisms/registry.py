@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dpfedexp.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from dpfedexp.accounting.charges import RoundSettings
     from dpfedexp.accounting.events import Event
-    from dpfedexp.accounting.events.charges import RoundSettings
     from dpfedexp.mechanisms.base import Mechanism
 
 
@@ -24,47 +24,33 @@ class Entry:
     Args:
         home: its class, as "module:name".
         summary: one line for people who choose.
-        charge: a function from `RoundSettings` to the event of a round, as "module:name", that needs no torch; None where the class
-            itself is asked.
         tunes: what makes a round of it cost less: a noise multiplier, or the parts of its ε.
     """
 
     home: str
     summary: str
-    charge: str | None = None
     tunes: Literal["noise_multiplier", "epsilons"] = "noise_multiplier"
 
 
-_CHARGES = "dpfedexp.accounting.events.charges"
-
 MECHANISMS: dict[str, Entry] = {
-    "none": Entry(
-        "dpfedexp.mechanisms.none:NoPrivacy", "no privacy: updates as they are", f"{_CHARGES}:non_private_round"
-    ),
+    "none": Entry("dpfedexp.mechanisms.base:NoPrivacy", "no privacy: updates as they are"),
     "central-gaussian": Entry(
-        "dpfedexp.mechanisms.central_gaussian:CentralGaussian",
-        "a trusted server adds Gaussian noise to the sum",
-        f"{_CHARGES}:central_gaussian_round",
+        "dpfedexp.mechanisms.central_gaussian:CentralGaussian", "a trusted server adds Gaussian noise to the sum"
     ),
     "two-party": Entry(
         "dpfedexp.mechanisms.two_party:TwoPartyGaussian",
         "two aggregators that do not trust each other add Gaussian noise to the sum, and neither sees an update",
-        f"{_CHARGES}:two_party_round",
     ),
     "two-party-one-sided": Entry(
         "dpfedexp.mechanisms.two_party:OneSidedGaussian",
         "two aggregators of which only the helper adds noise: nothing is promised against the helper",
-        f"{_CHARGES}:one_sided_round",
     ),
     "local-gaussian": Entry(
-        "dpfedexp.mechanisms.local_gaussian:LocalGaussian",
-        "every client adds Gaussian noise to its own update",
-        f"{_CHARGES}:local_gaussian_round",
+        "dpfedexp.mechanisms.local_gaussian:LocalGaussian", "every client adds Gaussian noise to its own update"
     ),
     "privunit": Entry(
         "dpfedexp.mechanisms.privunit:PrivUnit",
         "every client randomises its update's direction and norm (pure ε)",
-        f"{_CHARGES}:privunit_round",
         tunes="epsilons",
     ),
 }
@@ -79,17 +65,14 @@ def check_name(name: object, field: str = "mechanism") -> str:
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """The class of a mechanism."""
-    found: type[Mechanism] = _load(MECHANISMS[check_name(name)].home)
+    module, _, attribute = MECHANISMS[check_name(name)].home.partition(":")
+    found: type[Mechanism] = getattr(import_module(module), attribute)
     return found
 
 
 def round_event(name: str, settings: RoundSettings) -> Event:
-    """What one round of a mechanism costs, from its settings alone."""
-    entry = MECHANISMS[check_name(name)]
-    event: Event = (mechanism_class(name).round_event if entry.charge is None else _load(entry.charge))(settings)
-    return event
+    """What one round of a mechanism costs, from its settings alone; the library's own need no torch for that."""
+    from dpfedexp.accounting.charges import round_event
 
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+    event = round_event(check_name(name), settings)
+    return mechanism_class(name).round_event(settings) if event is None else event

@@ -1,6 +1,6 @@
 """Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
 
-A client's row lies on the lattice of secure noise and is split in two (`noise/masks.py`): the server adds up the differences, the
+A client's row lies on the lattice of secure noise and is split in two (`noise/lattice.py`): the server adds up the differences, the
 helper the masks. The helper adds noise of full size before it answers, and the server adds as much before it shows anything. The
 wire protocol and its threat model are in docs/two-party.md.
 """
@@ -14,20 +14,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.events import GaussianEvent, Sampling
-from dpfedexp.accounting.events.charges import two_party
-from dpfedexp.accounting.events.gaussian import NoiseBy
+from dpfedexp.accounting.charges import two_party
+from dpfedexp.accounting.events import GaussianEvent, NoiseBy, Sampling
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import add_noise, check_room, truncate
-from dpfedexp.core.noise.masks import masked_sum
-from dpfedexp.core.sums import Release, Sums
+from dpfedexp.core.noise.lattice import add_noise, check_room, masked_sum, truncate
+from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import HALF, estimate, inside, step_of
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Terms
-from dpfedexp.mechanisms.calibration import with_noise
+from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, with_noise
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
-from dpfedexp.mechanisms.reports import Report
 
 Side = Literal["server", "helper"]
 
@@ -151,16 +147,12 @@ class TwoPartyGaussian(SecureCentralGaussian):
             "for other clients, or a client's seed is not the one that it masked with.",
         )
         noisy = self.from_units(total, count)
-        mean = noisy.vector / denominator
-        variance = self.noise_variance(denominator, count)
         votes = {
             vote.name: estimate(float(value), denominator, vote)
             for vote, value in zip(self.votes, noisy.votes, strict=True)
         }
-        if self.numerator == "free":
-            return Release(mean[:-1], float(mean[-1]), votes, self.clip, variance=variance)
         statistic = float(noisy.squares) / denominator if self.numerator == "paper" else None
-        return Release(mean, statistic, votes, self.clip, variance=variance)
+        return self._released(noisy.vector / denominator, statistic, votes, self.noise_variance(denominator, count))
 
     def check_headroom(self, count: int) -> None:
         """Raises `InputError` where the rows of so many clients and the noise could need 2⁵² or more, long before mod 2⁶⁴ wraps."""

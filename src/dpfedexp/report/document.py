@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.errors import InputError
+from dpfedexp.files import replace_text
 
 
 @dataclass(frozen=True)
@@ -19,39 +26,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Series:
-    """A line, with an optional band or error bar from `low` to `high`; `colour` names an algorithm's colour."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    colour: str = ""
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Panel:
-    title: str
-    x_label: str
-    y_label: str
-    series: Sequence[Series]
-    log_x: bool = False
-    log_y: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """`name` is the stem of its files."""
-
-    name: str
-    title: str
-    caption: str
-    panels: Sequence[Panel]
 
 
 @dataclass(frozen=True)
@@ -90,21 +64,57 @@ class Section:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> Section:
-        tree = json.loads(text)
-        tree["tables"] = [Table(**table) for table in tree["tables"]]
-        tree["charts"] = [_chart(chart) for chart in tree["charts"]]
-        tree["claims"] = [Claim(**claim) for claim in tree["claims"]]
-        return Section(**tree)
-
-    @staticmethod
     def read(path: Path) -> Section:
         try:
-            return Section.from_json(path.read_text(encoding="utf-8"))
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree["tables"] = [Table(**table) for table in tree["tables"]]
+            tree["charts"] = [_chart(chart) for chart in tree["charts"]]
+            tree["claims"] = [Claim(**claim) for claim in tree["claims"]]
+            return Section(**tree)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"the file {str(path)!r} is not a section of a report: {error}.") from None
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes `<name>.json`, and every chart as PNG, SVG and PDF; returns the files."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{self.name}.json"
+            replace_text(path, self.to_json())
+            return [path, *(file for chart in self.charts for file in draw(chart, folder))]
+        except OSError as error:
+            raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+
+    def show(self, console: Console) -> None:
+        """Prints the section, without its charts."""
+        console.rule(f"[bold]{escape(self.title)}")
+        for paragraph in self.text:
+            console.print(escape(paragraph), highlight=False)
+        for table in self.tables:
+            console.print(_rich(table))
+            if table.note:
+                console.print(f"[dim]{escape(table.note)}[/]", highlight=False)
+        for claim in self.claims:
+            mark = "[green]✓[/]" if claim.holds else "[red]✗[/]"
+            console.print(f"{mark} {escape(claim.text)}: [bold]{escape(claim.seen)}[/]", highlight=False)
+        for note in self.notes:
+            console.print(f"[dim]{escape(note)}[/]", highlight=False)
+
+
+def wide() -> Console:
+    """The terminal; 140 columns where the output goes to a file or a pipe, so that tables stay whole."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def _chart(tree: dict[str, Any]) -> Chart:
     panels = [Panel(**{**panel, "series": [Series(**line) for line in panel["series"]]}) for panel in tree["panels"]]
     return Chart(**{**tree, "panels": panels})
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=escape(table.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(table.columns):
+        shown.add_column(escape(column), justify="left" if number < 2 else "right")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    return shown

@@ -1,71 +1,38 @@
 (() => {
   "use strict";
-  const tip = document.getElementById("tip");
-  const SVG = "http://www.w3.org/2000/svg";
+  const good = (value, log) => typeof value === "number" && (value > 0 || !log);
+  const text = (value) => charts.short(value, 6);
 
-  function element(name, text, className) {
-    const made = document.createElement(name);
-    if (text) made.textContent = text;
-    if (className) made.className = className;
-    return made;
-  }
-
-  function hide(svg) {
-    tip.hidden = true;
-    svg.querySelector(".guide").style.visibility = "hidden";
-    svg.querySelector(".dots").replaceChildren();
-  }
-
-  function show(svg, data, index) {
-    const guide = svg.querySelector(".guide"), dots = svg.querySelector(".dots"), x = data.x[index];
-    guide.setAttribute("x1", x);
-    guide.setAttribute("x2", x);
-    guide.style.visibility = "visible";
-    dots.replaceChildren();
-    tip.replaceChildren(element("b", `${data.label} ${data.at[index]}`));
-    for (const series of data.series) {
-      const value = series.values[index];
-      if (!value) continue;
-      const dot = document.createElementNS(SVG, "circle");
-      dot.setAttribute("cx", x);
-      dot.setAttribute("cy", value[0]);
-      dot.setAttribute("r", 4);
-      dot.setAttribute("class", `s${series.slot}`);
-      dots.append(dot);
-      const row = element("div", "", `s${series.slot}`);
-      row.append(element("i"), element("span", `${series.name}: ${value[1]}`));
-      tip.append(row);
-    }
-    tip.hidden = false;
-    const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
-    const at = box.left + x * scale, width = tip.offsetWidth, height = tip.offsetHeight, room = document.documentElement.clientWidth;
-    const left = at + 14 + width < room ? at + 14 : at - 14 - width;
-    tip.style.left = `${Math.max(6, Math.min(left, room - width - 6))}px`;
-    tip.style.top = `${Math.max(6, box.top + 10 + height > innerHeight ? innerHeight - height - 6 : box.top + 10)}px`;
-  }
-
-  for (const svg of document.querySelectorAll("svg.chart")) {
-    const data = JSON.parse(svg.dataset.hover);
-    let index = data.x.length - 1;
-    const move = (event) => {
-      const box = svg.getBoundingClientRect();
-      const x = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
-      index = data.x.reduce((best, at, i) => Math.abs(at - x) < Math.abs(data.x[best] - x) ? i : best, 0);
-      show(svg, data, index);
-    };
-    svg.addEventListener("pointermove", move);
-    svg.addEventListener("pointerdown", move);
-    svg.addEventListener("pointerleave", () => hide(svg));
-    svg.addEventListener("blur", () => hide(svg));
-    svg.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (event.key === "Escape") hide(svg);
-      if (!step) return;
-      event.preventDefault();
-      index = Math.max(0, Math.min(data.x.length - 1, index + step));
-      show(svg, data, index);
+  // What `charts.draw` needs of a panel; null where it has no values.
+  function specOf({ title, x_label: xLabel, y_label: yLabel, log_x: logX, log_y: logY, series, slots }) {
+    const lines = series.map(({ name, x, y, low, high, dashed }, number) => {
+      const rows = x.map((at, i) => ({ x: at, y: y[i], low: low?.[i], high: high?.[i] })).filter((row) => good(row.x, logX) && good(row.y, logY));
+      return { name, slot: `s${slots[number]}`, dashed, rows, points: rows.map((row) => [row.x, row.y]), dots: rows.length <= 12 };
     });
+    const rows = lines.flatMap((line) => line.rows);
+    if (!rows.length) return null;
+    const stops = [...new Set(rows.map((row) => row.x))].sort((a, b) => a - b);
+    const y = charts.range(rows.flatMap((row) => [row.y, row.low ?? row.y, row.high ?? row.y]), logY, 0.04);
+    const banded = (row) => good(row.high, logY) && typeof row.low === "number";
+    const regions = lines.map(({ slot, rows: all }) => ({ slot: `band ${slot}`, rows: all.filter(banded) })).filter((one) => one.rows.length).map((one) => ({
+      slot: one.slot, points: [...one.rows.map((row) => [row.x, row.high]), ...one.rows.map((row) => [row.x, Math.max(row.low, y.min)]).reverse()],
+    }));
+    const value = (row) => charts.short(row.y, 4) + (banded(row) && row.low !== row.high ? ` (${charts.short(row.low, 4)} … ${charts.short(row.high, 4)})` : "");
+    return {
+      title: `${title}: ${yLabel} against ${xLabel} for ${lines.map((line) => line.name).join(", ")}`, series: lines, regions, stops,
+      x: { ...charts.range(stops, logX, stops.length > 1 ? 0 : 0.5), label: xLabel, format: text }, y: { ...y, label: yLabel, format: text },
+      tell: (at) => [`${xLabel} ${text(at)}`, ...lines.flatMap((line) => line.rows.filter((row) => row.x === at).map((row) => [line.slot, `${line.name}: ${value(row)}`]))],
+    };
   }
+
+  const hosts = [...document.querySelectorAll("[data-panel]")].map((host) => [host, specOf(JSON.parse(host.dataset.panel))]);
+  function drawAll() {
+    const rooms = hosts.map(([host]) => host.clientWidth);
+    hosts.forEach(([host, spec], i) => spec ? charts.draw(host, spec, rooms[i]) : host.replaceChildren("No values."));
+  }
+  let drawnAt = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; drawAll(); } });
+  drawAll();
 
   const button = document.getElementById("theme"), root = document.documentElement;
   const themes = ["auto", "light", "dark"], names = { auto: "Auto", light: "Light", dark: "Dark" };

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.engine.advice.message import Advice
-from dpfedexp.engine.facts import RunFacts
-from dpfedexp.engine.file_names import CHECKPOINT, CONFIG, LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
-from dpfedexp.engine.plot import STEERING, metrics_in, name_of
-from dpfedexp.engine.results import read_advice, read_history, read_text
+from dpfedexp.engine.outlets import CHECKPOINT, CONFIG, LEDGER, METRICS, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.plan import Advice
+from dpfedexp.engine.plot import STEERING, Chart, Panel, metrics_in, name_of, over_rounds, run_panels
+from dpfedexp.engine.run import RunFacts, read_advice, read_history, read_text
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.report.document import Chart, Panel, Section, Series, Table
+from dpfedexp.report.document import Section, Table
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,6 @@ class RunRecord:
     def metrics(self) -> list[str]:
         return metrics_in(self.history)
 
-    def series(self, key: str, name: str) -> Series:
-        points = [(r["round"], r[key]) for r in self.history if isinstance(r.get(key), int | float)]
-        return Series(name, [x for x, _ in points], [y for _, y in points])
-
     def last(self, key: str) -> str:
         values = [record[key] for record in self.history if key in record]
         if values and not isinstance(values[-1], int | float):
@@ -102,34 +96,33 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> RunRecord:
-    history, statement = read_history(folder), read_statement(folder)
+    """What the folder of a run says, of one that was cut off too."""
+    history, statement = read_history(folder), _read_statement(folder)
     epsilon = None if statement is None else statement.get("epsilon_total")
     privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
-    header = read_header(folder, statement, history[-1] if history else None)
+    header = _read_header(folder, statement, _promise(statement, history))
     return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder), header)
 
 
-def read_header(folder: Path, statement: dict[str, Any] | None, last: dict[str, Any] | None) -> RunHeader:
-    """The header of the run in a folder, from `run.json`, or from its statement or its ledger where it has none.
-
-    Args:
-        folder: the run's.
-        statement: what `privacy.json` holds, None where there is none.
-        last: the record of the last round, None before it.
-    """
-    epsilon = _promise(statement, last)
+def _read_header(folder: Path, statement: dict[str, Any] | None, epsilon: str) -> RunHeader:
+    """From `run.json`, or from the statement or the ledger where there is none."""
     facts = RunFacts.read(folder)
     if facts is not None:
         sizes = (facts.clients, facts.parameters, facts.rounds)
         return RunHeader(facts.algorithm, facts.data, *sizes, epsilon, facts.command, facts.stopped)
-    ledger = _ledger_header(folder)
-    named = statement or ledger
-    algorithm = named.get("algorithm") if isinstance(named.get("algorithm"), str) else ""
-    clients = named.get("clients") if isinstance(named.get("clients"), int) else None
-    return RunHeader(str(algorithm or ""), clients=clients, epsilon=epsilon)
+    try:
+        named = statement or Ledger.open(folder / LEDGER, read_only=True).header
+    except LedgerError:
+        named = {}
+    algorithm, clients = named.get("algorithm"), named.get("clients")
+    return RunHeader(
+        algorithm if isinstance(algorithm, str) else "",
+        clients=clients if isinstance(clients, int) else None,
+        epsilon=epsilon,
+    )
 
 
-def read_statement(folder: Path) -> dict[str, Any] | None:
+def _read_statement(folder: Path) -> dict[str, Any] | None:
     path = folder / STATEMENT
     if not path.is_file():
         return None
@@ -142,17 +135,16 @@ def read_statement(folder: Path) -> dict[str, Any] | None:
     raise InputError(f"the file {str(path)!r} is not a privacy statement.")
 
 
-def _promise(statement: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
-    spent = (statement or last or {}).get("epsilon_total")
-    if statement is None and last is None:
+def _promise(statement: dict[str, Any] | None, history: list[dict[str, Any]]) -> str:
+    if statement is None and not history:
         return ""
+    spent = (statement or history[-1]).get("epsilon_total")
     if not isinstance(spent, int | float):
         return "not private"
-    delta = (statement or {}).get("delta")
-    at = f" at δ = {delta:g}" if isinstance(delta, int | float) else ""
     if statement is None:
         return f"ε = {spent:.3f} so far"
-    plan = statement.get("planned_rounds") if statement.get("stopping") else None
+    delta, plan = statement.get("delta"), statement.get("planned_rounds") if statement.get("stopping") else None
+    at = f" at δ = {delta:g}" if isinstance(delta, int | float) else ""
     notes = [
         *([f"of all {plan} planned rounds"] if isinstance(plan, int) else []),
         *(["the promise of a larger deployment, none to these clients"] if statement.get("noise_cohort") else []),
@@ -161,24 +153,17 @@ def _promise(statement: dict[str, Any] | None, last: dict[str, Any] | None) -> s
     return f"ε = {spent:.3f}{at}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _ledger_header(folder: Path) -> dict[str, Any]:
-    try:
-        return Ledger.open(folder / LEDGER, read_only=True).header
-    except LedgerError:
-        return {}
-
-
 def run_section(run: RunRecord, chart: str = "run") -> Section:
     """One run: its metrics, step size, clip and ε over rounds, its privacy statement and its configuration."""
-    keys = [*run.metrics, *(key for key in (*STEERING, "epsilon_total") if _varies(run, key))]
-    panels = [Panel(name_of(key), "round", name_of(key), [run.series(key, name_of(key))]) for key in keys]
+    varying = [key for key in (*STEERING, "epsilon_total") if len(set(over_rounds(run.history, key, "").y)) > 1]
+    panels = run_panels(run.history, [*run.metrics, *varying])
     rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
     planned = "" if run.header.rounds in (None, len(run.history)) else f" of {run.header.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
     notes += [f"{advice.level.capitalize()}: {advice.sentence}" for advice in run.advice if advice.code != "dead"]
     return Section(
-        name=_slug(run.name),
+        name="run-" + "".join(c if c.isalnum() or c in "-_" else "-" for c in run.name),
         title=run.name,
         text=[
             *([f"Failed: {run.failure}"] if run.failure else []),
@@ -186,7 +171,7 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
             f"{len(run.history)}{planned} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
         ],
         tables=[Table("After the last round", ["", "value"], rows)],
-        charts=[Chart(chart, "Over rounds", "", panels)] if run.history else [],
+        charts=[Chart(chart, "Over rounds", "", panels)] if panels else [],
         notes=notes,
         command=run.header.command,
         configuration={CONFIG: run.configuration} if run.configuration else {},
@@ -194,11 +179,11 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     )
 
 
-def sweep_section(runs: Sequence[RunRecord]) -> Section:
+def runs_section(runs: Sequence[RunRecord]) -> Section:
     """Several runs side by side."""
     metrics = list(dict.fromkeys(key for run in runs for key in run.metrics))
     panels = [
-        Panel(name_of(key), "round", name_of(key), [run.series(key, run.name) for run in runs])
+        Panel(name_of(key), "round", name_of(key), [over_rounds(run.history, key, run.name) for run in runs])
         for key in (*metrics, "eta_g")
     ]
     rows = [
@@ -207,7 +192,7 @@ def sweep_section(runs: Sequence[RunRecord]) -> Section:
             str(len(run.history)),
             *(run.last(key) for key in metrics),
             run.last("eta_g"),
-            _epsilon(run),
+            run.last("epsilon_total") if run.epsilon_total is None else f"{run.epsilon_total:.3f}",
         ]
         for run in runs
     ]
@@ -218,16 +203,3 @@ def sweep_section(runs: Sequence[RunRecord]) -> Section:
         tables=[Table("After the last round", columns, rows)],
         charts=[Chart("comparison", "Over rounds", "", panels)],
     )
-
-
-def _epsilon(run: RunRecord) -> str:
-    return run.last("epsilon_total") if run.epsilon_total is None else f"{run.epsilon_total:.3f}"
-
-
-def _varies(run: RunRecord, key: str) -> bool:
-    values = [r[key] for r in run.history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
-    return len(set(values)) > 1
-
-
-def _slug(name: str) -> str:
-    return "run-" + "".join(c if c.isalnum() or c in "-_" else "-" for c in name)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, call, each, leaves
-from dpfedexp.memory import available_memory, total_memory
+from dpfedexp.machine import available_memory, total_memory
 from dpfedexp.trainers.task import Task
 
 CPU_BUDGET = 512 * 2**20

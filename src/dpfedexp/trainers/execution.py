@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dpfedexp.arguments import checked
-from dpfedexp.errors import InputError, is_count, require
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
 from dpfedexp.trainers.precision import Precision, check_precision
 from dpfedexp.trainers.select import check_trainer

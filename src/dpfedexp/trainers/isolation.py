@@ -31,12 +31,11 @@ from torch.utils._pytree import tree_leaves
 from dpfedexp.core.batches import Batching, Schedule, schedule
 from dpfedexp.core.clipping import clip, row_norms
 from dpfedexp.core.local import Sgd
-from dpfedexp.core.losses import read, reading_of
-from dpfedexp.core.losses.shapes import class_dimension
+from dpfedexp.core.losses import class_dimension, read, reading_of
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError, require
 from dpfedexp.inputs import Inputs, call, each
-from dpfedexp.mechanisms.free import lift
+from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.checks import first_line, generator_states
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
 from dpfedexp.trainers.loop import ByAutograd, Loop

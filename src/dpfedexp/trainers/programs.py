@@ -13,7 +13,7 @@ from torch import Tensor
 from dpfedexp.core.batches import Schedule, schedule
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.checks import first_line
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
 from dpfedexp.trainers.fast.ops import Gradients, Op, Saved, Unsupported, multiplied

@@ -19,9 +19,9 @@ from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Layout, Params
 from dpfedexp.core.local import Clock, LocalOptimiser, Moments, as_rows
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.data.client_rows import Edition
+from dpfedexp.data.federation import Edition
 from dpfedexp.inputs import Inputs, each, leaves
-from dpfedexp.threads import spread, without_subnormals
+from dpfedexp.machine import spread, without_subnormals
 from dpfedexp.trainers.draws import step_keys
 from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
 from dpfedexp.trainers.precision import Precision, low

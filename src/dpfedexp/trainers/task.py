@@ -21,7 +21,7 @@ from dpfedexp.core.layout import Layout, Params
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss, doubt_of
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.data.client_rows import ClientRows
+from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, arguments, each, in_float
 from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
@@ -203,7 +203,7 @@ class Task:
     ) -> Callable[[int], tuple[Inputs, Tensor]]:
         """As `reading`, without the transform."""
         held, device = self.clients, self.device
-        known = isinstance(held, SyntheticClients) or (isinstance(held, ClientRows) and held.gathers_itself)
+        known = isinstance(held, SyntheticClients) or (isinstance(held, Federation) and held.gathers_itself)
         if self.synthetic is not None and not known:
             return self._one_by_one(clients, positions, streams, round)
         # Asked of the class: a view of a federation, which passes on what it does not know itself, has rows of its own.

@@ -3,18 +3,30 @@
 The step g of a lattice is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero,
 which never makes a norm larger: a vector in the ball of radius C stays in it, and its sensitivity claim holds without a correction.
 Whole numbers are held in int64 and float64; the latter is exact below 2⁵³, and `check_room` refuses anything that could come near.
+
+Masks split a client's row of whole numbers into two parts, each of which is uniform by itself. The row x becomes x − m mod 2⁶⁴,
+where m is the ChaCha20 key stream of a fresh 256-bit seed read as little-endian words of 64 bits. Whoever has the difference and
+not the seed sees uniform words; whoever has the seed and not the difference sees nothing of x at all. Sums of both parts add to the
+sum of the rows, whatever the order of adding. Arithmetic is that of uint64 in NumPy, which wraps around by definition.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.discrete import discrete_gaussian
+from dpfedexp.core.noise.chacha import key_stream
 from dpfedexp.errors import InputError, require
+
+Words = NDArray[np.uint64]
 
 BITS = 20
 """Rounded noise has a standard deviation of 2^20 to 2^21 steps: fine enough to lose nothing, and coarse enough that sampling in
@@ -30,6 +42,12 @@ PIECE = 2**18
 """Numbers that are converted at a time on a CPU: they stay in its cache, and are enough for every thread."""
 
 _EXACT = 2.0**52
+
+SEED_BYTES = 32
+NONCE = b"dpfedexp-2p1"
+"""ChaCha20's 96-bit nonce for masks. A seed is used once, so it may be constant; it separates this use of a key from any other."""
+MOST_WORDS = 2**32
+"""The key stream of one seed: ChaCha20's 32-bit counter of 64-byte blocks reaches eight times as far."""
 
 
 def step_for(deviation: float, strict: bool = False) -> float:
@@ -89,3 +107,63 @@ def add_noise(
         rows = torch.arange(row, row + len(units))
         drawn = noise.normal(rows, units.shape[1], units.device, torch.float64).mul(scale).round_()
     return units.add_(drawn).mul_(step)
+
+
+@lru_cache(maxsize=64)
+def _discrete(scale: float) -> Callable[[list[int]], list[int]]:
+    try:
+        import opendp.prelude as dp
+    except ModuleNotFoundError:
+        raise InputError("strict noise needs OpenDP; install it with: pip install 'dpfedexp[secure]'.") from None
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
+    return dp.m.make_gaussian(*space, scale)
+
+
+def discrete_gaussian(shape: Sequence[int], scale: float) -> Tensor:
+    """Independent whole numbers k with probability proportional to exp(−k²/(2·scale²)), as float64.
+
+    The exact discrete Gaussian (Canonne, Kamath, Steinke 2020), sampled by OpenDP with rational arithmetic and system entropy.
+    """
+    drawn = _discrete(scale)([0] * math.prod(shape))
+    return torch.tensor(drawn, dtype=torch.float64).reshape(tuple(shape))
+
+
+def fresh_seed() -> bytes:
+    """256 bits from the operating system. A seed hides one row; hiding a second one with it would give away their difference."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def expand(seed: bytes, width: int) -> Words:
+    """The mask of a seed: `width` words."""
+    require(len(seed) == SEED_BYTES, f"a seed has {len(seed)} bytes; it must have {SEED_BYTES}.")
+    require(1 <= width <= MOST_WORDS, f"a mask of {width} words is asked for; it must have 1 to {MOST_WORDS}.")
+    return np.frombuffer(key_stream(seed, NONCE).update(bytes(8 * width)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def hide(row: Words, seed: bytes) -> Words:
+    """What the server gets: the row minus the mask of the seed, mod 2⁶⁴."""
+    return row - expand(seed, len(row))
+
+
+def to_words(units: Tensor) -> Words:
+    """Whole numbers (int64) as words mod 2⁶⁴."""
+    return units.detach().cpu().contiguous().numpy().view(np.uint64)
+
+
+def from_words(words: Words) -> Tensor:
+    """Words as the whole numbers from −2⁶³ to 2⁶³ − 1 that they stand for, int64."""
+    return torch.from_numpy(np.ascontiguousarray(words, dtype=np.uint64).view(np.int64).copy())
+
+
+def masked_sum(units: Tensor) -> Tensor:
+    """Σ of the rows [n, w] by way of both aggregators: each row is hidden under a mask of its own, and both parts are added up.
+
+    The result is the sum itself, mod 2⁶⁴, whatever the seeds are.
+    """
+    server, helper = (np.zeros(units.shape[1], dtype=np.uint64) for _ in range(2))
+    for row in to_words(units):
+        seed = fresh_seed()
+        server += hide(row, seed)
+        helper += expand(seed, len(row))
+    return from_words(server + helper).to(units.device)

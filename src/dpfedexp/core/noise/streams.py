@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.errors import require
-from dpfedexp.threads import spread
+from dpfedexp.machine import spread
 
 _NORMAL, _UNIFORM = 0, 1
 _LONG = 512

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.fast.ops import Gradient, Gradients, Later, Product, Saved
 
 Pair = tuple[int, int]

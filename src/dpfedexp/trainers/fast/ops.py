@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfedexp.memory import has_triton
+from dpfedexp.machine import has_triton
 from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 
 Saved = Any

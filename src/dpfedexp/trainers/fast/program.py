@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dpfedexp.core.losses import (
+    IGNORED,
     Loss,
     binary_cross_entropy,
     cross_entropy,
@@ -18,7 +19,6 @@ from dpfedexp.core.losses import (
     mean_squared_error,
     plain,
 )
-from dpfedexp.core.losses.shapes import IGNORED
 from dpfedexp.trainers.fast.ops import Gradient, Op, Saved
 from dpfedexp.trainers.recording import Recorded
 from dpfedexp.trainers.steps import INPUT, KEYS

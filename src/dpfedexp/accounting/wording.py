@@ -1,0 +1,487 @@
+"""What a run promises: the numbers in one frozen value, and the same in plain language.
+
+Every number of the text comes from `shown`, which the JSON holds too.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+from dpfedexp.accounting.events import NoiseBy
+
+TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
+METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
+Source = Literal["private", "public", "test", "unknown"]
+"""What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
+server's own test data, or something that the run does not know."""
+OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
+NOT_SECRET = "whoever saw one of the other runs, how many there were, or how long the selection took"
+OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
+
+
+@dataclass(frozen=True)
+class View:
+    """The same run, accounted under `adjacency` for one observer.
+
+    `epsilon_round` is the most expensive single round. `exact` says of the total that no smaller one holds at the same δ;
+    otherwise it is an upper bound.
+    """
+
+    adjacency: str
+    epsilon_round: float
+    epsilon_total: float
+    accountant: str
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The claim of one run. `epsilon_round` is the most expensive single round; δ is for the total.
+
+    Args:
+        exact: no smaller total holds at this δ; otherwise the total is an upper bound.
+        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two
+            neighbouring data sets apart, and `attack_success` its rate of right guesses when both were equally likely:
+            (1 + advantage)/2.
+        nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
+        large_delta: δ is at least 1/clients.
+        other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no
+            meaning.
+        models_only: a local or two-party run against whoever sees only the released models, when `reporting` clients at
+            least report in every local round; None, with the reason beside it, where there is no such figure.
+        votes: what else was released beside the updates, each with noise of its own: the names of the votes.
+        chosen: what `fit` chose, in words; empty where everything was given.
+        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
+        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
+        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
+            run. `stand_ins` simulated clients stood for them in every round.
+        selection_runs: the mean of the secret number of runs of which this one is the best; None where nothing was selected. All
+            figures are then those of the whole selection.
+        selection_mu: μ of the most expensive of those runs.
+    """
+
+    algorithm: str
+    private: bool
+    setting: str
+    adjacency: str
+    clients: int
+    rounds: int
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    delta_round: float
+    accountant: str
+    membership_advantage: float
+    attack_success: float
+    strength: str
+    simulated: bool
+    pure_epsilon_total: float | None = None
+    planned_rounds: int | None = None
+    planned_epsilon_total: float | None = None
+    not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
+    exact: bool = False
+    nominal_epsilon_round: float | None = None
+    large_delta: bool = False
+    sampling: str = "full"
+    other_adjacency: View | None = None
+    no_other_adjacency: str = ""
+    reporting: int | None = None
+    models_only: View | None = None
+    no_models_only: str = ""
+    votes: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    stopping: Source | Literal["hand", ""] = ""
+    noise_by: NoiseBy = ""
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
+    selection_runs: float | None = None
+    selection_mu: float | None = None
+
+
+_AGAINST = {
+    "central": (
+        "Against whom: anyone who sees the released models, those of every round included, whatever else they know. "
+        "Not against the server: it receives the clients' updates as they are, and is trusted to add the noise and to "
+        "keep nothing else."
+    ),
+    "local": (
+        "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client "
+        "adds the noise itself, so nobody has to be trusted with its data."
+    ),
+    "two-party": (
+        "Against whom: {whom}. Neither aggregator receives an update that it can read: the server has it under a mask, and the "
+        "helper has the mask. {rests} Sampling hides nobody from an aggregator, which sees who takes part."
+    ),
+}
+
+_TWO_PARTY = {
+    "both": {
+        "whom": "the server and the helper, each by itself, and anyone who sees the released models, whatever else they know",
+        "rests": (
+            "Each of them adds all of the noise that its figure needs, and can't take the other's away. The figure against the "
+            "server holds if the helper adds its noise, and that against the helper if the server does."
+        ),
+    },
+    "helper": {
+        "whom": "the server, and anyone but the helper who sees the released models, whatever else they know",
+        "rests": (
+            "Only the helper adds noise, so the figures hold if it does. Against the helper nothing is promised: it knows its own "
+            "noise, and learns every round's sum from the released models, though no single update."
+        ),
+    },
+}
+_COLLUSION = "If server and helper work together, they can read every client's update, and nothing here protects anybody from them."
+
+_ADJACENCY = {
+    "replace-one": "replace-one: everything that the client holds is replaced by something else.",
+    "add-remove": (
+        "add-remove: the client, with everything it holds, is added or left out. A client that is left out contributes zero; "
+        "the number of clients that sums are divided by is declared, public, and stays the same."
+    ),
+}
+
+_PUSHED_OUT = (
+    "Cohorts have a fixed size, so a client that is added takes another one's place: two contributions change, and the "
+    "sampling hides neither."
+)
+
+_QUESTION = {
+    "replace-one": "which of two data sets a client holds",
+    "add-remove": "whether a client took part",
+}
+
+_VERDICT = {
+    "strong": "This is a strong guarantee.",
+    "moderate": "This is a moderate guarantee: it is real protection, but some risk remains.",
+    "weak": "This is a weak guarantee: in the worst case an attacker learns a lot about a client. Do not rely on it alone.",
+    "very weak": (
+        "This is a very weak guarantee: in the worst case it protects almost nothing. Real attacks usually fall short of "
+        "the worst case, but these figures do not promise that."
+    ),
+}
+
+_STOPPING = {
+    "private": "When to stop was decided by values that were released with noise; the figures include what those cost.",
+    "public": "When to stop was decided by a measurement of the released models on public data.",
+    "test": (
+        "When to stop was decided by a measurement of the released models on the server's own test data: the figures do not cover "
+        "whoever those data are about."
+    ),
+    "unknown": (
+        "When to stop was decided by the caller's own function: the figures hold only if it looked at nothing but public "
+        "numbers and what was released."
+    ),
+    "hand": "Somebody interrupted it.",
+}
+
+_SIMULATION = (
+    "This was a simulation: its noise came from a seed, so that the run can be repeated, and whoever knows the seed can "
+    "take the noise away again. The figures hold for the same algorithm when it runs with secure noise."
+)
+
+
+def statement_text(s: Promise) -> str:
+    """The whole promise: one paragraph to a line, and a small table of at most 80 columns."""
+    if not s.private:
+        return f"{s.algorithm}: this run is not private; it makes no promise about any client's data.\n"
+    if s.rounds == 0 and not s.votes:
+        return f"{s.algorithm}: nothing has been released yet, so no privacy has been spent.\n"
+    n = shown(s)
+    return "\n\n".join([*_scope(s, n), *_figures(s, n), *_remarks(s, n)]) + "\n"
+
+
+def _scope(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """Which run it is, who is protected, and against whom."""
+    rounds, clients = (
+        word if count == 1 else f"{word}s" for word, count in (("round", s.rounds), ("client", s.clients))
+    )
+    yield f"Privacy of {s.algorithm}: {n['rounds']} {rounds}, {n['clients']} {clients}"
+    if "noise_cohort" in n:
+        yield (
+            f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part "
+            f"in a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
+            "promises nothing to the clients whose data it used."
+        )
+    if "selection_runs" in n:
+        yield (
+            f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
+            "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
+            "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
+            "that are not the clients'."
+        )
+    yield "Who is protected: every client, with all of its data at once, not only single records."
+    text = _AGAINST[s.setting]
+    yield f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
+
+
+def _figures(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """How much is promised, one round and all of them, and what the figures include."""
+    yield (
+        "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
+        f"probability delta = {n['delta']}. Smaller is better. Epsilon is:"
+    )
+    yield _table(s, n)
+    yield _total(s, n)
+    if s.stopping:
+        # An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells.
+        yield (
+            f"Stopped early: {n['rounds']} of {n.get('planned_rounds', n['rounds'])} planned rounds ran. {_STOPPING[s.stopping]} "
+            "Where a run ends may itself tell something about the clients, so the figures are those of all the rounds that were "
+            "planned."
+        )
+    if s.votes:
+        named = ", ".join(f'"{name}"' for name in s.votes)
+        yield (
+            "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
+            f"{named}. Each has noise of its own, and the figures cover all of them together."
+        )
+    if s.chosen:
+        yield (
+            f"Nobody tuned this run: it chose {'; '.join(s.chosen)}. All of that follows from public numbers and from what was "
+            "released."
+        )
+
+
+def _remarks(s: Promise, n: dict[str, str]) -> Iterator[str]:
+    """What the figures mean, for whom else they hold, and what they do not cover."""
+    yield _changes(s)
+    yield from _models_only(s, n)
+    if s.nominal_epsilon_round is not None:
+        why = (
+            "the rule that chose the report's cap is safe but does not use up what it was given"
+            if s.nominal_epsilon_round > s.epsilon_round
+            else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
+        )
+        yield (
+            f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
+            f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
+            "the figures here come from the exact one."
+        )
+    if s.large_delta:
+        yield (
+            f"Delta is large: a delta this large allows a mechanism that gives away everything about {n['clients_given_away']} of "
+            f"the {n['clients']} clients on average. Choose one well below one in the number of clients."
+        )
+    yield (
+        f"In practice: suppose an attacker knows everything except {_QUESTION[s.adjacency]}, and both answers are equally "
+        f"likely. A blind guess is right {n['guessing_percent']}% of the time. With everything that was released, no "
+        f"attack of any kind is right more than {n['attack_success_percent']}% of the time. {_VERDICT[s.strength]}"
+    )
+    yield "\n".join(["What is not covered:", *(f"  - {item}" for item in s.not_covered)])
+    if s.simulated:
+        yield _SIMULATION
+
+
+def wrap(text: str, width: int) -> str:
+    """The text with every paragraph broken between words; a table or a list keeps its lines."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("  - "):
+            lines.append(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
+        else:
+            lines.append(line if line.startswith("  ") else textwrap.fill(line, width, break_on_hyphens=False))
+    return "\n".join(lines) + "\n"
+
+
+def shown(s: Promise) -> dict[str, str]:
+    """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+    figures = {
+        "clients": f"{s.clients}",
+        "rounds": f"{s.rounds}",
+        "epsilon_round": figure(s.epsilon_round),
+        "epsilon_total": figure(s.epsilon_total),
+        "delta": f"{s.delta:g}",
+        "attack_success_percent": _percent(s.attack_success),
+        "guessing_percent": "50",
+    }
+    for name, value in (
+        ("pure_epsilon_total", s.pure_epsilon_total),
+        ("nominal_epsilon_round", s.nominal_epsilon_round),
+        ("planned_epsilon_total", s.planned_epsilon_total),
+    ):
+        if value is not None:
+            figures[name] = figure(value)
+    if s.planned_rounds is not None:
+        figures["planned_rounds"] = f"{s.planned_rounds}"
+    for name, view in (("other_adjacency", s.other_adjacency), ("models_only", s.models_only)):
+        if view is not None:
+            figures[f"{name}_epsilon_round"] = figure(view.epsilon_round)
+            figures[f"{name}_epsilon_total"] = figure(view.epsilon_total)
+    if s.noise_cohort is not None and s.stand_ins is not None:
+        figures |= {"noise_cohort": f"{s.noise_cohort}", "stand_ins": f"{s.stand_ins:g}"}
+    if s.selection_runs is not None:
+        figures["selection_runs"] = f"{s.selection_runs:g}"
+    if s.reporting is not None:
+        figures["reporting"] = f"{s.reporting}"
+    if s.large_delta:
+        figures["clients_given_away"] = f"{s.delta * s.clients:.3g}"
+    return figures
+
+
+def figure(value: float) -> str:
+    """Rounded up in the last printed digit, so that the text never promises more than was proven."""
+    if not math.isfinite(value):
+        return "infinite"
+    digits = 4 if value >= 0.1 else 6
+    scaled = math.ceil(value * 10**digits - 1e-6)
+    return f"{scaled / 10**digits:.{digits}f}"
+
+
+def _table(s: Promise, n: dict[str, str]) -> str:
+    """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
+    name = {"local": "against the server"}.get(s.setting, f"{s.adjacency} (this run's)")
+    if s.setting == "two-party":
+        name = "against either aggregator" if s.noise_by == "both" else "against the server"
+    rows = [("", "one round", _all_rounds(s, n), "the total is"), (name, *_cells(s, n, ""))]
+    if s.other_adjacency is not None:
+        rows.append((s.other_adjacency.adjacency, *_cells(s.other_adjacency, n, "other_adjacency_")))
+    if s.models_only is not None:
+        rows.append(("against readers of the models", *_cells(s.models_only, n, "models_only_")))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        f"  {label:<{widths[0]}}   {one:>{widths[1]}}   {total:>{widths[2]}}   {kind}"
+        for label, one, total, kind in rows
+    )
+
+
+def _cells(s: Promise | View, n: dict[str, str], prefix: str) -> tuple[str, str, str]:
+    kind = "exact" if s.exact else "an upper bound"
+    return n[f"{prefix}epsilon_round"], n[f"{prefix}epsilon_total"], kind
+
+
+def _total(s: Promise, n: dict[str, str]) -> str:
+    sentences = [
+        f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
+        f"at delta = {n['delta']} (figures are rounded up).",
+    ]
+    if s.selection_runs is None:
+        alone = ", with no delta." if s.delta_round == 0.0 else "."
+        sentences.append(f"One round alone has epsilon = {n['epsilon_round']}{alone}")
+    if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
+        sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
+    if s.planned_rounds is not None and s.planned_rounds != s.rounds and not s.stopping:
+        sentences.append(
+            f"The plan is {n['planned_rounds']} rounds, which would cost epsilon = {n['planned_epsilon_total']} in total."
+        )
+    sentences.append(f"Computed by: {s.accountant}.")
+    return " ".join(sentences)
+
+
+def _changes(s: Promise) -> str:
+    other = s.other_adjacency
+    both = [s.adjacency] if other is None else [s.adjacency, other.adjacency]
+    lines = [f"  - {_ADJACENCY[name]}" for name in both]
+    if "add-remove" in both and "fixed" in s.sampling:
+        lines.append(f"  - {_PUSHED_OUT}")
+    if other is not None and other.accountant != s.accountant:
+        lines.append(f"  - The {other.adjacency} figures are computed by: {other.accountant}.")
+    if s.no_other_adjacency:
+        missing = "replace-one" if s.adjacency == "add-remove" else "add-remove"
+        lines.append(f"  - There is no {missing} figure: {s.no_other_adjacency}.")
+    return "\n".join(["What it means that one client changed:", *lines])
+
+
+def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
+    view = s.models_only
+    if view is not None and s.setting == "two-party":
+        noise = (
+            "the noise of both aggregators, if both add it and keep it to themselves. If only one does, the figures are those "
+            "against an aggregator"
+            if s.noise_by == "both"
+            else "the helper's noise"
+        )
+        sampled = "" if s.sampling == "full" else " They do not see who was drawn, so sampling counts for them."
+        return [f"Against readers of the models: they see {noise}.{sampled} Computed by: {view.accountant}."]
+    if view is not None:
+        at = f" at delta = {n['delta']}" if s.delta_round == 0.0 else ""
+        return [
+            "Against readers of the models: whoever sees only the released models sees the reports of a round added up, each "
+            f"hidden among the others. The figures{at} hold if the server shows nothing but the models and does not help the "
+            f"reader, and if at least {n['reporting']} clients in every round add their noise as promised and keep it to "
+            f"themselves. Computed by: {view.accountant}."
+        ]
+    if s.no_models_only:
+        return [f"Against readers of the models alone nothing better is promised: {s.no_models_only}."]
+    return []
+
+
+def _all_rounds(s: Promise, n: dict[str, str]) -> str:
+    if s.stopping and s.planned_rounds is not None:
+        return f"all {n['planned_rounds']} planned"
+    return "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
+
+
+def _percent(value: float) -> str:
+    """Rounded up; certainty is printed only where it is certain."""
+    for digits in (1, 3, 6):
+        text = f"{math.ceil(value * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+        if float(text) < 100.0:
+            return text
+    return "100"
+
+
+def caveats(s: Promise) -> list[str]:
+    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
+    n = shown(s)
+    sentences = {
+        "noise_cohort": "the promise of a larger deployment with {} clients in a round, and none to the clients of this run",
+        "selection_runs": "the epsilon of the whole selection, of which this is the best of {} runs on average",
+    }
+    return [sentence.format(n[name]) for name, sentence in sentences.items() if name in n]
+
+
+def summary(s: Promise) -> str:
+    """One line: the algorithm, its rounds and clients, what it promises, and to whom where that is not these clients."""
+    rounds = f"{s.rounds} round{'' if s.rounds == 1 else 's'}"
+    if not s.private:
+        return f"{s.algorithm}, {rounds}, {s.clients} clients, not private"
+    if s.rounds == 0 and not s.votes:
+        return f"{s.algorithm}, nothing released yet"
+    n = shown(s)
+    bound = "" if s.exact else "at most "
+    plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
+    return "; ".join(
+        [
+            f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
+            f"({s.adjacency}, {s.setting}), {s.strength}{plan}",
+            *caveats(s),
+        ]
+    )
+
+
+def statement_html(s: Promise) -> str:
+    """The line of `summary`, and the whole text folded away."""
+    return card("Privacy", [summary(s)], folded=("The whole statement", statement_text(s)), failed=not s.private)
+
+
+def card(
+    title: str,
+    lines: Iterable[str],
+    *,
+    rows: Iterable[tuple[str, str]] = (),
+    folded: tuple[str, str] | None = None,
+    failed: bool = False,
+) -> str:
+    """A small box; everything given is text and is escaped.
+
+    Args:
+        title: in bold.
+        lines: paragraphs.
+        rows: a table of two columns.
+        folded: a heading, and the text that a click on it shows.
+        failed: whether the box is marked as bad news.
+    """
+    colour = "#d9534f" if failed else "#4a90c2"
+    parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    if cells:
+        parts.append(f"<table style='margin:4px 0;color:inherit'>{cells}</table>")
+    if folded is not None:
+        text = f"<pre style='white-space:pre-wrap;background:none;color:inherit'>{escape(folded[1])}</pre>"
+        parts.append(f"<details><summary>{escape(folded[0])}</summary>{text}</details>")
+    return f"<div style='border-left:3px solid {colour};padding:2px 12px;margin:4px 0'>{''.join(parts)}</div>"

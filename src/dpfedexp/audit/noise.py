@@ -1,0 +1,154 @@
+"""The noise sources as such, seeded streams and the system's ChaCha20, and what secure noise costs.
+
+A guarantee rests on noise that is new for every coordinate, client, purpose, round, run and process, and that has the law it says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import ndtr, ndtri
+from scipy.stats import chi2
+
+from dpfedexp.audit.bounds import Floats, correlation_limit, distance, distance_limit, largest_correlation, rare
+from dpfedexp.audit.result import Result, skip
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.chacha import ChaCha20, ChaChaNoise, SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.mechanisms import CentralGaussian, Mechanism
+
+PURPOSES = ("local noise", "central noise", "central scalar noise")
+ROUNDS, CLIENTS, LENGTH = (1, 2, 3), 3, 1024
+Source = Callable[[str, int], Noise]
+
+
+def audit_noise(seed: int, confidence: float, *, instances: int = 4096) -> list[Result]:
+    """Law and independence of both sources, no value twice, and no two instances or processes with the same words."""
+    system = SystemStreams()
+    fresh = [SystemStreams() for _ in range(len(PURPOSES) * len(ROUNDS))]
+    found = [
+        *_independence("seeded streams", Streams(seed).at, confidence),
+        *_independence("system noise", system.at, confidence),
+        *_independence("system noise, a new source each", lambda *_: fresh.pop().source, confidence),
+    ]
+    found.append(_instances("seeds", lambda n: int(_bits(Streams(seed + n).at("central noise", 1))), instances))
+    found.append(_instances("keys of system noise", lambda _: int(ChaCha20().words(1)[0]), instances))
+    found.append(_processes())
+    return found
+
+
+def _independence(name: str, source: Source, confidence: float) -> list[Result]:
+    clients, cpu = torch.arange(CLIENTS), torch.device("cpu")
+    where = [(purpose, number) for purpose in PURPOSES for number in ROUNDS]
+    drawn = [source(*place) for place in where]
+    normal = np.concatenate([noise.normal(clients, LENGTH, cpu, torch.float64).numpy() for noise in drawn])
+    uniform = np.concatenate([noise.uniform(clients, LENGTH).numpy() for noise in drawn])
+    scores = ndtri(np.clip(uniform, 1e-16, 1.0 - 1e-16))
+    failure = rare(confidence)
+    limit, far = correlation_limit(len(normal), LENGTH, failure), distance_limit(normal.size, failure)
+    detail = f"{len(normal)} rows of {LENGTH}: {len(PURPOSES)} purposes, {len(ROUNDS)} rounds, {CLIENTS} clients"
+
+    def result(unit: str, value: float, claim: float, sees: str) -> Result:
+        return Result("noise", name, unit, value, claim, 1.0 - failure, detail, sees=sees)
+
+    low, high = chi2.ppf([failure / 2, 1 - failure / 2], normal.size) / normal.size
+    spread = float(np.square(normal).mean())
+    return [
+        result("largest correlation at any shift", largest_correlation(normal), limit, f"≥ {2 * limit:.2f}"),
+        result("largest correlation, uniforms", largest_correlation(scores), limit, f"≥ {2 * limit:.2f}"),
+        result("values that come twice", float(_twice(normal) + _twice(uniform)), 2.0, "≥ 3 of them"),
+        result("distance from the normal law", distance(ndtr(normal.ravel())), far, f"≥ {2 * far:.3f}"),
+        result("distance from the uniform law", distance(uniform.ravel()), far, f"≥ {2 * far:.3f}"),
+        result("variance off 1", abs(spread - 1.0), max(1.0 - low, high - 1.0), f"≥ {2 * (high - 1.0):.3f}"),
+    ]
+
+
+def _twice(values: Floats) -> int:
+    return values.size - len(np.unique(values))
+
+
+def _bits(noise: Noise) -> np.uint64:
+    drawn = noise.normal(torch.zeros(1, dtype=torch.int64), 1, torch.device("cpu"), torch.float64)
+    bits: np.uint64 = drawn.numpy().view(np.uint64)[0, 0]
+    return bits
+
+
+def _instances(name: str, first: Callable[[int], int], instances: int) -> Result:
+    """The first 64 bits of many instances. Keys of b bits meet once in about 2^(b/2) of them."""
+    again = instances - len({first(n) for n in range(instances)})
+    bits = int(np.log2(instances**2 / 2 / 14))
+    sees = f"keys of ≤ {bits} bits"
+    return Result(
+        "noise", name, "first words that come twice", float(again), 0.0, 1 - 1e-9, f"{instances} instances", sees=sees
+    )
+
+
+def _processes() -> Result:
+    """Parent and forked child go on from the same memory, and must not go on with the same words."""
+    name, unit = "system noise after a fork", "words in common"
+    if not hasattr(os, "fork"):
+        return skip("noise", name, "this system has no fork")
+    source = ChaChaNoise()
+    source.uniform(torch.arange(1), 8)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, source.uniform(torch.arange(1), 64).numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(reading, 64 * 8), dtype=np.float64)
+    os.close(reading)
+    os.close(writing)
+    ours = source.uniform(torch.arange(1), 64).numpy().ravel()
+    common = float(np.isin(ours, theirs).sum()) if len(theirs) == 64 else 64.0
+    return Result("noise", name, unit, common, 0.0, 1 - 1e-9, "64 words of each", sees="≥ 1 of them")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per release at one dimension, the fastest of several passes."""
+
+    dimension: int
+    plain: float
+    secure: float
+    strict: float | None
+
+    @property
+    def factor(self) -> float:
+        return self.secure / self.plain
+
+
+def noise_cost(dimension: int, *, strict: bool = True, passes: int = 9) -> Cost:
+    """Plain and secure passes alternate, so that what else the machine does hits both alike."""
+    mechanism = CentralGaussian(0.3, 5.0, numerator="free")
+    plain = _release(mechanism, Streams(0), dimension)
+    secure = _release(mechanism.secure(), SystemStreams(), dimension)
+    exact = _release(mechanism.secure(strict=True), SystemStreams(), dimension) if strict else None
+    times = [(_seconds(plain, 20), _seconds(secure, 20)) for _ in range(passes)]
+    slow = None if exact is None else min(_seconds(exact, 1) for _ in range(3))
+    return Cost(dimension, min(t[0] for t in times), min(t[1] for t in times), slow)
+
+
+def _release(mechanism: Mechanism, streams: Streams | SystemStreams, dimension: int) -> Callable[[], object]:
+    rows = torch.randn(10, dimension, generator=torch.Generator().manual_seed(0))
+    clients = torch.arange(len(rows))
+    report = mechanism.randomize(clip(rows, mechanism.clip), clients, streams.at("local noise", 1))
+    sums = mechanism.collect(report)
+    return lambda: mechanism.release(
+        sums, 1000.0, streams.at("central noise", 1), streams.at("central scalar noise", 1)
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - began) / repeats

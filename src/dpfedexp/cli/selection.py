@@ -1,0 +1,210 @@
+"""Private selection: a secret number of runs with settings drawn from the grid, of which only the best is ever seen.
+
+OUT/selection.json   what was begun: the grid, the mean number of runs, and what the selection costs
+OUT/best             the best run, with the statement of the selection
+OUT/selection.txt    what was found, and what it cost
+
+The draw and the runs are in `selections/` of the private folder (`engine.private_folder.root`), which is removed at the end.
+A selection that was killed goes on with the same draw; one whose private part is gone is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.accounting import compose, gdp
+from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
+from dpfedexp.algorithms.participation import Full
+from dpfedexp.cli.trials import (
+    Plan,
+    Trial,
+    check_one_promise,
+    higher_is_better,
+    last,
+    ledgers_below,
+    make_runs,
+    metric_of,
+)
+from dpfedexp.engine.outlets import CONFIG
+from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
+from dpfedexp.engine.run import Run
+from dpfedexp.errors import InputError, require
+from dpfedexp.files import replace_text, try_lock, undate
+from dpfedexp.machine import cores
+from dpfedexp.report.runs import read_run
+
+BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
+
+
+def select(
+    plan: Plan, grid: Sequence[Trial], repeats: float, metric: str | None, delta: float, command: str = ""
+) -> str:
+    """Leaves `OUT/best`, the run with the best score, and `OUT/selection.txt`, what it cost; returns that text.
+
+    Formal guarantee: everything in OUT is (ε, δ)-differentially private with the ε of `selection_epsilon`, if the scores follow
+    from the runs' releases and public data alone and nothing of the private folder, and not how long it took, was seen. A run that
+    fails has the worst score. A run that was charged more than planned, as after a crash, counts with what it was charged.
+
+    Args:
+        plan: where.
+        grid: the settings to draw from.
+        repeats: the mean number of runs.
+        metric: of the server's own test set; None for the usual one.
+        delta: δ.
+        command: what made it, for the page.
+    """
+    mu, settings = _planned(plan, grid, delta)
+    facts = {
+        "repeats": repeats,
+        "metric": metric or "",
+        "delta": delta,
+        "epsilon": selection_epsilon(mu, delta, repeats),
+        "settings": hashlib.sha256(json.dumps(settings).encode()).hexdigest(),
+    }
+    hidden = replace(plan, out=_begin(plan.out, facts, grid, repeats))
+    with _one_process(hidden.out / DRAW):
+        trials = [Trial(tuple(changes), seed) for changes, seed in json.loads((hidden.out / DRAW).read_text("utf-8"))]
+        unfinished = [trial for trial in trials if not hidden.is_finished(trial)]
+        # As many processes and threads whatever was drawn: neither the terminal nor a rounding may tell how many runs there are.
+        failed = make_runs(hidden, unfinished, plan.jobs or cores())
+        done = [trial for trial in trials if trial not in failed]
+        if not done:
+            raise InputError(f"the selection has no run that came to its end: {failed[trials[0]]}")
+        charged = [compose(ledger.charges(), delta) for ledger in ledgers_below(hidden.out).values() if len(ledger)]
+        require(
+            all(cost.mu is not None for cost in charged),
+            "private selection needs rounds of Gaussian noise in which all clients take part; these are others.",
+        )
+        text = _publish(plan, hidden, done, max([mu, *(cost.mu or 0.0 for cost in charged)]), repeats, metric, command)
+    shutil.rmtree(hidden.out)
+    return text
+
+
+def _publish(
+    plan: Plan, hidden: Plan, done: Sequence[Trial], mu: float, repeats: float, metric: str | None, command: str
+) -> str:
+    """Copies the best run out of the private folder, as a run of the selection; returns what was found."""
+    records = [read_run(hidden.folder(trial)) for trial in done]
+    name = metric_of(records, metric)
+    sign = 1.0 if higher_is_better(name) else -1.0
+    best = done[max(range(len(done)), key=lambda number: sign * last(records[number], name))]
+    run = Run.load(hidden.folder(best))
+    alone = compose(run.ledger.charges(), run.privacy.delta)
+    statement = run.privacy.of_selection(alone, repeats, mu)
+    history = [{**record, "epsilon_total": statement.epsilon_total} for record in run.history]
+    facts = None if run.facts is None else replace(run.facts, command=command)
+    stage = plan.out / f"{BEST}.tmp"
+    shutil.rmtree(stage, ignore_errors=True)
+    shutil.rmtree(plan.out / BEST, ignore_errors=True)
+    replace(run, privacy=statement, history=history, facts=facts).save(stage)
+    shutil.copyfile(hidden.folder(best) / CONFIG, stage / CONFIG)
+    os.replace(stage, plan.out / BEST)
+    text = (
+        f"The best by {name} of a secret number of runs, {repeats:g} on average, whose settings were drawn from the grid: "
+        f"{best.label}. Everything that is shown costs each client ε = {statement.epsilon_total:.3f} at δ = {statement.delta:g} "
+        f"under {statement.adjacency} adjacency, and {BEST}/ says the same. The other runs were removed; this holds if nobody has "
+        "seen them, how many there were or how long it took, and if the score comes from data that are not the clients'.\n"
+    )
+    replace_text(plan.out / TEXT, text)
+    now = time.time()
+    # The time between two files would tell how long it took, and so how many runs there were.
+    for folder in (plan.out / BEST, plan.out):
+        undate(folder, [path.name for path in folder.iterdir()], now)
+    return text
+
+
+def _planned(plan: Plan, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
+    """μ of the dearest setting of the grid, drawn or not, and all settings: what one run with settings drawn from it costs."""
+    targets, settings = [], check_one_promise(plan, grid)
+    for trial, one in zip(grid, settings, strict=True):
+        algorithm = one.build_algorithm()
+        if algorithm.target_epsilon is None or algorithm.target_per != "total" or algorithm.delta != delta:
+            raise InputError(
+                f"private selection needs algorithm.target_epsilon for the whole run and delta = {delta:g} in every setting of the "
+                f"grid, so that its cost is known before any run; {trial.label} has another promise."
+            )
+        require(
+            isinstance(one.build_participation(), Full),
+            f"private selection needs rounds in which all clients take part; {trial.label} has participation.kind = "
+            f"{one.participation.kind!r}.",
+        )
+        targets.append(algorithm.target_epsilon)
+    return gdp.mu(max(targets), delta), [one.model_dump(mode="json") for one in settings]
+
+
+def _begin(out: Path, facts: dict[str, Any], grid: Sequence[Trial], repeats: float) -> Path:
+    """The private folder of the selection: of the one that was begun in OUT, or of a new one."""
+    path = out / BEGUN
+    if not path.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"the folder {str(out)!r} is not empty; name a new one for the selection with --out.")
+        name = secrets.token_hex(8)
+        hidden = _hidden(name)
+        require(
+            not hidden.resolve().is_relative_to(out.resolve()),
+            f"the private folder {str(root())!r} lies in {str(out)!r}, which is shown; set {VARIABLE} to one outside.",
+        )
+        try:
+            hidden.mkdir(parents=True, mode=0o700)
+            replace_text(hidden / DRAW, json.dumps(_drawn(grid, repeats)), mode=0o600)
+            out.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps({"selection": name, **facts}, indent=1) + "\n")
+        except OSError as error:
+            raise InputError(f"{error.filename!r} can't be written: {error.strerror}.") from None
+        return hidden
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        name = begun.pop("selection")
+        require(is_run_id(name), "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(
+            f"the file {str(path)!r} does not describe a selection; name a new folder with --out."
+        ) from None
+    if (out / TEXT).is_file():
+        shutil.rmtree(_hidden(name), ignore_errors=True)
+        raise InputError(f"the folder {str(out)!r} holds a selection already; name a new one with --out.")
+    changed = [key for key, value in facts.items() if begun.get(key) != value]
+    if changed:
+        raise InputError(
+            f"the selection in {str(out)!r} was begun with other {' and '.join(changed)}; go on with the same command, or name a "
+            "new folder with --out."
+        )
+    if not (_hidden(name) / DRAW).is_file():
+        raise InputError(
+            f"the selection in {str(out)!r} was begun, and its private folder {str(_hidden(name))!r} is missing, so it can't go "
+            f"on. Put it back or set {VARIABLE}; or name a new folder with --out, and count ε = {facts['epsilon']:.3f} for this "
+            "one if anything of its runs was seen."
+        )
+    return _hidden(name)
+
+
+def _hidden(name: str) -> Path:
+    return root() / "selections" / name
+
+
+def _drawn(grid: Sequence[Trial], repeats: float) -> list[tuple[tuple[str, ...], int]]:
+    """The secret draw: settings and a seed for each of a geometric number of runs."""
+    draw = secrets.SystemRandom()
+    return [(draw.choice(grid).changes, draw.randrange(2**31)) for _ in range(number_of_runs(repeats, draw.random()))]
+
+
+@contextmanager
+def _one_process(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        try_lock(descriptor)
+        yield
+    except BlockingIOError:
+        raise InputError("another process goes on with this selection; wait until it has ended.") from None
+    finally:
+        os.close(descriptor)

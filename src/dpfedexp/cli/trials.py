@@ -1,0 +1,409 @@
+"""The trials of a sweep: from a grid to runs, each a `dpfedexp train` in its own folder; what they found and what they cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+
+from dpfedexp.accounting import Event, Ledger, NonPrivateEvent, compose
+from dpfedexp.accounting.pld import selection_epsilon
+from dpfedexp.config import Settings, load
+from dpfedexp.engine.outlets import CHECKPOINT, ERROR, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, recorded
+from dpfedexp.engine.plot import Chart, Panel, Series, name_of
+from dpfedexp.errors import InputError, LedgerError, nearest, require
+from dpfedexp.files import replace_text
+from dpfedexp.machine import JobProgress, cores
+from dpfedexp.report.document import Section, Table
+from dpfedexp.report.runs import RunRecord, read_run
+
+OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
+LONGEST = 120
+"""Characters of a folder's name that people read."""
+TRACES = (LEDGER_HEAD, CHECKPOINT, METRICS, MODEL, STATEMENT)
+"""Files of which one at least is there where a run released something."""
+HIGHER = ("accuracy", "auc", "r2", "match", "helped")
+"""Parts of the names of metrics of which more is better."""
+MOST_CURVES = 8
+Charges = list[tuple[Event, int]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep: what of the file is changed, each as `section.key=value`, and the seed."""
+
+    changes: tuple[str, ...]
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The settings without the seed, by the last parts of their names; as they are in the file where nothing is varied."""
+        pairs = [change.partition("=") for change in self.changes]
+        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs) or "as in the file"
+
+    def folder(self, settings: str) -> str:
+        """A name that no other trial and no other settings have: a readable part, and a hash of all of it."""
+        text = "_".join([*self.changes, f"seed={self.seed}"])
+        readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_=.") else "-" for c in text)
+        digest = hashlib.sha256(json.dumps([self.changes, self.seed, settings]).encode()).hexdigest()
+        return f"{readable[:LONGEST]}_{digest[:16]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run, and where.
+
+    Attributes:
+        file: the TOML file.
+        out: the folder of the sweep.
+        overrides: `section.key=value` for all runs.
+        data: the folder with the data set's files.
+        jobs: runs side by side; None for one to a core.
+    """
+
+    file: Path
+    out: Path
+    overrides: tuple[str, ...] = ()
+    data: str | None = None
+    jobs: int | None = None
+
+    def texts(self, trial: Trial) -> list[str]:
+        """All that a run changes of the file."""
+        return [*self.overrides, *trial.changes, f"run.seed={trial.seed}"]
+
+    def settings(self, trial: Trial) -> Settings:
+        return load(self.file, self.texts(trial))
+
+    def folder(self, trial: Trial) -> Path:
+        """Of a run. It follows from all of its settings, so that a finished run never stands for one with others."""
+        return self.out / trial.folder(self.settings(trial).model_dump_json())
+
+    def is_finished(self, trial: Trial) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder(trial) / STATEMENT).is_file()
+
+
+@dataclass
+class Outcome:
+    """The trials that ended, and those that failed, with why."""
+
+    done: list[Trial] = field(default_factory=list)
+    failed: list[tuple[Trial, str]] = field(default_factory=list)
+
+
+def trials(grid: Sequence[str], seeds: int) -> list[Trial]:
+    """All combinations of a grid's texts, such as `algorithm.clip=0.1,0.3,1`, each with so many seeds."""
+    axes = [_axis(text) for text in grid]
+    keys = [axis[0].partition("=")[0] for axis in axes]
+    twice = {key for key in keys if keys.count(key) > 1}
+    require(
+        not twice, f"--grid has {', '.join(sorted(twice))} twice; give all of its values in one, separated by commas."
+    )
+    require("run.seed" not in keys, "--grid has run.seed; --seeds says how many seeds there are.")
+    return [Trial(changes, seed) for changes in product(*axes) for seed in range(seeds)]
+
+
+def _axis(text: str) -> list[str]:
+    key, equals, values = text.partition("=")
+    found = list(dict.fromkeys(part.strip() for part in _split(values)))
+    if not equals or not key.strip() or "" in found:
+        raise InputError(f"--grid is {text!r}; it must look like algorithm.clip=0.1,0.3,1.")
+    return [f"{key.strip()}={value}" for value in found]
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are in no bracket and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for c in text:
+        if quote or c in QUOTES:
+            quote = "" if c == quote else quote or c
+        depth += (c in OPENING) - (c in CLOSING) if not quote else 0
+        if c == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+def check_one_promise(plan: Plan, grid: Sequence[Trial]) -> list[Settings]:
+    """The settings of all trials, checked. Refuses a grid whose runs promise different things, which no figure could cover."""
+    settings = [plan.settings(trial) for trial in grid]
+    for one in settings:
+        one.check()
+    private = [one for one in settings if one.build_algorithm().private]
+    promises = {
+        "algorithm.adjacency": {repr(one.build_algorithm().adjacency) for one in private},
+        "participation.noise_cohort": {repr(one.participation.noise_cohort) for one in private},
+    }
+    for name, values in promises.items():
+        if len(values) > 1:
+            raise InputError(
+                f"--grid has {name} {' and '.join(sorted(values))}, which are promises about different changes of the data, so "
+                "that no figure covers all runs; make a sweep of each."
+            )
+    return settings
+
+
+def run_trials(plan: Plan, trials: Sequence[Trial]) -> Outcome:
+    """Makes the runs that are not finished. All settings are checked before the first begins."""
+    secure = any(one.run.secure for one in check_one_promise(plan, trials))
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder {str(plan.out)!r} can't be written: {error.strerror}.") from None
+    missing = [trial for trial in trials if not plan.is_finished(trial)]
+    times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
+    with JobProgress("sweep", [1.0] * len(missing), times=times) as progress:
+        failures = make_runs(plan, missing, min(plan.jobs or cores(), max(len(trials), 1)), progress.advance)
+    return Outcome([trial for trial in trials if trial not in failures], list(failures.items()))
+
+
+def make_runs(
+    plan: Plan, trials: Sequence[Trial], jobs: int, advance: Callable[[float], None] = lambda cost: None
+) -> dict[Trial, str]:
+    """Makes runs, so many side by side, and tells `advance` of each that ended; returns those that failed, with why."""
+    failures: dict[Trial, str] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_train, plan, trial, max(1, cores() // jobs)): trial for trial in trials}
+        try:
+            for future in as_completed(futures):
+                if problem := future.result():
+                    failures[futures[future]] = problem
+                advance(1.0)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failures
+
+
+def _train(plan: Plan, trial: Trial, threads: int) -> str:
+    """Nothing, or the last line of what went wrong."""
+    folder = plan.folder(trial)
+    command = [sys.executable, "-m", "dpfedexp", "train", str(plan.file), "--out", str(folder), "--resume", "--quiet"]
+    command += [part for text in plan.texts(trial) for part in ("--set", text)]
+    command += [] if plan.data is None else ["--data", plan.data]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "1000"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    secure = bool(plan.settings(trial).run.secure)
+    if folder.is_dir() and (kept := recorded(ERROR, {"text": done.stderr}, secure=secure)):
+        replace_text(folder / ERROR, kept["text"])
+    return next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a sweep costs the clients, if all of its runs used the same ones.
+
+    Attributes:
+        runs: how many runs were charged.
+        delta: δ of all figures.
+        one: ε of the dearest run alone.
+        together: ε of all runs.
+        settings: ε of one run of every combination of settings, the dearest of each: what trying them once costs.
+        selected: ε of the best of a secret, geometric number of runs with as many on average as there are combinations; None, with
+            `why`, where no such figure is at hand.
+        adjacency: what change of the data the figures are about.
+        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the runs' own.
+    """
+
+    runs: int
+    delta: float
+    one: float
+    together: float
+    settings: float
+    selected: float | None
+    why: str
+    adjacency: str
+    noise_cohort: int | None
+
+    @property
+    def sentences(self) -> list[str]:
+        """For the page and the terminal."""
+        found = [
+            f"One run costs ε = {self.one:.3f} at δ = {self.delta:g} under {self.adjacency} adjacency. On the same clients the "
+            f"{self.runs} runs cost ε = {self.together:.3f} together, those that failed or were stopped included, and one run "
+            f"of every setting ε = {self.settings:.3f}: picking the best of them has cost all of it.",
+        ]
+        if self.noise_cohort is not None:
+            found.append(
+                f"The promise is that of a larger deployment with {self.noise_cohort} clients in a round, and none to the clients "
+                "whose data these runs used."
+            )
+        if self.selected is None:
+            return [*found, f"Private selection has no figure here: {self.why}"]
+        return [
+            *found,
+            f"Private selection (--select and --repeats) shows only the best of a secret number of runs, as many on "
+            f"average, and costs ε = {self.selected:.3f} in all.",
+        ]
+
+
+def ledgers_below(folder: Path) -> dict[Path, Ledger]:
+    """The ledger of every run below a folder, whatever became of the run, by the run's folder.
+
+    Raises:
+        InputError: a ledger is missing or damaged where a run released something, so that what was spent is not known.
+    """
+    runs = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
+    try:
+        return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
+    except LedgerError as error:
+        raise InputError(f"what the sweep spent is not known: {error} Put it back, or name a new folder.") from None
+
+
+def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
+    """The price of all runs below a folder, composed from every ledger there.
+
+    Args:
+        folder: of the sweep.
+        labels: the settings of the runs of this grid, by their folders; any other run has its path for a setting.
+        delta: δ.
+    """
+    ledgers = {run: ledger for run, ledger in ledgers_below(folder).items() if len(ledger)}
+    contexts = {(one.header.get("noise_cohort"), one.header.get("selection_runs")) for one in ledgers.values()}
+    if len(contexts) > 1:
+        raise InputError(
+            "some runs below the folder promise something to other clients than the others (a noise_cohort, or a private "
+            "selection), so that no figure covers all of them; make a sweep of each in a folder of its own."
+        )
+    ((cohort, selected),) = contexts or {(None, None)}
+    if selected is not None:
+        raise InputError(
+            "the runs below the folder are the best of private selections, whose costs are in their statements."
+        )
+    runs = [(labels.get(run, str(run.relative_to(folder))), ledger.charges()) for run, ledger in ledgers.items()]
+    return price(runs, delta, cohort)
+
+
+def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int | None = None) -> Price:
+    """The price of runs, from the setting of every run and its charges."""
+    if not runs:
+        raise InputError("no run of the sweep was charged anything.")
+    if any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one):
+        raise InputError("some runs of the sweep promise no privacy, so that together they promise none.")
+    together = compose([charge for _, one in runs for charge in one], delta)
+    costs = [compose(one, delta) for _, one in runs]
+    dearest: dict[str, Charges] = {}
+    for (label, charges), _ in sorted(zip(runs, costs, strict=True), key=lambda pair: pair[1].epsilon):
+        dearest[label] = charges
+    selected, why = None, "it needs rounds of Gaussian noise in which all clients take part."
+    if together.mu is not None:
+        why = "there is nothing to select from." if len(dearest) < 2 else ""
+    if not why:
+        selected = selection_epsilon(max(cost.mu or 0.0 for cost in costs), delta, float(len(dearest)))
+    settings = compose([charge for one in dearest.values() for charge in one], delta).epsilon
+    most = max(cost.epsilon for cost in costs)
+    return Price(len(runs), delta, most, together.epsilon, settings, selected, why, together.adjacency, noise_cohort)
+
+
+def higher_is_better(metric: str) -> bool:
+    return any(part in metric for part in HIGHER)
+
+
+def last(run: RunRecord, metric: str) -> float:
+    """The metric of the last round that has it; the worst possible where it is no number."""
+    values = [record[metric] for record in run.history if metric in record]
+    worst = -math.inf if higher_is_better(metric) else math.inf
+    return float(values[-1]) if values and isinstance(values[-1], int | float) and math.isfinite(values[-1]) else worst
+
+
+def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
+    """The metric that settings are ranked by: what is asked for, or accuracy, or the first that there is."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    if not names:
+        raise InputError("the runs of the sweep measured nothing to rank them by; give them a test set.")
+    if asked is not None and asked not in names:
+        raise InputError(f"--select is {asked!r}, which the runs did not measure.{nearest(asked, names)}")
+    return asked or ("test_accuracy" if "test_accuracy" in names else names[0])
+
+
+def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, command: str) -> Section:
+    """What the finished trials found: settings with mean and standard deviation over seeds, curves, and the price.
+
+    Args:
+        plan: where they are.
+        outcome: which ended, and which failed.
+        select: the metric that ranks them; None for the usual one.
+        delta: δ of the price.
+        command: what makes the page again.
+    """
+    made = [*outcome.done, *(trial for trial, _ in outcome.failed)]
+    try:
+        paid = price_below(plan.out, {plan.folder(trial): trial.label for trial in made}, delta).sentences
+    except InputError as error:
+        paid = [str(error)[:1].upper() + str(error)[1:]]
+    if not outcome.done:
+        raise InputError(f"every run of the sweep failed, the first with: {outcome.failed[0][1]} {paid[0]}")
+    groups: dict[str, list[RunRecord]] = {}
+    for trial in outcome.done:
+        groups.setdefault(trial.label, []).append(read_run(plan.folder(trial)))
+    runs = [run for group in groups.values() for run in group]
+    try:
+        metric = metric_of(runs, select)
+    except InputError as error:
+        raise InputError(f"{error} {paid[0]}") from None
+    metrics = [metric, *(name for name in runs[0].metrics if name != metric)]
+    sign = -1.0 if higher_is_better(metric) else 1.0
+    ranked = sorted(groups, key=lambda label: sign * fmean(last(run, metric) for run in groups[label]))
+    rows = [
+        [label, *(_spread([last(run, name) for run in groups[label]]) for name in metrics), _epsilon(groups[label])]
+        for label in ranked
+    ]
+    columns = ["setting", *map(name_of, metrics), "ε of one run"]
+    curves = [_curve(label, groups[label], metric) for label in ranked[:MOST_CURVES]]
+    few = "" if len(ranked) <= MOST_CURVES else f" The best {MOST_CURVES} of {len(ranked)} settings."
+    caption = f"Mean over seeds, with a band of one standard deviation.{few}"
+    seeds = max(len(group) for group in groups.values())
+    return Section(
+        name="sweep",
+        title=f"{len(groups)} settings, {len(runs)} runs",
+        text=[
+            replace(runs[0].header, epsilon="").text,
+            *paid,
+            f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
+        ],
+        tables=[Table("What was found", columns, rows)],
+        charts=[
+            Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)]),
+        ],
+        notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in outcome.failed],
+        command=command,
+    )
+
+
+def _spread(values: list[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < len(values):
+        return f"{len(values) - len(known)} of {len(values)} diverged"
+    return f"{fmean(known):.4g}" + (f" ± {stdev(known):.2g}" if len(known) > 1 else "")
+
+
+def _epsilon(group: Sequence[RunRecord]) -> str:
+    known = [run.epsilon_total for run in group if run.epsilon_total is not None]
+    return f"{max(known):.3f}" if known else "–"
+
+
+def _curve(label: str, group: Sequence[RunRecord], metric: str) -> Series:
+    by_round: dict[int, list[float]] = {}
+    for record in (record for run in group for record in run.history):
+        value = record.get(metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            by_round.setdefault(record["round"], []).append(float(value))
+    rounds = sorted(by_round)
+    means = [fmean(by_round[t]) for t in rounds]
+    if len(group) == 1:
+        return Series(label, rounds, means)
+    spreads = [stdev(by_round[t]) if len(by_round[t]) > 1 else 0.0 for t in rounds]
+    low, high = ([mean + s * spread for mean, spread in zip(means, spreads, strict=True)] for s in (-1, 1))
+    return Series(label, rounds, means, low, high)

@@ -1,0 +1,630 @@
+"""Losses per example: by name, torch's own, or the caller's function, and what is wrong with one before the first round.
+
+One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts: outputs
+(b, 1) minus targets (b,) would be b² numbers, every output against every target.
+
+A loss of torch reduces a batch to one number. Here it is asked for all of them (`reduction="none"`). What an example has several of
+is averaged, or added up where the loss was made with reduction="sum" or "batchmean". Two things differ from torch's mean over a
+batch, because a mean over examples can't divide by what the other examples hold. Class weights multiply an example's loss, and are
+not divided by again. An example whose only label is `ignore_index` has the loss 0 and counts; within a sequence such positions do
+not count. docs/losses.md shows how to choose one.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpfedexp.errors import InputError, nearest
+from dpfedexp.inputs import shape_of
+
+__all__ = [
+    "ALIASES",
+    "LOSSES",
+    "Loss",
+    "Reading",
+    "binary_cross_entropy",
+    "by_name",
+    "check_labels",
+    "check_loss",
+    "check_per_example",
+    "cross_entropy",
+    "doubt_of",
+    "half_squared_error",
+    "huber",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "negative_log_likelihood",
+    "plain",
+    "poisson",
+    "read",
+    "reading_of",
+    "resolve",
+]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+IGNORED = -100
+"""The label that torch leaves out unless it is told another."""
+
+
+def resolve(loss: str | Loss | None, targets: Any) -> Loss:
+    """The loss by name, one of torch's per example, a callable as it is, or the usual one for the targets' type."""
+    if loss is None:
+        return half_squared_error if isinstance(targets, Tensor) and targets.is_floating_point() else cross_entropy
+    if isinstance(loss, str):
+        return by_name(loss)
+    if isinstance(loss, type):
+        raise InputError(f"loss is the class {loss.__name__}; give one of it, {loss.__name__}().")
+    if not callable(loss):
+        raise InputError(
+            f"loss is {loss!r}; it must be a name such as 'mse', a loss of torch, or a function (outputs, targets)."
+        )
+    return from_torch(loss) or loss
+
+
+def plain(loss: Loss) -> Loss:
+    """The named loss that computes the same for one label or number per example, where there is one; otherwise the loss itself."""
+    return loss.plain or loss if isinstance(loss, TorchLoss) else loss
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[b] from logits [b, classes]; sequences [b, t, classes] with labels [b, t] give the mean over their positions.
+
+    Positions with torch's label −100 do not count. Targets may be probabilities of the logits' shape.
+    """
+    outputs, targets = with_classes_second("cross-entropy", outputs, targets)
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return _over_positions(losses, targets)
+
+
+def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[b] from log-probabilities, such as those of nn.LogSoftmax(1), in the shapes of `cross_entropy`."""
+    outputs, targets = with_classes_second("nll", outputs, targets)
+    losses = F.nll_loss(outputs, targets, reduction="none")
+    return _over_positions(losses, targets)
+
+
+def _over_positions(losses: Tensor, targets: Tensor) -> Tensor:
+    if losses.dim() == 1:
+        return losses
+    return per_example(losses) if targets.is_floating_point() else over_counted(losses, targets, IGNORED)
+
+
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """½‖output − target‖²: the synthetic problem's f_i."""
+    outputs, targets = aligned("half-squared-error", outputs, targets)
+    squares = (outputs - targets).square()
+    return 0.5 * squares.flatten(1).sum(1) if outputs.dim() > 1 else 0.5 * squares
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over an example's outputs of (output − target)²: torch's, not halved."""
+    outputs, targets = aligned("mse", outputs, targets)
+    return per_example((outputs - targets).square())
+
+
+def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over an example's outputs of |output − target|."""
+    outputs, targets = aligned("mae", outputs, targets)
+    return per_example((outputs - targets).abs())
+
+
+def huber(outputs: Tensor, targets: Tensor) -> Tensor:
+    """½(output − target)² up to a distance of 1 and |output − target| − ½ beyond, which is smooth-L1 too."""
+    outputs, targets = aligned("huber", outputs, targets)
+    return per_example(F.huber_loss(outputs, targets, reduction="none"))
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[b] from logits, one for every 0/1 target; several labels of an example give their mean."""
+    outputs, targets = aligned("binary-cross-entropy", outputs, targets)
+    return per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
+
+
+def poisson(outputs: Tensor, targets: Tensor) -> Tensor:
+    """exp(output) − target · output, for counts whose expected value is exp(output)."""
+    outputs, targets = aligned("poisson", outputs, targets)
+    return per_example(F.poisson_nll_loss(outputs, targets, reduction="none"))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": cross_entropy,
+    "nll": negative_log_likelihood,
+    "binary-cross-entropy": binary_cross_entropy,
+    "half-squared-error": half_squared_error,
+    "mse": mean_squared_error,
+    "mae": mean_absolute_error,
+    "huber": huber,
+    "poisson": poisson,
+}
+ALIASES = {
+    "ce": "cross-entropy",
+    "crossentropy": "cross-entropy",
+    "categorical-cross-entropy": "cross-entropy",
+    "nll-loss": "nll",
+    "bce": "binary-cross-entropy",
+    "bce-with-logits": "binary-cross-entropy",
+    "binary-cross-entropy-with-logits": "binary-cross-entropy",
+    "mean-squared-error": "mse",
+    "mse-loss": "mse",
+    "l1": "mae",
+    "l1-loss": "mae",
+    "mean-absolute-error": "mae",
+    "huber-loss": "huber",
+    "smooth-l1": "huber",
+    "smooth-l1-loss": "huber",
+    "poisson-nll": "poisson",
+}
+"""Other names of the same losses. A name may be written with capitals, underscores or spaces too."""
+
+
+def by_name(name: str) -> Loss:
+    """The loss of a name or of another name of it; raises `InputError` with the nearest or with all of them."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    plain = ALIASES.get(plain, plain)
+    if plain not in LOSSES:
+        raise InputError(f"loss is {name!r}, which does not exist.{nearest(plain, [*LOSSES, *ALIASES])}")
+    return LOSSES[plain]
+
+
+def compared(outputs: Any) -> Tensor:
+    """What a loss compares with targets: the outputs, or of several parts the one named logits, as in models of `transformers`."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    part = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if outputs is None:
+        raise InputError("the model returns None; end its forward with `return`.")
+    if not isinstance(part, Tensor):
+        raise InputError(
+            f"the model returns {shape_of(outputs)}, and this loss compares one tensor, or a part named 'logits', with the "
+            "targets; give loss a function (outputs, targets) that takes the part it needs and returns one loss per example."
+        )
+    return part
+
+
+def aligned(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs in the targets' shape, where the two differ by dimensions of size 1 only, and targets in the outputs' type."""
+    outputs = compared(outputs)
+    if outputs.shape != targets.shape:
+        if not same_but_ones(outputs, targets):
+            classes = targets.ndim == 1 and targets.is_floating_point()
+            raise InputError(
+                f"{name} needs one output for every target: the model returns {shape(outputs)} and the targets are "
+                f"{shape(targets)}; give the last layer as many outputs as an example has targets"
+                + (", or, if the targets are classes, make them whole numbers (int64)." if classes else ".")
+            )
+        outputs = outputs.reshape(targets.shape)
+    return outputs, targets if targets.is_floating_point() else targets.to(outputs.dtype)
+
+
+def same_but_ones(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether the shapes are the same but for dimensions of size 1 after the first; `squeeze` leaves a single row none at all."""
+    one, other = outputs.shape or (1,), targets.shape or (1,)
+    return one[0] == other[0] and [n for n in one[1:] if n != 1] == [n for n in other[1:] if n != 1]
+
+
+def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -> int | None:
+    """Where the classes are: last as in [b, t, classes] with labels [b, t], or second as torch has them; None where nowhere.
+
+    Args:
+        outputs: one number per class.
+        targets: labels.
+        second: which it is where both fit.
+    """
+    if outputs.dim() != targets.dim() + 1 or targets.dim() == 0:
+        return None
+    fits = {-1: outputs.shape[:-1] == targets.shape, 1: outputs.shape[:1] + outputs.shape[2:] == targets.shape}
+    return next((at for at in ((1, -1) if second else (-1, 1)) if fits[at]), None)
+
+
+def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: bool = False) -> tuple[Tensor, Tensor]:
+    """Outputs as torch wants them, [b, classes, …], and labels [b, …], or probabilities in the outputs' shape."""
+    outputs = compared(outputs)
+    at = class_dimension(outputs, targets, second=second)
+    if targets.is_floating_point():
+        if outputs.shape == targets.shape and outputs.dim() > 1:
+            return (outputs, targets) if second else (outputs.movedim(-1, 1), targets.movedim(-1, 1))
+        raise InputError(
+            f"{name} needs class labels, and the targets are real numbers of shape {shape(targets)}; give whole numbers from 0, or "
+            "choose loss='mse' for regression."
+        )
+    if at is None:
+        remedy = "labels (b, …) need outputs (b, …, classes)"
+        if outputs.dim() == 2 and tuple(targets.shape) == (len(outputs), 1):
+            remedy = "give the labels as (n,), for example with labels.squeeze(1)"
+        elif same_but_ones(outputs, targets):
+            remedy = "for one output per label choose loss='bce' (0/1 labels) or loss='mse' (numbers)"
+        raise InputError(
+            f"{name} needs one output per class: the model returns {shape(outputs)} and the labels are {shape(targets)}; {remedy}."
+        )
+    return outputs.movedim(at, 1), targets
+
+
+def per_example(losses: Tensor) -> Tensor:
+    """[b] from [b, …]: the mean over what an example has."""
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def over_counted(losses: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    """[b] from [b, …]: the mean over the positions whose label counts, 0 where none does.
+
+    Where all count the factor is exactly 1, so that the mean stays what it is without this, bit for bit.
+    """
+    counted = (labels != ignored).flatten(1).sum(1).clamp_min(1)
+    return losses.flatten(1).mean(1) * (math.prod(labels.shape[1:]) / counted)
+
+
+def shape(value: Any) -> str:
+    """A tensor's shape with b for its number of rows, as the other sentences write it; otherwise the kind of thing."""
+    if not isinstance(value, Tensor):
+        return shape_of(value)
+    return "(" + ", ".join(["b", *map(str, value.shape[1:])]) + (",)" if value.dim() == 1 else ")")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the outputs and targets of a loss are.
+
+    Attributes:
+        kind: "classes" by labels, "binary" for 0/1 targets, "numbers", "unknown" for a function of the caller's own, "other" where
+            the loss is known and nothing else is defined.
+        threshold: above which an output says 1.
+        log: whether outputs are logarithms of the expected numbers.
+        ignored: the label that does not count.
+        second: whether classes are the second dimension where last would fit too.
+        log_probabilities: whether the outputs of classes are log-probabilities, and not logits.
+    """
+
+    kind: Literal["classes", "binary", "numbers", "unknown", "other"] = "unknown"
+    threshold: float = 0.0
+    log: bool = False
+    ignored: int = IGNORED
+    second: bool = False
+    log_probabilities: bool = False
+
+
+_READINGS: dict[Loss, Reading] = {
+    cross_entropy: Reading("classes"),
+    negative_log_likelihood: Reading("classes", log_probabilities=True),
+    binary_cross_entropy: Reading("binary"),
+    poisson: Reading("numbers", log=True),
+    **dict.fromkeys((half_squared_error, mean_squared_error, mean_absolute_error, huber), Reading("numbers")),
+}
+
+
+def reading_of(loss: Loss) -> Reading:
+    """A named loss's, or that which the loss carries itself."""
+    own = getattr(loss, "reading", None)
+    if isinstance(own, Reading):
+        return own
+    return _READINGS.get(loss, Reading()) if isinstance(loss, Hashable) else Reading()
+
+
+def read(loss: Loss, outputs: Any) -> Any:
+    """What the loss looks at of a model's outputs; a function of the caller's own gets all of them."""
+    return outputs if reading_of(loss).kind == "unknown" else compared(outputs)
+
+
+FUNCTIONS: dict[Callable[..., Any], type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.poisson_nll_loss: nn.PoissonNLLLoss,
+    F.kl_div: nn.KLDivLoss,
+    F.soft_margin_loss: nn.SoftMarginLoss,
+    F.multi_margin_loss: nn.MultiMarginLoss,
+    F.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+}
+_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_BINARY = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
+_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
+_OTHER = (nn.KLDivLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.MultiLabelMarginLoss)
+_ONE_BY_ONE = (*_BINARY, *_NUMBERS, nn.KLDivLoss, nn.SoftMarginLoss)
+_MORE_INPUTS = (
+    nn.GaussianNLLLoss,
+    nn.CTCLoss,
+    nn.CosineEmbeddingLoss,
+    nn.MarginRankingLoss,
+    nn.TripletMarginLoss,
+    nn.TripletMarginWithDistanceLoss,
+)
+_PLAIN: dict[str, Loss] = {
+    "CrossEntropyLoss": cross_entropy,
+    "BCEWithLogitsLoss": binary_cross_entropy,
+    "MSELoss": mean_squared_error,
+    "L1Loss": mean_absolute_error,
+}
+
+
+class TorchLoss:
+    """One loss per example by a loss of torch; the module that was given is copied and stays as it is.
+
+    Attributes:
+        reading: how it reads outputs.
+        plain: the named loss that computes the same for one label or number per example, None where options make it another.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if isinstance(module, _MORE_INPUTS):
+            raise InputError(
+                f"loss is a {type(module).__name__}, which takes more than outputs and targets; give a function (outputs, targets) "
+                "that takes them apart and returns one loss per example."
+            )
+        reduction = module.reduction
+        self.module = copy.deepcopy(module)
+        self.module.reduction = "none"  # type: ignore[assignment]
+        self.added = reduction in ("sum", "batchmean")
+        self.reading = _reading(module)
+        options = _options(module) | ({"reduction": reduction} if self.added else {})
+        self.name = type(module).__name__
+        # By this name the settings of a run know the loss, so that a run with other options does not go on from its checkpoint.
+        self.__qualname__ = self.name + (f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else "")
+        self.plain = _PLAIN.get(self.__qualname__)
+        self._placed: dict[torch.device, nn.Module] = {}
+
+    def __repr__(self) -> str:
+        return self.__qualname__
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = compared(outputs)
+        module, reading = self._on(outputs.device), self.reading
+        if isinstance(module, _CLASSES):
+            outputs, targets = with_classes_second(self.name, outputs, targets, second=True)
+        elif isinstance(module, _ONE_BY_ONE):
+            outputs, targets = aligned(self.name, outputs, targets)
+        losses: Tensor = module(outputs, targets)
+        if losses.dim() < 2:
+            return losses
+        if self.added:
+            return losses.flatten(1).sum(1)
+        if reading.kind == "classes" and not targets.is_floating_point():
+            return over_counted(losses, targets, reading.ignored)
+        return losses.flatten(1).mean(1)
+
+    def _on(self, device: torch.device) -> nn.Module:
+        """The module with its weights where the outputs are."""
+        if device not in self._placed:
+            self._placed[device] = copy.deepcopy(self.module).to(device)
+        return self._placed[device]
+
+
+def from_torch(loss: Any) -> TorchLoss | None:
+    """A module with a `reduction`, a function of torch.nn.functional, or a `functools.partial` of one; None for anything else."""
+    if isinstance(loss, nn.Module):
+        return TorchLoss(loss) if hasattr(loss, "reduction") else None
+    call = loss if isinstance(loss, functools.partial) else functools.partial(loss)
+    if not isinstance(call.func, Hashable) or call.func not in FUNCTIONS or call.args:
+        return None
+    kind = FUNCTIONS[call.func]
+    try:
+        return TorchLoss(kind(**call.keywords))
+    except TypeError as error:
+        raise InputError(f"loss has options that {kind.__name__} does not take: {error}.") from None
+
+
+def _reading(module: nn.Module) -> Reading:
+    if isinstance(module, (*_CLASSES, nn.MultiMarginLoss)):
+        ignored: Any = getattr(module, "ignore_index", IGNORED)
+        logs = isinstance(module, nn.NLLLoss)
+        return Reading("classes", ignored=int(ignored), second=True, log_probabilities=logs)
+    if isinstance(module, _BINARY):
+        return Reading("binary", threshold=0.5 if isinstance(module, nn.BCELoss) else 0.0)
+    if isinstance(module, _NUMBERS):
+        return Reading("numbers", log=bool(getattr(module, "log_input", False)))
+    return Reading("other") if isinstance(module, _OTHER) else Reading()
+
+
+def _options(module: nn.Module) -> dict[str, str]:
+    """What the module was made with that is not torch's default, as text."""
+    found = {}
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        value = getattr(module, name, parameter.default)
+        if name in ("size_average", "reduce", "reduction") or value is parameter.default:
+            continue
+        if isinstance(value, Tensor):
+            numbers = value.detach().cpu()
+            few = numbers.numel() <= 16
+            found[name] = str(numbers.tolist()) if few else hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:16]
+        elif value != parameter.default:
+            found[name] = str(value)
+    return found
+
+
+_CLOSE = 1e-4
+"""Losses that differ by less are the same, computed in another order."""
+_ROWS = 65536
+"""Rows of targets looked at together, so that the look needs no memory in proportion to the data."""
+
+
+def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
+    """Raises `InputError` where the loss does not give one right number for each of these rows, of which there are at least two."""
+    outputs, targets = _without_coincidence(read(loss, outputs), targets)
+    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    reading = reading_of(loss)
+    if both and reading.kind == "classes" and not targets.is_floating_point():
+        at = class_dimension(outputs, targets, second=reading.second)
+        if at is not None and outputs.shape[at] == 1:
+            raise InputError(
+                f"the model has one output for each label ({shape(outputs)}), and a cross-entropy over one class is always 0; "
+                "choose loss='bce' for 0/1 labels, loss='mse' for numbers, or give the last layer one output per class."
+            )
+    try:
+        losses = loss(outputs, targets)
+    except InputError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        kind = f" ({targets.dtype})" if isinstance(targets, Tensor) else ""
+        remedy = f"; {_remedy(outputs, targets)}" if both and outputs.shape != targets.shape else ""
+        raise InputError(
+            f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: "
+            f"{first.removesuffix('.')}{remedy}."
+        ) from error
+    _check_tensor(losses)
+    other_shape = both and outputs.shape != targets.shape and same_but_ones(outputs, targets)
+    if other_shape and _mixes(loss, outputs, targets):
+        raise InputError(
+            f"the loss mixes examples: outputs of shape {shape(outputs)} and targets of shape {shape(targets)} broadcast, "
+            f"every output against every target; {_remedy(outputs, targets)}."
+        )
+    check_per_example(losses, len(targets))
+
+
+def doubt_of(loss: Loss, outputs: Any) -> str | None:
+    """A sentence where the outputs are almost surely not what the loss takes them for, though nothing fails.
+
+    Args:
+        loss: which loss.
+        outputs: of a few rows, with the operations that made them.
+    """
+    outputs, reading = read(loss, outputs), reading_of(loss)
+    if not isinstance(outputs, Tensor):
+        return None
+    last = _last_operation(outputs)
+    if reading.kind == "binary" and reading.threshold == 0.0 and last == "Sigmoid":
+        return (
+            "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
+            "loss=nn.BCELoss()."
+        )
+    if reading.kind == "classes" and last == "Softmax":
+        return "the model ends with a softmax, and the loss takes logits: leave the softmax out."
+    if reading.log_probabilities and bool((outputs > 0).any()):
+        return (
+            "the loss takes log-probabilities, and the model's outputs are above 0: end the model with nn.LogSoftmax(dim=-1), or "
+            "choose loss='cross-entropy', which takes logits."
+        )
+    return None
+
+
+_SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
+
+
+def _last_operation(outputs: Tensor) -> str:
+    """What made the numbers, such as "Sigmoid"; operations that only change their shape do not count."""
+    step = outputs.grad_fn
+    while step is not None:
+        name = step.name().partition("Backward")[0]
+        if name not in _SHAPING:
+            return name
+        step = step.next_functions[0][0] if step.next_functions else None
+    return ""
+
+
+def check_per_example(losses: Tensor, batch: int) -> None:
+    _check_tensor(losses)
+    if tuple(losses.shape) != (batch,):
+        several = losses.dim() > 1 and len(losses) == batch
+        remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
+        raise InputError(
+            f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}; it must return one number per example, "
+            f"for example {remedy}."
+        )
+    if not losses.is_floating_point() or losses.dtype == torch.float16:
+        raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
+
+
+def _check_tensor(losses: Any) -> None:
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
+        )
+
+
+def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
+    """Raises `InputError` where a label has no output, or a 0/1 target is neither 0 nor 1 nor between them.
+
+    Args:
+        field: whose the targets are, for the sentence.
+        loss: the loss, which says what targets are.
+        outputs: of a few rows, for the number of classes.
+        targets: all of them.
+    """
+    outputs, reading = read(loss, outputs), reading_of(loss)
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
+        return
+    if reading.kind == "binary":
+        least, most = (float(value) for value in _range(targets))
+        if least < 0 or most > 1:
+            raise InputError(
+                f"{field} are from {least:g} to {most:g}, and the loss needs 0 and 1; for labels −1 and 1 give "
+                "(targets + 1) / 2, for more than two classes choose loss='cross-entropy'."
+            )
+    if reading.kind == "classes" and not targets.is_floating_point():
+        at = class_dimension(outputs, targets[: len(outputs)], second=reading.second)
+        if at is None:
+            return
+        low, high = (int(value) for value in _range(targets, reading.ignored))
+        classes = outputs.shape[at]
+        if low < 0 or high >= classes:
+            raise InputError(
+                f"{field} hold labels from {low} to {high}, and the model has {classes} outputs; labels must be from 0 to "
+                f"{classes - 1}: number them from 0, or give the last layer {high - min(low, 0) + 1} outputs."
+            )
+
+
+def _range(targets: Tensor, ignored: int | None = None) -> tuple[float, float]:
+    """The least and the most, without a copy of the targets; 0 and 0 where all are ignored."""
+    found = []
+    for part in targets.flatten(1).split(_ROWS) if targets.dim() > 1 else targets.split(_ROWS):
+        kept = part if ignored is None else part[part != ignored]
+        if kept.numel():
+            found += [kept.min().item(), kept.max().item()]
+    return min(found, default=0), max(found, default=0)
+
+
+def _without_coincidence(outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """As many rows as no other dimension has: (2, 2) minus (2,) broadcasts where (3, 2) minus (3,) fails."""
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or outputs.dim() == 0:
+        return outputs, targets
+    taken = {*outputs.shape[1:], *targets.shape[1:]}
+    if len(outputs) != len(targets) or len(targets) not in taken:
+        return outputs, targets
+    rows = next(n for n in range(2, 100) if n not in taken)
+    at = torch.arange(rows, device=targets.device) % len(targets)
+    return outputs[at], targets[at]
+
+
+def _mixes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    """Whether an example's loss depends on the other rows. Rows that differ are made up, since those tried may be alike."""
+    generator = torch.Generator().manual_seed(0)
+
+    def between(like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=generator).to(like.dtype)
+
+    # On the CPU: a made-up label that the loss does not know is an error there, and the end of the process on a GPU.
+    labels = (torch.arange(targets.numel()) % 2).reshape(targets.shape).to(targets.dtype)
+    made_up = between(outputs), between(targets) if targets.is_floating_point() else labels
+    for o, t in (made_up, (outputs, targets)):
+        try:
+            together = loss(o, t)
+        except Exception:
+            continue
+        try:
+            alone = torch.cat([loss(o[n : n + 1], t[n : n + 1]).reshape(1) for n in range(len(t))])
+        except Exception:
+            return True
+        return together.shape != alone.shape or not torch.allclose(together, alone, rtol=_CLOSE, atol=_CLOSE)
+    return False
+
+
+def _remedy(outputs: Tensor, targets: Tensor) -> str:
+    if not same_but_ones(outputs, targets):
+        return "give the last layer the outputs that this loss compares with these targets"
+    if targets.dim() == 1:
+        return "end the model with nn.Flatten(0), or give targets of shape (n, 1)"
+    return f"give the targets the outputs' shape, {shape(outputs)}, for example with targets.reshape"

@@ -1,0 +1,362 @@
+"""Data sets by name: MNIST (or another set in its four IDX files) and CIFAR-10, found on disk or downloaded and verified.
+
+A new one is a function that loads it and a line in `DATA_SETS`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import math
+import os
+import struct
+import sys
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfedexp.data.federation import Federation
+from dpfedexp.errors import InputError, checked, nearest, require
+from dpfedexp.files import create_file
+
+GZIP_MAGIC = b"\x1f\x8b"
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CHUNK = 1 << 20
+_LARGEST = 1 << 32
+"""Bytes; well above every known IDX file, and small enough that a forged one cannot exhaust a machine."""
+_LARGEST_DOWNLOAD = 1 << 28
+"""Bytes, packed or unpacked, beyond which an answer cannot be the file that was asked for."""
+
+MNIST_FILES = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""The four standard names, and the md5 of MNIST's own decompressed bytes."""
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+
+CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+CIFAR10_FOLDERS = ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin")
+CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+RECORD = 1 + 3 * 32 * 32
+"""Bytes of an image of CIFAR-10: its label, then 32×32 of red, green and blue."""
+
+
+@checked
+@dataclass(frozen=True)
+class ImageData:
+    """Images as bytes [n, rows, columns] and their labels as bytes [n]."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    name: str
+
+
+@checked
+@dataclass(frozen=True)
+class Standardise:
+    """x ↦ (x − mean)/std. The two numbers must be public: computed from the clients' data they would leak from them."""
+
+    mean: float = 0.1307
+    std: float = 0.3081
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Examples that a partition deals out to clients, and (inputs, targets) of the server's own."""
+
+    inputs: Any
+    targets: Any
+    test: tuple[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set.
+
+    Args:
+        load: from a folder (or None) to the data.
+        summary: one line for people who choose.
+        model: the network that is used where the configuration names none.
+        standard: the public mean and standard deviation of its inputs, for `standardise = true`; None where nobody published them.
+    """
+
+    load: Callable[[str | None], DataSet]
+    summary: str
+    model: str | None = None
+    standard: tuple[float, float] | None = None
+
+
+@checked
+def load_mnist(
+    data: Path | str | None = None, *, download: bool = True, mirrors: Sequence[str] | None = None
+) -> ImageData:
+    """Images and labels from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache.
+
+    A folder may hold the four files itself or in a folder `mnist` inside it, each gzipped or plain. `mirrors` (or
+    DPFEDEXP_MIRRORS, separated by spaces) replaces the public ones.
+    """
+    folder = find_mnist(data)
+    if folder is None:
+        folder = cache_folder("mnist")
+        where = (
+            f"put {', '.join(MNIST_FILES)} (each plain or with .gz) into {folder}, "
+            "or name the folder that holds them as data or in DPFEDEXP_DATA"
+        )
+        require(download, f"MNIST was not found; {where}.")
+        chosen = list(mirrors if mirrors is not None else os.environ.get("DPFEDEXP_MIRRORS", "").split() or MIRRORS)
+        print(f"downloading MNIST into {folder}", file=sys.stderr)
+        for name in _missing(folder):
+            fetch(f"{name}.gz", MNIST_FILES[name], chosen, folder, f"Otherwise {where}.")
+    train_images, train_labels, test_images, test_labels = (
+        torch.from_numpy(read_idx(path, dimensions=3 if "images" in path.name else 1))
+        for path in (_mnist_file(folder, name) for name in MNIST_FILES)
+        if path
+    )
+    for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
+        require(
+            images.dtype == torch.uint8 and labels.dtype == torch.uint8,
+            f"{folder} has {part} files of {images.dtype} and {labels.dtype}; images and labels must be bytes.",
+        )
+        require(
+            len(images) == len(labels),
+            f"{folder} has {len(images)} {part} images and {len(labels)} {part} labels; there must be as many.",
+        )
+    require(
+        train_images.shape[1:] == test_images.shape[1:],
+        f"{folder} has train images of shape {tuple(train_images.shape[1:])} and t10k images of shape "
+        f"{tuple(test_images.shape[1:])}; they must be the same.",
+    )
+    return ImageData(train_images, train_labels, test_images, test_labels, folder.name)
+
+
+@checked
+def mnist_federation(
+    images: ImageData, clients: int = 1000, alpha: float = 0.3, seed: int = 0, **options: Any
+) -> Federation:
+    """The paper's split: the training images, [1, 28, 28] each, over equal clients, class mix ~ Dirichlet(alpha)."""
+    inputs = images.train_images.unsqueeze(1)
+    return Federation.dirichlet(inputs, images.train_labels, clients=clients, alpha=alpha, seed=seed, **options)
+
+
+def find_mnist(data: Path | str | None = None) -> Path | None:
+    """The folder with the four files; None if nobody named one and the user cache has none."""
+    named, source = (data, "data") if data is not None else (os.environ.get("DPFEDEXP_DATA"), "DPFEDEXP_DATA")
+    if not named:
+        folder = cache_folder("mnist")
+        return None if _missing(folder) else folder
+    base = Path(named).expanduser()
+    best = min((base, base / "mnist"), key=lambda folder: len(_missing(folder)))
+    lacks = _missing(best)
+    require(
+        not lacks,
+        f"{source} is {str(named)!r}, and {best} lacks {', '.join(lacks)} (each plain or with .gz); "
+        f"put {'it' if len(lacks) == 1 else 'them'} there or name another folder.",
+    )
+    return best
+
+
+def _mnist_file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in MNIST_FILES if _mnist_file(folder, name) is None]
+
+
+def mnist(folder: str | None) -> DataSet:
+    """MNIST as images of one channel, the test images for the server."""
+    images = load_mnist(folder)
+    return DataSet(images.train_images[:, None], images.train_labels, (images.test_images[:, None], images.test_labels))
+
+
+def cifar10(folder: str | None) -> DataSet:
+    """CIFAR-10 as bytes [n, 3, 32, 32], the test images for the server.
+
+    Looked for in `folder`, else DPFEDEXP_DATA, else `dpfedexp/cifar10` in the user's cache; the files may lie in the folder itself,
+    or in `cifar-10-batches-bin` or `cifar10` inside it.
+    """
+    named, cache = folder or os.environ.get("DPFEDEXP_DATA"), cache_folder("cifar10")
+    places = [*([Path(named).expanduser() / inner for inner in CIFAR10_FOLDERS] if named else []), cache]
+    place = next((place for place in places if all((place / name).is_file() for name in CIFAR10_FILES)), None)
+    if place is None:
+        raise InputError(
+            f"CIFAR-10 was not found in {named or cache}: unpack {CIFAR10_SOURCE} there, or name the folder that holds "
+            f"{CIFAR10_FILES[0]} to {CIFAR10_FILES[-2]} and {CIFAR10_FILES[-1]} as data or in DPFEDEXP_DATA."
+        )
+    *train, test = (_records(place / name) for name in CIFAR10_FILES)
+    (x, y), held_out = ((records[:, 1:].view(-1, 3, 32, 32), records[:, 0]) for records in (torch.cat(train), test))
+    return DataSet(x, y, held_out)
+
+
+def _records(path: Path) -> Tensor:
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
+    require(
+        len(content) > 0 and len(content) % RECORD == 0,
+        f"{str(path)!r} has {len(content)} bytes; a file of CIFAR-10 holds images of {RECORD} bytes each.",
+    )
+    records = torch.from_numpy(content).view(-1, RECORD)
+    highest = int(records[:, 0].max())
+    require(highest < 10, f"{str(path)!r} has the label {highest}; CIFAR-10 has labels 0 to 9.")
+    return records
+
+
+OTHER_KINDS = {
+    "synthetic": "the paper's linear regression, made up",
+    "npz": "arrays of your own in a file",
+    "factory": "a function of your own",
+}
+"""Kinds of data that are no data set: they say who the clients are by themselves."""
+DATA_SETS: dict[str, Entry] = {
+    "mnist": Entry(mnist, "MNIST, or another set in its four files", "mnist_cdp_net", (0.1307, 0.3081)),
+    "cifar10": Entry(cifar10, "CIFAR-10 in its binary files", "cifar_net", (0.4734, 0.2516)),
+}
+
+
+def check_kind(kind: str) -> None:
+    """One sentence for a kind of data that does not exist."""
+    known = (*OTHER_KINDS, *DATA_SETS)
+    require(kind in known, f"data.kind is {kind!r}, which does not exist.{nearest(kind, known)}")
+
+
+def cache_folder(name: str) -> Path:
+    """Where the files of a data set are kept: `dpfedexp/<name>` in XDG_CACHE_HOME or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / name
+
+
+def fetch(
+    name: str, md5: str, mirrors: Sequence[str], folder: Path, otherwise: str = "", timeout: float = 30.0
+) -> Path:
+    """`folder/name` from the first mirror that has it, its decompressed bytes found to have the md5 before it appears there."""
+    require(len(mirrors) > 0, "mirrors is empty; give at least one address that begins with https://.")
+    for mirror in mirrors:
+        web = mirror.startswith(("https://", "http://"))
+        require(web, f"mirrors holds {mirror!r}; an address begins with https:// or http://.")
+    refusals = []
+    for mirror in mirrors:
+        content, refusal = _receive(f"{mirror.rstrip('/')}/{name}", md5, timeout)
+        if not refusal:
+            return _keep(folder, name, content)
+        refusals.append(f"{mirror} {refusal}")
+    raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}".rstrip())
+
+
+def _receive(url: str, md5: str, timeout: float) -> tuple[bytes, str]:
+    """What a mirror sends, and why it can't be the file; empty where it is."""
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "dpfedexp"})
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            length, content = answer.headers.get("Content-Length", ""), bytearray()
+            while (chunk := answer.read(_CHUNK)) and len(content) <= _LARGEST_DOWNLOAD:
+                content += chunk
+    except urllib.error.HTTPError as error:
+        return b"", f"answered {error.code} {error.reason}"
+    except (http.client.HTTPException, OSError) as error:
+        return b"", f"failed ({getattr(error, 'reason', None) or error or type(error).__name__})"
+    if len(content) > _LARGEST_DOWNLOAD:
+        return b"", f"sent more than {_LARGEST_DOWNLOAD} bytes"
+    # A connection that is cut ends the stream without an error.
+    if length.isdecimal() and len(content) < int(length):
+        return b"", f"cut the connection after {len(content)} of {length} bytes"
+    unpacked, stream = bytes(content), zlib.decompressobj(wbits=31)
+    if content.startswith(GZIP_MAGIC):
+        try:
+            unpacked = stream.decompress(content, _LARGEST_DOWNLOAD)
+        except zlib.error as error:
+            return b"", f"sent a damaged file ({error})"
+        if stream.unconsumed_tail:
+            return b"", "sent another file than the one asked for (it unpacks to too much)"
+        if not stream.eof:
+            return b"", "sent a damaged file (it ends too early)"
+    found = hashlib.md5(unpacked, usedforsecurity=False).hexdigest()
+    if found != md5:
+        return b"", f"sent another file than the one asked for (md5 {found}, expected {md5})"
+    return bytes(content), ""
+
+
+def _keep(folder: Path, name: str, content: bytes) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was faster, and its file was verified too
+            create_file(folder / name, content)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written: {error.strerror or error}; "
+            "free space or rights there, or set XDG_CACHE_HOME to another folder."
+        ) from None
+    return folder / name
+
+
+@checked
+def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[Any]:
+    """The array in an IDX file, gzipped or plain (told by its content), read without trusting what the header claims.
+
+    Args:
+        path: the file.
+        dimensions: how many the array must have.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(2)
+            file.seek(0)
+            if magic != GZIP_MAGIC:
+                return _array(path, file, dimensions)
+            with gzip.open(file) as unpacked:
+                return _array(path, unpacked, dimensions)  # type: ignore[arg-type]
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} is a damaged gzip file ({error}); replace it with a whole copy.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[Any]:
+    head = file.read(4)
+    known = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES and 1 <= head[3] <= 8
+    require(known, f"{path} is not an IDX file: it begins with {head.hex(' ') or 'nothing'}.")
+    dtype, rank = np.dtype(_TYPES[head[2]]), head[3]
+    require(
+        dimensions in (None, rank),
+        f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.",
+    )
+    lengths = file.read(4 * rank)
+    require(len(lengths) == 4 * rank, f"{path} is cut off inside its header.")
+    shape = struct.unpack(f">{rank}I", lengths)
+    claimed = math.prod(shape) * dtype.itemsize
+    stated = f"its header says {' × '.join(map(str, shape))} values, {claimed} bytes"
+    require(claimed > 0, f"{path} holds no data: {stated}.")
+    require(claimed <= _LARGEST, f"{path} is not plausible: {stated}, and at most {_LARGEST} are accepted.")
+    # Memory grows with what the file really holds, never with what it claims.
+    body = bytearray()
+    while chunk := file.read(min(_CHUNK, claimed + 1 - len(body))):
+        body += chunk
+    require(len(body) >= claimed, f"{path} is cut off: {stated}, and {len(body)} follow.")
+    require(len(body) == claimed, f"{path} is too long: {stated}, and more follow.")
+    array = np.frombuffer(body, dtype=dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)

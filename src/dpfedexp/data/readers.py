@@ -1,0 +1,250 @@
+"""The rows of clients, from whatever holds them: pairs of arrays, a `Dataset`, a `DataLoader`, an iterator of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+from torch.utils.data.dataloader import default_collate
+
+from dpfedexp.data.arrays import as_inputs, as_tensor, rows
+from dpfedexp.errors import InputError, require
+
+Value = TypeVar("Value")
+Numbered = list[tuple[int, Value]]
+"""Values with the numbers of their clients."""
+
+
+def pairs(clients: Iterable[Any]) -> Iterator[Any]:
+    """(inputs, targets) of each client; what holds rows in another way is read, what is a pair already passes."""
+    _refuse_one(clients)
+    for number, client in enumerate(clients):
+        holds_rows = isinstance(client, DataLoader | Dataset | Iterator)
+        yield read_rows(f"clients[{number}]", client) if holds_rows else client
+
+
+def row_pairs(clients: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """The same where every client is rows, so that a list of two rows is never a pair of arrays."""
+    _refuse_one(clients)
+    for number, client in enumerate(clients):
+        require(
+            isinstance(client, Iterable | Dataset) and not isinstance(client, Tensor | str | bytes | dict),
+            f"loaders[{number}] is a {type(client).__name__}; it must be a DataLoader, a Dataset or rows (input, target).",
+        )
+        yield read_rows(f"loaders[{number}]", client)
+
+
+def read_rows(field: str, client: Any) -> tuple[Any, Any]:
+    """Every row once, in the order of the data set; a client without rows has empty arrays."""
+    if isinstance(client, DataLoader):
+        return _of_loader(field, client)
+    if isinstance(client, IterableDataset) or not hasattr(client, "__getitem__") or not hasattr(client, "__len__"):
+        client = list(client)
+    return stack_dataset(client, field) if len(client) else ([], [])
+
+
+def _of_loader(field: str, loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """Read in order and whole: shuffled rows would make another federation of the same data each time."""
+    require(
+        not loader.drop_last,
+        f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
+        "(batches are made by the local optimiser's batch_size).",
+    )
+    if not isinstance(loader.dataset, IterableDataset):
+        _check_sampler(field, loader)
+        if loader.collate_fn is default_collate:
+            return read_rows(field, loader.dataset)
+        # A generator of its own: a loader draws a number from torch's whenever it is read.
+        own = torch.Generator()
+        loader = DataLoader(loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own)
+    return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
+
+
+def _check_sampler(field: str, loader: DataLoader[Any]) -> None:
+    """Only an order of all the rows can be undone."""
+    sampler = loader.sampler
+    whole = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    require(
+        whole and (loader.batch_size is not None or loader.batch_sampler is None),
+        f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
+        "holds, such as torch.utils.data.Subset(dataset, indices).",
+    )
+
+
+def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(f"{field}[{number}] is {wrong_item(batch)}")
+        for parts, name, value in ((inputs, "inputs", batch[0]), (targets, "targets", batch[1])):
+            parts.append(as_tensor(f"{field}[{number}] {name}", value))
+            require(
+                parts[-1].shape[1:] == parts[0].shape[1:],
+                f"{field}[{number}] {name} has rows of shape {tuple(parts[-1].shape[1:])}, while the first batch has "
+                f"{tuple(parts[0].shape[1:])}; pad or crop all to one public shape in collate_fn.",
+            )
+    return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
+
+
+def _refuse_one(clients: Any) -> None:
+    """One loader or data set for everybody would make a client of every batch or row."""
+    if isinstance(clients, DataLoader | Dataset):
+        what = "DataLoader" if isinstance(clients, DataLoader) else "Dataset"
+        raise InputError(
+            f"clients is one {what}; give a list with one per client, or deal its rows out with "
+            "Federation.from_dataset(dataset, …)."
+        )
+
+
+def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor, list[int]]:
+    """All the rows in order of client, and how many each client holds."""
+    inputs: Numbered[Any] = []
+    targets: Numbered[Tensor] = []
+    sizes: list[int] = []
+    for number, pair in enumerate(clients):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets), a torch Dataset or a "
+                "DataLoader (Federation.from_loaders takes lists of rows, Federation.from_datasets tables)."
+            )
+        x = as_inputs(f"clients[{number}] inputs", pair[0])
+        y = as_tensor(f"clients[{number}] targets", pair[1])
+        sizes.append(len(y))
+        require(
+            rows(x) == len(y),
+            f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; there must be one target per row.",
+        )
+        # The shape and the type of an empty array say nothing.
+        if len(y):
+            inputs.append((number, x))
+            targets.append((number, y))
+    require(len(sizes) > 0, "clients is empty; there must be at least one client.")
+    require(sum(sizes) > 0, "clients hold no data at all; at least one of them must have a row.")
+    return _join(inputs), _concatenate("targets", targets), sizes
+
+
+def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]:
+    """The items of a map-style data set of (input, target) pairs, read once.
+
+    Args:
+        dataset: what has a length and items.
+        field: what it is called in messages.
+    """
+    tensors, indices = _tensors(dataset)
+    if tensors is not None:
+        if len(tensors) != 2:
+            raise InputError(f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
+        return (tensors[0], tensors[1]) if indices is None else (tensors[0][indices], tensors[1][indices])
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InputError(f"{field} is a {type(dataset).__name__}; it must have a length and items (input, target).")
+    length = len(dataset)
+    require(length > 0, f"{field} is empty; it must have at least one item.")
+    stacked: list[Tensor] = []
+    for number in range(length):
+        item = dataset[number]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InputError(f"{field}[{number}] is {wrong_item(item)}")
+        for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
+            tensor = _item(f"{field}[{number}] {name}", value)
+            if number == 0:
+                stacked.append(torch.empty((length, *tensor.shape), dtype=tensor.dtype))
+            expected = stacked[part]
+            if tensor.shape != expected.shape[1:] or tensor.dtype != expected.dtype:
+                raise InputError(
+                    f"{field}[{number}] {name} is {_kind(tensor)}, while the first item's is {_kind(expected[0])}; "
+                    "all items must agree."
+                )
+            expected[number] = tensor
+    return stacked[0], stacked[1]
+
+
+def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """The tensors of a `TensorDataset`, and which of their rows a `Subset` takes: read at once, not item by item."""
+    indices: Tensor | None = None
+    # A class with items of its own, such as augmented ones, is read by them.
+    while isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
+        inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
+        indices = inner if indices is None else inner[indices]
+        dataset = dataset.dataset
+    plain = isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
+    return (dataset.tensors, indices) if plain else (None, None)
+
+
+def wrong_item(item: Any) -> str:
+    if isinstance(item, dict):
+        keys = ", ".join(map(repr, item))
+        return (
+            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set or its collate_fn, "
+            "or give tables with named columns to Federation.from_datasets."
+        )
+    return f"a {type(item).__name__}; it must be a pair (input, target)."
+
+
+def _item(field: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
+        return as_tensor(field, value[None] if isinstance(value, Tensor) else np.asarray(value)[None])[0]
+    raise InputError(
+        f"{field} is a {type(value).__name__}; it must be a tensor, an array or a number. "
+        "Give the data set a transform that makes tensors."
+    )
+
+
+def _join(pieces: Numbered[Any]) -> Any:
+    """The inputs of all the clients that hold some, in order, in the structure that they agree on."""
+    start, first = pieces[0]
+    for number, piece in pieces:
+        dicts = isinstance(piece, dict) and isinstance(first, dict)
+        require(
+            piece.keys() == first.keys() if dicts else _structure(piece) == _structure(first),
+            f"clients[{number}] inputs is {_structure(piece)}, while that of clients[{start}] is {_structure(first)}; "
+            "all clients must agree.",
+        )
+    if isinstance(first, Tensor):
+        return _concatenate("inputs", pieces)
+    keys = list(first) if isinstance(first, dict) else range(len(first))
+    joined = {key: _concatenate(f"inputs[{key!r}]", [(at, piece[key]) for at, piece in pieces]) for key in keys}
+    return joined if isinstance(first, dict) else tuple(joined.values())
+
+
+def _structure(inputs: Any) -> str:
+    if isinstance(inputs, dict):
+        return f"a dict of {', '.join(map(repr, inputs))}"
+    return f"a tuple of {len(inputs)} arrays" if isinstance(inputs, tuple) else "one array"
+
+
+def _concatenate(field: str, pieces: Numbered[Tensor]) -> Tensor:
+    """The rows of all the clients that hold some, in order."""
+    start, first = pieces[0]
+    for number, piece in pieces:
+        if piece.shape[1:] != first.shape[1:] or _family(piece) != _family(first):
+            raise InputError(
+                f"clients[{number}] {field} is {_kind(piece[0])} per row, "
+                f"while that of clients[{start}] is {_kind(first[0])}; all clients must agree."
+            )
+    return torch.cat([piece for _, piece in pieces])
+
+
+def _family(tensor: Tensor) -> str:
+    """Types that may be mixed; bytes are pixels and would be scaled, so they never mix with other integers."""
+    if tensor.is_floating_point():
+        return "float"
+    return str(tensor.dtype) if tensor.dtype in (torch.uint8, torch.bool) else "integer"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

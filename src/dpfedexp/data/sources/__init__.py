@@ -1,1 +1,0 @@
-"""What people hold their data in, read into arrays."""

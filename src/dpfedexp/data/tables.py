@@ -1,0 +1,431 @@
+"""Inputs and targets from tables with named columns: DataFrames, Hugging Face data sets, dicts of columns, a file per client.
+
+Nothing is learned from the rows. Categories, means and scales that are computed from the clients' rows would tell about them
+outside the accounting, so lists of categories are given, and numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dpfedexp.data.partition import is_missing
+from dpfedexp.errors import InputError, nearest, require
+
+Names = Hashable | Sequence[Hashable]
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are inputs and which are targets.
+
+    Attributes:
+        target: a column, or a list of them.
+        features: a column, a list of them, or None for all that are left.
+        categories: for columns of text, the public list of what may be in them.
+        dtype: as in `Federation`.
+        finite: whether NaN is refused.
+        by: the columns that say who holds a row; they are no features unless they are named as such.
+    """
+
+    target: Names
+    features: Names | None
+    categories: Mapping[Hashable, Sequence[Any]] | None
+    dtype: torch.dtype | None
+    finite: bool
+    by: tuple[Hashable, ...] = ()
+
+    def read(
+        self, tables: Iterable[Any], clients: Sequence[Hashable] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
+        """Inputs and targets of several tables with the same columns, one under the other, and how long each is.
+
+        Args:
+            tables: one, or one per client.
+            clients: what the clients are called in messages; their numbers by default.
+        """
+        columns: dict[Hashable, list[NDArray[Any]]] = {}
+        sizes: list[int] = []
+        targets: tuple[Hashable, ...] = ()
+        features: tuple[Hashable, ...] = ()
+        for number, table in enumerate(tables):
+            if number == 0:
+                targets, features = self._chosen(table)
+            client = clients[number] if clients is not None else number
+            parts = {name: self._column(table, client, name) for name in (*targets, *features)}
+            lengths = {len(part) for part in parts.values()}
+            require(
+                len(lengths) == 1,
+                f"the columns have {' and '.join(map(str, sorted(lengths)))} rows; they must have equally many.",
+            )
+            sizes.append(lengths.pop())
+            for name, part in parts.items():
+                columns.setdefault(name, []).append(part)
+        require(len(sizes) > 0, "there is no client at all; a federation needs at least one.")
+        require(sum(sizes) > 0, "the clients hold no rows at all; at least one of them must have a row.")
+        joined = {name: _join(name, parts) for name, parts in columns.items()}
+        return self._inputs(joined, features), self._targets(joined, targets), sizes
+
+    def _column(self, table: Any, client: Hashable, name: Hashable) -> NDArray[Any]:
+        _check_column(table, f"the table of client {client!r}", name, "lacks")
+        # Numbers that a DataFrame calls categories are names, not amounts.
+        category = hasattr(table, "dtypes") and str(getattr(table[name], "dtype", "")) == "category"
+        if category and name not in (self.categories or {}):
+            raise InputError(f"column {name!r} holds categories; {self._advice(name)}")
+        values = _read_column(table, name)
+        if not self.by and values.ndim == 1 and (self.finite or values.dtype == object):
+            _refuse_missing(name, values, f" of client {client!r}")
+        return values
+
+    def _chosen(self, table: Any) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
+        names, targets = _column_names(table), listed(self.target)
+        for name in targets:
+            _check_column(table, "target", name)
+        rest = tuple(name for name in names if name not in (*targets, *self.by))
+        features = rest if self.features is None else listed(self.features)
+        for name in features:
+            _check_column(table, "features", name)
+            require(name not in targets, f"column {name!r} is a target and a feature; take it out of features.")
+        require(len(targets) > 0, "target is empty; name the column that is to be predicted.")
+        require(len(features) > 0, "features is empty; name at least one column that is not the target.")
+        for name in self.categories or ():
+            known = (*targets, *features)
+            near = nearest(str(name), map(str, known))
+            require(name in known, f"categories has {name!r}, which is neither a target nor a feature.{near}")
+        return targets, features
+
+    def _inputs(self, columns: Mapping[Hashable, NDArray[Any]], names: tuple[Hashable, ...]) -> NDArray[Any]:
+        if len(names) == 1 and names[0] not in (self.categories or {}):
+            values = self._values(columns, names[0])
+            if values.ndim > 1:
+                return values
+        whole = self.dtype is not None and not self.dtype.is_floating_point
+        kind = np.int64 if whole else np.float64 if self.dtype == torch.float64 else np.float32
+        blocks: list[NDArray[Any]] = []
+        for name in names:
+            values = self._values(columns, name)
+            if name in (self.categories or {}):
+                blocks.append((values[:, None] == np.arange(len((self.categories or {})[name]))).astype(kind))
+                continue
+            require(
+                values.ndim == 1,
+                f"column {name!r} has rows of shape {values.shape[1:]}; give it alone, as features={name!r}.",
+            )
+            require(
+                not whole or values.dtype.kind != "f",
+                f"column {name!r} holds fractions and dtype is {self.dtype}; leave dtype out, or the column.",
+            )
+            with np.errstate(over="ignore"):  # what is beyond float32 is refused with its row, later
+                blocks.append(values.astype(kind)[:, None])
+        return np.concatenate(blocks, axis=1)
+
+    def _targets(self, columns: Mapping[Hashable, NDArray[Any]], names: tuple[Hashable, ...]) -> NDArray[Any]:
+        values = [self._values(columns, name) for name in names]
+        if isinstance(self.target, str) or not isinstance(self.target, Sequence):
+            return values[0]
+        for name, value in zip(names, values, strict=True):
+            require(
+                value.ndim == 1,
+                f"column {name!r} has rows of shape {value.shape[1:]}; give it alone, as target={name!r}.",
+            )
+        return np.stack(values, axis=1)
+
+    def _values(self, columns: Mapping[Hashable, NDArray[Any]], name: Hashable) -> NDArray[Any]:
+        """Numbers or booleans, one or an array per row; of a column with categories, their places in the list."""
+        values = columns[name]
+        if name in (self.categories or {}):
+            return _codes(name, values, (self.categories or {})[name])
+        if values.dtype == object and values.ndim == 1:
+            _refuse_missing(name, values)
+            values = _of_objects(name, values, self._advice(name))
+        kind = values.dtype.kind
+        require(
+            kind not in "Mm",
+            f"column {name!r} holds dates ({values.dtype}); turn it into numbers, such as days since a public date, "
+            "or leave it out.",
+        )
+        require(kind not in "USTO", f"column {name!r} holds text; {self._advice(name)}")
+        require(kind in "biuf", f"column {name!r} has dtype {values.dtype}; it must hold real numbers or booleans.")
+        if self.finite and kind == "f" and values.ndim == 1:
+            _refuse_missing(name, values)
+        return values
+
+    def _advice(self, name: Hashable) -> str:
+        public = f"give its public list, categories={{{name!r}: [...]}}"
+        if name in listed(self.target):
+            return f"{public}: a target becomes its place in the list."
+        return f"{public}, or leave the column out with features=[...]."
+
+
+def client_ids_of(table: Any, by: Names) -> Any:
+    """One id per row: the values of a column, or tuples of those of several."""
+    columns = listed(by)
+    require(len(columns) > 0, "by is empty; name the column that says which client holds a row.")
+    for name in columns:
+        _check_column(table, "by", name)
+    values = [_read_column(table, name) for name in columns]
+    if len(values) == 1:
+        return values[0]
+    for name, value in zip(columns, values, strict=True):
+        _refuse_missing(name, value)
+    return list(zip(*(value.tolist() for value in values), strict=True))
+
+
+def partitions(source: Any, clients: int | None) -> Iterable[Any] | None:
+    """The tables of a list or of a partitioner, one per client; None where there is one table for all."""
+    if hasattr(source, "load_partition"):
+        count = getattr(source, "num_partitions", clients)
+        if count is None:
+            raise InputError(
+                "the data set does not say how many partitions it has; give their number, such as clients=100."
+            )
+        return (source.load_partition(number) for number in range(count))
+    return source if isinstance(source, list | tuple) else None
+
+
+def listed(names: Names) -> tuple[Hashable, ...]:
+    """Names of columns, whether one is given or a list of them."""
+    return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str | bytes) else (names,)
+
+
+def _column_names(table: Any) -> list[Hashable]:
+    """Of a DataFrame, a Hugging Face data set or a dict of columns."""
+    if isinstance(getattr(table, "column_names", None), dict):
+        splits = ", ".join(map(repr, table))
+        raise InputError(
+            f"the data set has the splits {splits}; give one of them, such as dataset[{next(iter(table))!r}]."
+        )
+    if isinstance(table, Mapping):
+        return list(table)
+    for attribute in ("column_names", "columns"):
+        names = getattr(table, attribute, None)
+        if names is not None and not callable(names) and hasattr(table, "__getitem__"):
+            require(
+                hasattr(table, "__len__"),
+                f"the data set is a {type(table).__name__}, which is streamed; load it without streaming=True.",
+            )
+            return list(names)
+    raise InputError(
+        f"the table is a {type(table).__name__}; give a DataFrame, a Hugging Face data set or a dict of columns."
+    )
+
+
+def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -> None:
+    """Raises `InputError` unless there is exactly one such column."""
+    names = _column_names(table)
+    if name not in names:
+        index = list(getattr(getattr(table, "index", None), "names", ()))
+        hint = " It is the index: give df.reset_index()." if name in index else nearest(str(name), map(str, names))
+        there = "which is not there" if verb == "names" else "which the others have"
+        raise InputError(f"{field} {verb} the column {name!r}, {there}.{hint}")
+    require(names.count(name) == 1, f"the column {name!r} is there twice; rename one of them.")
+
+
+def _read_column(table: Any, name: Hashable) -> NDArray[Any]:
+    """The values as they are stored; text and missing values come in an array of objects."""
+    values = (table.with_format("numpy") if hasattr(table, "with_format") else table)[name]
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif not isinstance(values, np.ndarray | list | tuple):
+        # A Hugging Face column is read when it is sliced.
+        values = values[:] if hasattr(values, "__getitem__") else list(values)
+    if isinstance(values, np.ndarray):
+        return values
+    kinds = set(map(type, values))
+    if kinds <= {int, float, bool}:
+        return np.asarray(values)
+    # Not np.asarray: it would turn [1, "a"] into text and stack whatever it can.
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values if kinds <= {str, type(None), int, float, bool} else [_cell(value) for value in values]
+    return objects
+
+
+def _cell(value: Any) -> Any:
+    """An image or a tensor as an array; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    return np.asarray(value) if hasattr(value, "__array_interface__") and not isinstance(value, np.generic) else value
+
+
+def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One column from those of several clients, one of which has rows; a client without has no say in its type."""
+    full = [part for part in parts if len(part)]
+    shapes = {part.shape[1:] for part in full}
+    require(
+        len(shapes) == 1,
+        f"column {name!r} has rows of the shapes {sorted(shapes)}; all clients must agree on one shape.",
+    )
+    mixed = len({part.dtype.kind in "biuf" for part in full}) > 1
+    return np.concatenate([part.astype(object) for part in full] if mixed else full)
+
+
+def _refuse_missing(name: Hashable, values: NDArray[Any], where: str = "") -> None:
+    """Raises `InputError` where a row has no value, with the first such row."""
+    if values.dtype.kind not in "fO":
+        return
+    missing = np.isnan(values) if values.dtype.kind == "f" else [is_missing(value) for value in values]
+    rows = np.flatnonzero(missing)
+    require(
+        len(rows) == 0,
+        f"column {name!r}{where} has no value in {len(rows)} of {len(values)} rows, first in row {[*rows, 0][0]}; drop "
+        "those rows, or fill them with a public value (a mean of the clients' rows is not public).",
+    )
+
+
+def _codes(name: Hashable, values: NDArray[Any], listed: Sequence[Any]) -> NDArray[np.int64]:
+    """Places of the values in a public list of categories."""
+    require(
+        not isinstance(listed, str) and len(listed) > 0 and len(set(listed)) == len(listed),
+        f"categories[{name!r}] is {listed!r}; give a list of different values.",
+    )
+    require(values.ndim == 1, f"column {name!r} holds arrays, which have no categories; take it out of categories.")
+    _refuse_missing(name, values)
+    place = {value: at for at, value in enumerate(listed)}
+    found = values.tolist()
+    codes = np.fromiter((place.get(value, -1) for value in found), dtype=np.int64, count=len(found))
+    if (codes < 0).any():
+        row = int((codes < 0).argmax())
+        raise InputError(
+            f"column {name!r} holds {found[row]!r} in row {row}, which categories[{name!r}] does not list; add it to the list, or "
+            "replace it by a listed value such as 'other'."
+        )
+    return codes
+
+
+def _of_objects(name: Hashable, values: NDArray[Any], advice: str) -> NDArray[Any]:
+    kinds = set(map(type, values))
+    if all(issubclass(kind, _NUMBERS) for kind in kinds):
+        return np.array(values.tolist())
+    require(not any(issubclass(kind, str | bytes) for kind in kinds), f"column {name!r} holds text; {advice}")
+    if all(issubclass(kind, np.ndarray | list | tuple) for kind in kinds):
+        try:
+            return np.stack([np.asarray(value) for value in values])
+        except ValueError:
+            raise InputError(
+                f"column {name!r} has rows of different shapes; pad or crop them to one public shape."
+            ) from None
+    kind = next(kind for kind in kinds if not issubclass(kind, _NUMBERS))
+    raise InputError(
+        f"column {name!r} holds a {kind.__name__}; it must hold numbers, booleans, or arrays of one shape in every row."
+    )
+
+
+def client_files(path: str | Path, files: str) -> list[Path]:
+    """The files of the clients in order of their names; hidden files are none."""
+    folder = Path(path)
+    require(
+        folder.is_dir(), f"path is {str(path)!r}, which is no folder; give the folder that holds one file per client."
+    )
+    found = sorted(file for file in folder.glob(files) if not file.name.startswith("."))
+    require(
+        len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; there must be one file per client."
+    )
+    stems: set[str] = set()
+    for file in found:
+        require(
+            file.is_file() and file.suffix in _READERS,
+            f"{file.name!r} in {str(path)!r} is a pickle, which may run code when it is read; write it as .safetensors or .npz."
+            if file.suffix in (".pt", ".pth", ".pkl", ".pickle")
+            else f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}); move it away, or say which are "
+            "with files='*.csv'.",
+        )
+    for file in found:
+        require(
+            file.stem not in stems,
+            f"the client {file.stem!r} has several files; give one per client, or choose with files='*.csv'.",
+        )
+        stems.add(file.stem)
+    return found
+
+
+def read_files(files: list[Path]) -> Iterator[dict[str, Any]]:
+    """Tables with the same columns, for columns of text with one type for all the clients."""
+    tables = [_read_file(file) for file in files]
+    text = {name for table in tables for name, values in table.items() if isinstance(values, list)}
+    kinds = {name: _kind([value for table in tables for value in table.get(name, ())]) for name in text}
+    for table in tables:
+        yield {name: kinds[name](values) if name in kinds else values for name, values in table.items()}
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return _READERS[file.suffix](file)
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(
+            f"{file.name!r} can't be read as {file.suffix}: {first}; write it anew or move it away."
+        ) from None
+
+
+def _npz(file: Path) -> dict[str, Any]:
+    with np.load(file, allow_pickle=False) as stored:
+        return dict(stored)
+
+
+def _csv(file: Path) -> dict[str, Any]:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.reader(lines)
+        header = next(reader, [])
+        require(len(header) > 0, f"{file.name!r} is empty; its first line must name the columns.")
+        require(len(set(header)) == len(header), f"{file.name!r} names a column twice; rename one of them.")
+        rows = [row for row in reader if row]
+    for number, row in enumerate(rows):
+        require(
+            len(row) == len(header),
+            f"{file.name!r} has {len(row)} values in row {number} and {len(header)} columns; give one value per column.",
+        )
+    return {name: [row[at].strip() for row in rows] for at, name in enumerate(header)}
+
+
+_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {".npz": _npz, ".safetensors": load_file, ".csv": _csv}
+
+
+def _kind(values: list[str]) -> Callable[[list[str]], NDArray[Any]]:
+    """How a column of text is read: as whole numbers, numbers or booleans if all of it can be, else as text with gaps as None."""
+    full = [value for value in values if value]
+    for convert in (_whole, _real, _truth):
+        try:
+            convert(full)
+        except (ValueError, KeyError, OverflowError):
+            continue
+        return convert if len(full) == len(values) else _text
+    return _text
+
+
+def _whole(values: list[str]) -> NDArray[Any]:
+    return np.array([int(_plain(value)) for value in values], dtype=np.int64)
+
+
+def _real(values: list[str]) -> NDArray[Any]:
+    return np.array([float(_plain(value)) for value in values], dtype=np.float64)
+
+
+def _plain(value: str) -> str:
+    """Python reads 1_2 as 12; in a file it is a name."""
+    if "_" in value:
+        raise ValueError(value)
+    return value
+
+
+def _truth(values: list[str]) -> NDArray[Any]:
+    return np.array([{"true": True, "false": False}[value.lower()] for value in values], dtype=bool)
+
+
+def _text(values: list[str]) -> NDArray[Any]:
+    return np.array([value or None for value in values], dtype=object)

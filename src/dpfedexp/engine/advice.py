@@ -1,0 +1,498 @@
+"""What a run says about itself: before it, from public numbers alone (`preflight`); during it, from what its rounds release anyway
+(`Watch`); from start to end, for all runtimes (`Commentary`). `docs/advice.md` lists the messages and their thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from dpfedexp.core.local_rate import HELPED
+from dpfedexp.core.server import Extrapolate
+from dpfedexp.engine.plan import (
+    DEVIATIONS,
+    LEVEL,
+    SAMPLED_COHORT,
+    Advice,
+    Plan,
+    about,
+    alignment,
+    default_delta,
+    is_heard,
+    is_longer_than_noise,
+    number,
+)
+from dpfedexp.errors import checked
+
+FEW_CLIENTS = 20
+"""Below this many clients one of them is more than 5% of every mean, and what hides it hides as much of the others."""
+LARGE_EPSILON = 20.0
+"""e^20 is 5·10⁸: odds of one in a million for a guess about a client may become odds of 485 to one."""
+FEW_ROUNDS = 10
+"""Fewer rounds than this are not recommended for the sake of less noise: hardly any model is trained in them."""
+
+
+@checked
+def preflight(plan: Plan) -> list[Advice]:
+    """Everything that the public numbers of a run give reason to say, warnings first.
+
+    Formal guarantee: a function of the plan alone, so no client's data enters, and under add-remove adjacency not even their
+    number.
+
+    Args:
+        plan: the run by its public numbers.
+
+    Returns:
+        The advice; none for an algorithm that promises nothing.
+
+    >>> from dpfedexp import Full, dp_fedavg
+    >>> tiny = Plan.of(dp_fedavg(clip=1.0, target_epsilon=8.0), Full(), population=3, dimension=1000, rounds=50)
+    >>> [advice.code for advice in preflight(tiny)]
+    ['few-clients']
+    """
+    if not plan.algorithm.private:
+        return []
+    found = [few_clients(plan) or more_noise(plan) or noisy_rounds(plan), delta(plan), epsilon(plan), sampling(plan)]
+    return sorted((advice for advice in found if advice is not None), key=lambda advice: advice.level, reverse=True)
+
+
+def few_clients(plan: Plan) -> Advice | None:
+    """Fewer than `FEW_CLIENTS`: hiding a client is not the promise that such a federation needs."""
+    if plan.population >= FEW_CLIENTS:
+        return None
+    who = "1 client" if plan.population == 1 else f"{plan.population} clients"
+    drowned = plan.best_signal is not None and plan.best_signal < 1
+    numbers = _numbers(plan) if drowned else f"One of them is {1 / plan.population:.0%} of every mean."
+    return Advice(
+        "warning",
+        "few-clients",
+        f"{who}: client-level privacy can't work here, because it hides all that a whole client has to say. {numbers} Consider "
+        "record-level privacy, which hides one record of a client.",
+    )
+
+
+def more_noise(plan: Plan) -> Advice | None:
+    """The noise of all rounds together is longer than clients who all agree in every round could push."""
+    best = plan.best_signal
+    if best is None or best >= 1:
+        return None
+    trust = " A server that clients trust adds far less noise: mechanism 'central-gaussian'." if _is_local(plan) else ""
+    if is_heard(best, plan.dimension):
+        return Advice("warning", "mostly-noise", f"There will be more noise than signal. {_numbers(plan)}{trust}")
+    return Advice(
+        "warning",
+        "no-signal",
+        "The noise drowns the signal: not even clients who all say the same in every round could be told from noise. "
+        f"{_numbers(plan)}{trust}",
+    )
+
+
+def noisy_rounds(plan: Plan) -> Advice | None:
+    """A single round's mean has more noise than signal at best, though all rounds together have a signal."""
+    share, best = plan.noise_share, plan.best_signal
+    if share is None or best is None or share <= 1 or best < 1:
+        return None
+    fewer = math.floor(plan.rounds / share**2)
+    remedy = "More clients or a smaller model would help; judge the run by many rounds, not by one."
+    if fewer >= FEW_ROUNDS:
+        remedy = (
+            f"With {fewer} rounds instead of {plan.rounds}, at the same ε, the mean of each round could be signal for the larger "
+            "part: take fewer rounds and more local steps."
+        )
+    return Advice(
+        "note",
+        "noisy-rounds",
+        f"The mean of one round has at least {number(share)} times as much noise as signal ({_facts(plan)}), and all "
+        f"{plan.rounds} rounds together have at most {number(best)} times as much signal as noise. {remedy}",
+    )
+
+
+def delta(plan: Plan) -> Advice | None:
+    """δ against 1/M: above it, δ alone allows one client to be published; within a factor of 10 of it, it is not well below."""
+    given, share = plan.algorithm.delta, plan.algorithm.delta * plan.population
+    remedy = f"take delta = {default_delta(plan.population):.2g} or less."
+    if share > 1:
+        return Advice(
+            "warning",
+            "delta",
+            f"delta is {given:g} with {plan.population:,} clients: above 1/M = {1 / plan.population:.2g} it allows that one "
+            f"client's data are published as they are; {remedy}",
+        )
+    if share > 0.1 * (1 + 1e-9):
+        return Advice(
+            "note",
+            "delta",
+            f"delta is {given:g} with {plan.population:,} clients, which is {share:.2f}/M; it should be well below 1/M: {remedy}",
+        )
+    return None
+
+
+def epsilon(plan: Plan) -> Advice | None:
+    """An ε that promises next to nothing."""
+    if not plan.epsilon > LARGE_EPSILON:
+        return None
+    return Advice(
+        "warning",
+        "large-epsilon",
+        f"ε = {number(plan.epsilon)} over {plan.rounds} rounds promises next to nothing: above {LARGE_EPSILON:g}, whoever gives a "
+        "guess about a client one chance in a million may end up 99.8% sure of it. More clients pay for more noise; fewer rounds "
+        "cost less.",
+    )
+
+
+def sampling(plan: Plan) -> Advice | None:
+    """All of a large population in every round, where a sample would have about the same noise in its mean.
+
+    At one ε the noise of a sampled mean is that of the full one while z·q is well above 1; at 2 a test measures less than a tenth
+    more.
+    """
+    z = plan.noise_multiplier
+    if z is None or _is_local(plan) or plan.sampling.kind != "full":
+        return None
+    rate = _rounded_up(max(2 / z, SAMPLED_COHORT / plan.population))
+    if rate > 0.5:
+        return None
+    return Advice(
+        "note",
+        "sampling",
+        f"All {plan.population:,} clients take part in every round. With participation Poisson({rate:g}) a round would cost "
+        f"{rate:.0%} of the computation, and at the same ε its mean would have at most a tenth more noise.",
+    )
+
+
+def _numbers(plan: Plan) -> str:
+    """The numbers of a plan with more noise than signal, and what would give it as much signal."""
+    best, needed = plan.best_signal or 1.0, plan.clients_needed
+    at = plan.epsilon_for_signal()
+    ways = [
+        f"about {about(needed or 1)} clients at this ε and δ",
+        f"a model of at most {about(max(1, math.floor(plan.dimension * best**2)))} parameters",
+    ]
+    if at is not None and math.isfinite(at):
+        ways.append(f"ε ≈ {about(at)}")
+    return (
+        f"At ε = {number(plan.epsilon)} the noise of {plan.rounds} rounds adds up to {number(1 / best)} times what all clients "
+        f"together could push if they agreed in every round ({_facts(plan)}). As much signal as noise takes "
+        f"{', '.join(ways[:-1])} or {ways[-1]}."
+    )
+
+
+def _facts(plan: Plan) -> str:
+    z = "" if plan.noise_multiplier is None else f"z = {number(plan.noise_multiplier)}, "
+    return f"{z}d = {plan.dimension:,}, {number(plan.cohort)} clients a round"
+
+
+def _is_local(plan: Plan) -> bool:
+    return plan.mechanism.is_local
+
+
+def _rounded_up(rate: float) -> float:
+    """To one significant digit."""
+    step = 10.0 ** math.floor(math.log10(rate))
+    return round(math.ceil(rate / step * (1 - 1e-12)) * step, 12)
+
+
+Record = dict[str, Any]
+Norms = Callable[[], tuple[float, float]]
+"""How far the model is from its start, and how long its parameters are; asked for only in the rounds that look at it."""
+
+FIRST_LOOK = 20
+"""The first round that asks whether there is a signal; then after twice as many rounds each time."""
+EARLY = 1.0
+"""While rounds are left, a run is called drowned only if its way is this near to a random one, in standard deviations: a weak
+signal that is not proven yet mostly shows by then."""
+WINDOW = 10
+"""Rounds that must agree before something is called a trend."""
+FEWEST = 5
+"""A run of fewer rounds is too short for a verdict."""
+FAR_CLIP = 100.0
+"""Two orders of magnitude: the first rounds ran with a clip that had little to do with the updates."""
+MOVING_CLIP = 2.0
+"""A clip that moves this far within `WINDOW` rounds, every one in the same direction, has not found its place: the noise of its
+count alone does that less than once in 500 runs."""
+MOVED = 0.01
+"""A loss that moved by less than this share has not moved."""
+EXPLODED = 1e4
+"""How many times as long as at the start, or as 1, parameters may be."""
+
+_RATE = "lower the local rate, or take fewer local steps"
+
+
+@dataclass
+class Watch:
+    """Reads the records of a run as they come, and says each thing once.
+
+    Formal guarantee: it sees records, which hold released values and the server's own metrics, norms of the released model, and the
+    run's public numbers. What it says is post-processing of those.
+    """
+
+    plan: Plan
+    start_norm: float = 0.0
+    advice: list[Advice] = field(default_factory=list)
+    _records: list[Record] = field(default_factory=list)
+
+    def replay(self, history: Iterable[Record]) -> None:
+        """The rounds of a run that goes on; what was said in them is not new, and the model of then is not looked at again."""
+        for record in history:
+            self.seen(record)
+
+    def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
+        """What is new after a round; where the model stands is asked for now and then."""
+        self._records.append(record)
+        found = [self._not_finite(), self._diverging(), self._far_clip()]
+        if norms is not None and self._looks:
+            travelled, length = norms()
+            found += [self._drowned(travelled) or self._exploded(length)]
+        return self._new(found)
+
+    def end(self, norms: Norms) -> list[Advice]:
+        """What is new at the end; the last of it is the verdict, where the run learnt nothing."""
+        if not self._records:
+            return []
+        travelled, length = norms()
+        dead = self._dead(travelled, length)
+        return self._new([self._still_moving(), dead or self._one()])
+
+    def _new(self, found: Iterable[Advice | None]) -> list[Advice]:
+        known = {advice.code for advice in self.advice}
+        new = [advice for advice in found if advice is not None and advice.code not in known]
+        self.advice += new
+        return new
+
+    @property
+    def _looks(self) -> bool:
+        ratio = len(self._records) / FIRST_LOOK
+        return ratio >= 1 and math.log2(ratio).is_integer()
+
+    def _not_finite(self) -> Advice | None:
+        last = self._records[-1]
+        bad = [key for key in ("eta_g", "update_norm") if not math.isfinite(last.get(key) or 0.0)]
+        if not bad:
+            return None
+        return Advice(
+            "warning",
+            "not-finite",
+            f"Round {last['round']} released a value that is not a finite number ({bad[0]}), and the model is lost from there: "
+            f"{_RATE}.",
+        )
+
+    def _diverging(self) -> Advice | None:
+        """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
+        recent = self._records[-WINDOW:]
+        votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
+        noise = (
+            next((vote.noise for vote in self.plan.mechanism.votes if vote.name == HELPED.name), 0.0) / self.plan.cohort
+        )
+        if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
+            share = max(0.0, sum(votes) / WINDOW)
+            seen = f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Local training"
+        elif self._clip_moves() > 0 and self._noise_alone(recent):
+            seen = (
+                f"In {WINDOW} rounds the clip rose from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g}, and the released "
+                "updates are no longer than noise alone: clients go far, each its own way. They agree on nothing, or local training"
+            )
+        else:
+            return None
+        return Advice("warning", "diverging", f"{seen} diverges: {_RATE}.")
+
+    def _far_clip(self) -> Advice | None:
+        first, last = self._records[0]["clip"], self._records[-1]["clip"]
+        if not self.plan.mechanism.adapts_clip or 1 / FAR_CLIP <= last / first <= FAR_CLIP:
+            return None
+        return Advice(
+            "note",
+            "far-clip",
+            f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
+            f"{FAR_CLIP:g}: the rounds before were spent on finding it. Begin nearer: AdaptiveClip(initial={last:.1g}).",
+        )
+
+    def _clip_moves(self) -> int:
+        """1 or −1 where the clip moved up or down in each of the last rounds, and far; else 0."""
+        clips = [record["clip"] for record in self._records[-WINDOW:]]
+        if not self.plan.mechanism.adapts_clip or len(clips) < WINDOW:
+            return 0
+        steps = [after - before for before, after in pairwise(clips)]
+        if all(step > 0 for step in steps) and clips[-1] > MOVING_CLIP * clips[0]:
+            return 1
+        return -1 if all(step < 0 for step in steps) and clips[0] > MOVING_CLIP * clips[-1] else 0
+
+    def _still_moving(self) -> Advice | None:
+        moves, recent = self._clip_moves(), self._records[-WINDOW:]
+        if not moves:
+            return None
+        seen = f"from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g} in the last {WINDOW} rounds"
+        if moves < 0 and self._noise_alone(recent):
+            return Advice(
+                "warning",
+                "vanishing",
+                f"The clip fell {seen}, and the released updates are no longer than noise alone: clients send next to nothing. "
+                f"Training that ends in infinite or missing numbers sends zero, and so does a dead network: {_RATE}.",
+            )
+        return Advice(
+            "note",
+            "moving-clip",
+            f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end of "
+            "training; otherwise begin nearer with AdaptiveClip(initial=…), or take more rounds.",
+        )
+
+    def _one(self) -> Advice | None:
+        """η_g was 1 in the second half of the rounds: the safe step begins above it, and falls where nothing supports it."""
+        records = self._records
+        longer = [number for number, record in enumerate(records, 1) if record["eta_g"] > 1.0]
+        last = max(longer, default=0)
+        if "fedexp" not in self.plan.algorithm.name or len(records) < FEWEST or 2 * last > len(records):
+            return None
+        when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
+        return Advice(
+            "note",
+            "no-extrapolation",
+            f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is as it should be "
+            "where clients disagree or noise prevails.",
+        )
+
+    def _exploded(self, length: float) -> Advice | None:
+        most = EXPLODED * max(self.start_norm, 1.0)
+        if length <= most:
+            return None
+        return Advice(
+            "warning",
+            "exploded",
+            f"After round {self._records[-1]['round']} the model's parameters have norm {length:.3g}; at the start it was "
+            f"{self.start_norm:.3g}. The run diverges: {_RATE}.",
+        )
+
+    def _drowned(self, travelled: float) -> Advice | None:
+        reason = self._nothing_but_noise(travelled, EARLY)
+        return None if reason is None else Advice("warning", "drowned", f"So far {reason}")
+
+    def _dead(self, travelled: float, length: float) -> Advice | None:
+        """The verdict. That noise can't be told from what was released proves nothing about the model, and is not said to."""
+        if len(self._records) < FEWEST:
+            return None
+        lost = next((advice for advice in self.advice if advice.code == "not-finite"), None)
+        noise = self._nothing_but_noise(travelled, DEVIATIONS)
+        lost = lost or (None if noise else self._exploded(length))
+        failed = lost.sentence if lost else self._loss_still()
+        if failed:
+            return Advice("warning", "dead", f"This run learnt nothing: {failed[0].lower()}{failed[1:]}")
+        if noise:
+            return Advice("warning", "dead", f"Nothing shows that this run learnt anything: {noise}")
+        return None
+
+    def _nothing_but_noise(self, travelled: float, deviations: float) -> str | None:
+        """A sentence where neither the lengths of the updates nor the way of the model differ from what noise alone would do."""
+        records, plan = self._records, self.plan
+        known = all(record.get("update_norm") is not None for record in records)
+        if not known or not plan.algorithm.private or plan.algorithm.server != Extrapolate():
+            return None
+        moves = [record["eta_g"] * record["update_norm"] for record in records]
+        if not math.isfinite(sum(moves)) or abs(alignment(moves, travelled, plan.dimension)) > deviations:
+            return None
+        if self._noise_alone(records) is False or self._improved():
+            return None
+        few = f"there are too few clients for this ε and {plan.dimension:,} parameters (`dpfedexp plan` says how many it takes)"
+        hopeless = plan.best_signal is not None and not is_heard(plan.best_signal, plan.dimension)
+        cause = f"T{few[1:]}." if hopeless else f"Either {few}, or local training diverges and sends nothing: {_RATE}."
+        return (
+            f"in {len(records)} rounds neither the lengths of the updates nor the way that the model went differed from noise "
+            f"alone (tests at {LEVEL:.0%}). {cause}"
+        )
+
+    def _noise_alone(self, records: list[Record]) -> bool | None:
+        """Whether updates are no longer than noise; None where the mechanism does not say how much noise they have."""
+        plan, squares, variances = self.plan, [], []
+        for record in records:
+            norm, at = record.get("update_norm"), plan.mechanism.at_radius(record["clip"])
+            variance = at.noise_variance(plan.cohort, record.get("valid", plan.cohort))
+            if norm is None or not variance:
+                return None
+            squares.append(norm**2)
+            variances.append(variance)
+        return not is_longer_than_noise(squares, variances, plan.dimension)
+
+    def _loss_still(self) -> str | None:
+        """A sentence where a loss that the server knows of did not fall after the first round, and no accuracy rose."""
+        name = next((key for record in self._records for key in record if _is_loss(key)), None)
+        values = [] if name is None else self._values(name)
+        if name is None or len(values) < FEWEST or self._improved():
+            return None
+        return (
+            f"{name.replace('_', ' ')} was {number(values[0])} when it was first measured and {number(values[-1])} at the end. "
+            "Another local rate may help; so may more clients or a larger ε (`dpfedexp plan`)."
+        )
+
+    def _improved(self) -> bool:
+        """Whether a loss of the server's own fell by a share of `MOVED` since it was first measured, or an accuracy rose by it."""
+        for name in {key for record in self._records for key in record}:
+            measured = _is_loss(name) or (name.endswith("accuracy") and not name.startswith("nonprivate_"))
+            values = self._values(name) if measured else []
+            if len(values) < 2:
+                continue
+            first, last = values[0], values[-1]
+            if last < first - MOVED * abs(first) if _is_loss(name) else last > first + MOVED:
+                return True
+        return False
+
+    def _values(self, name: str) -> list[float]:
+        return [record[name] for record in self._records if record.get(name) is not None]
+
+
+def _is_loss(key: str) -> bool:
+    return key.endswith("loss") and not key.startswith("nonprivate")
+
+
+def silence(advice: Advice) -> None:
+    """For runs whose settings nobody chose to be good ones, such as those of an audit."""
+
+
+@dataclass(frozen=True)
+class Commentary:
+    """Tells whoever listens what there is to say, each thing once.
+
+    Formal guarantee: that of `preflight` and `Watch`: public numbers, records of rounds and norms of the released model enter, and
+    nothing else.
+    """
+
+    plan: Plan
+    start: Tensor
+    tell: Callable[[Advice], None] = field(repr=False)
+
+    @cached_property
+    def watch(self) -> Watch:
+        return Watch(self.plan, float(self.start.norm()))
+
+    @cached_property
+    def before(self) -> list[Advice]:
+        """The preflight's advice."""
+        return preflight(self.plan)
+
+    @property
+    def advice(self) -> list[Advice]:
+        """Everything that there was to say so far."""
+        return [*self.before, *self.watch.advice]
+
+    def begin(self, history: Iterable[Record] = ()) -> None:
+        """Before the first round, or before those that are left of a run with this history; tells the preflight."""
+        self.watch.replay(history)
+        self._say(self.before)
+
+    def after(self, record: Record, w: Tensor) -> None:
+        """A round is complete, and the parameters are w."""
+        self._say(self.watch.seen(record, partial(self._norms, w)))
+
+    def end(self, w: Tensor) -> None:
+        """No round comes after this."""
+        self._say(self.watch.end(partial(self._norms, w)))
+
+    def _norms(self, w: Tensor) -> tuple[float, float]:
+        return float((w - self.start).norm()), float(w.norm())
+
+    def _say(self, advice: Iterable[Advice]) -> None:
+        for one in advice:
+            self.tell(one)

@@ -1,0 +1,286 @@
+"""A run by its public numbers, before anything is spent: how its noise compares with the most that clients can say.
+
+The clients' mean update is at most as long as the clip C, when all of them push the same way. Its noise has norm zC√d/(qM) in
+central privacy, zC√d/√(qM) in local privacy; the mechanism says which. Over T rounds pushes add up to at most T·C and independent
+noises to √T times one, so the best that any data can give is a signal of `best_signal` = √T·C/noise. Below 1, the model moves
+farther by noise than by anything that clients say. Models can bear that to a point, because noise goes in all d directions and a
+signal in few. Far below 1, what clients who all agree in every round would release can't be told from noise (`is_heard`).
+At one ε the noise of a round grows like √T, so these numbers depend on ε, d and M and hardly on the number of rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from scipy.special import chdtrc
+
+from dpfedexp.accounting import Event, Sampling, compose
+from dpfedexp.algorithms import Algorithm, dp_fedavg
+from dpfedexp.algorithms.participation import Full, Participation, Poisson
+from dpfedexp.errors import InputError, checked, is_count, require
+from dpfedexp.mechanisms import Mechanism, Secure
+
+Level = Literal["note", "warning"]
+
+
+@checked
+@dataclass(frozen=True)
+class Advice:
+    """Something worth knowing about a run.
+
+    Formal guarantee: it is computed from public numbers and released values alone, so it may be shown and written anywhere.
+
+    Args:
+        level: "warning" where the run is likely to be in vain or to promise little, "note" otherwise.
+        code: which message it is, as `docs/advice.md` lists them.
+        sentence: what is seen, and what to do.
+    """
+
+    level: Level
+    code: str
+    sentence: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def number(value: float) -> str:
+    """A number as people read it: 1,234 or 12 or 0.034.
+
+    >>> number(1234.5), number(12.34), number(0.0337)
+    ('1,234', '12', '0.034')
+    """
+    return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.2g}"
+
+
+def about(value: float) -> str:
+    """A number of which two digits matter.
+
+    >>> about(36_573_198), about(334), about(6.2)
+    ('37,000,000', '330', '6.2')
+    """
+    return f"{float(f'{value:.2g}'):,.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+
+
+def log(logger: logging.Logger, advice: Advice) -> None:
+    """Tells an advice to a log, at its own level."""
+    logger.log(logging.WARNING if advice.level == "warning" else logging.INFO, "%s", advice.sentence)
+
+
+LEVEL = 0.01
+"""How often a test takes noise for a signal. A run of nothing but noise is recognised all but one time in a hundred."""
+DEVIATIONS = 2.326
+"""How many standard deviations a normal number exceeds with probability `LEVEL`."""
+
+
+def is_longer_than_noise(squares: Sequence[float], variances: Sequence[float], dimension: int) -> bool:
+    """Whether updates are longer than noise alone: Σ‖c̄_t‖²/v_t of T rounds is χ² with dT degrees of freedom if they are not.
+
+    v_t is the variance of the noise in a coordinate.
+
+    >>> is_longer_than_noise([100.0, 100.0], [1.0, 1.0], 100), is_longer_than_noise([200.0], [1.0], 100)
+    (False, True)
+    """
+    total = sum(square / variance for square, variance in zip(squares, variances, strict=True))
+    return not float(chdtrc(dimension * len(squares), total)) > LEVEL
+
+
+def alignment(moves: Sequence[float], travelled: float, dimension: int) -> float:
+    """How far the moves of T rounds agree in direction, in standard deviations of what independent random directions would do.
+
+    Moves of lengths a_t in independent uniform directions end at a squared distance with mean Σa² and variance
+    2((Σa²)² − Σa⁴)/d. Rounds that push the same way end farther, rounds that take back what others did nearer. A signal that stays
+    adds up over rounds while noise averages out, so this finds signals that no single round shows. It needs no noise level.
+
+    >>> alignment([1.0] * 9, 3.0, 50)
+    0.0
+    >>> alignment([1.0] * 9, 9.0, 50) > 30
+    True
+    """
+    squares = [move**2 for move in moves]
+    total = sum(squares)
+    spread = math.sqrt(max(2 * (total**2 - sum(square**2 for square in squares)) / dimension, 0.0))
+    return (travelled**2 - total) / spread if spread > 0 else 0.0
+
+
+def is_heard(signal: float, dimension: int) -> bool:
+    """Whether `alignment` would notice pushes that all go the same way, with this signal over noise of all rounds together.
+
+    T pushes of length s and noises of norm n travel T²s² + Tn² in squared distance. Noise alone travels Tn², with a standard
+    deviation of Tn²·√(2/d), so the pushes make signal²·√(d/2) deviations, with signal = √T·s/n.
+    """
+    return signal**2 * math.sqrt(dimension / 2) >= DEVIATIONS
+
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+ROUNDS = (20, 50, 100, 200)
+RATES = (0.1, 0.01)
+SAMPLED_COHORT = 1000
+"""Sampling is worth a thought where this many clients are left in a round: a count of them is known to 3%."""
+
+Verdict = Literal["clear", "noisy rounds", "mostly noise", "no signal"]
+
+
+@checked
+def default_delta(population: int) -> float:
+    """The δ of a run that names none: a tenth of 1/M, and at most 10⁻⁵.
+
+    δ must be well below 1/M: a mechanism that publishes one client's data as they are, drawn at random, has δ = 1/M and ε = 0.
+
+    Args:
+        population: the public number of clients M.
+
+    >>> default_delta(1000), default_delta(50_000)
+    (1e-05, 2e-06)
+    """
+    require(is_count(population), f"population is {population!r}; it must be a positive whole number.")
+    return min(1e-5, 0.1 / population)
+
+
+@checked
+@dataclass(frozen=True)
+class Plan:
+    """A run by its public numbers: no client's data, and no count of clients that was not declared.
+
+    Args:
+        algorithm: what is run.
+        mechanism: the algorithm's, with every constant in place.
+        sampling: who takes part, as the accountant is told.
+        population: the declared number of clients M.
+        cohort: the public number of clients of a round, qM.
+        dimension: parameters of the model.
+        rounds: how many rounds.
+    """
+
+    algorithm: Algorithm
+    mechanism: Mechanism
+    sampling: Sampling
+    population: int
+    cohort: float
+    dimension: int
+    rounds: int
+
+    @staticmethod
+    def of(
+        algorithm: Algorithm,
+        participation: Participation,
+        population: int,
+        dimension: int,
+        rounds: int,
+        secure: Secure = False,
+    ) -> Plan:
+        """The plan of an algorithm; calibrating the noise of a sampled round takes seconds."""
+        for name, count in (("population", population), ("dimension", dimension), ("rounds", rounds)):
+            require(is_count(count), f"{name} is {count!r}; it must be a positive whole number.")
+        sampling, cohort = participation.sampling(population), participation.expected(population)
+        mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure)
+        return Plan.bound(algorithm, mechanism, participation, population, dimension, rounds)
+
+    @staticmethod
+    def bound(
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        participation: Participation,
+        population: int,
+        dimension: int,
+        rounds: int,
+    ) -> Plan:
+        """The plan of an algorithm whose mechanism is known already."""
+        sampling, cohort = participation.sampling(population), participation.expected(population)
+        return Plan(algorithm, mechanism, sampling, population, cohort, dimension, rounds)
+
+    @cached_property
+    def noise_share(self) -> float | None:
+        """The norm of the noise in the mean of a round over the clip; None where the mechanism does not say."""
+        return self.mechanism.noise_share(self.dimension, self.cohort)
+
+    @property
+    def best_signal(self) -> float | None:
+        """Signal over noise of all rounds together, were all clients to push the same way by the whole clip in each."""
+        share = self.noise_share
+        return None if share is None else math.sqrt(self.rounds) / share if share > 0 else math.inf
+
+    @property
+    def clients_needed(self) -> int | None:
+        """How many clients there must be for a `best_signal` of 1 at this ε, δ, sampling rate and dimension."""
+        best = self.best_signal
+        if best is None or best == math.inf:
+            return None
+        # Noise on the sum of all clients is averaged as 1/M, noise on each of their reports as 1/√M.
+        return max(1, math.ceil(self.population / best ** (2 if self.mechanism.is_local else 1)))
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """z, where the mechanism has one."""
+        return getattr(self.mechanism, "noise_multiplier", None)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε of all rounds together at the algorithm's δ."""
+        if self.algorithm.target_epsilon is not None and self.algorithm.target_per == "total":
+            return self.algorithm.target_epsilon
+        return self._epsilon_of(self.mechanism.event(self.sampling))
+
+    def epsilon_for_signal(self) -> float | None:
+        """The ε at which `best_signal` would be 1; None where the mechanism is not tuned by a noise multiplier."""
+        z, best = self.noise_multiplier, self.best_signal
+        if z is None or best is None:
+            return None
+        quieter = replace(self.algorithm, noise_multiplier=z * best, target_epsilon=None)
+        return self._epsilon_of(quieter.event(self.dimension, self.cohort, self.sampling, self.rounds))
+
+    def _epsilon_of(self, event: Event) -> float:
+        return compose([(event, self.rounds)], self.algorithm.delta).epsilon
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """In two words; None where the mechanism does not say how much noise it adds."""
+        if self.noise_share is None or self.best_signal is None:
+            return None
+        if self.best_signal < 1:
+            return "mostly noise" if is_heard(self.best_signal, self.dimension) else "no signal"
+        return "noisy rounds" if self.noise_share > 1 else "clear"
+
+
+@checked
+def sampling_rates(population: int) -> list[float]:
+    """The sampling rates that make sense: everybody, and rates that leave `SAMPLED_COHORT` clients or more in a round."""
+    return [1.0, *(rate for rate in RATES if rate * population >= SAMPLED_COHORT)]
+
+
+@checked
+def plans(
+    population: int,
+    dimension: int,
+    *,
+    delta: float,
+    mechanism: str = "central-gaussian",
+    epsilons: Sequence[float] = EPSILONS,
+    rounds: Sequence[int] = ROUNDS,
+    rates: Sequence[float] = (1.0,),
+) -> Iterator[Plan]:
+    """One plan for each sampling rate, ε and number of rounds, in this order.
+
+    Args:
+        population: the declared number of clients.
+        dimension: parameters of the model.
+        delta: δ of every plan.
+        mechanism: who adds the noise; the clip plays no role, because noise and signal are in its units.
+        epsilons: ε of all rounds together.
+        rounds: numbers of rounds.
+        rates: expected fractions of the clients in a round; 1 for all of them.
+    """
+    for name, values in (("epsilon", epsilons), ("rounds", rounds), ("rate", rates)):
+        if not values:
+            raise InputError(f"{name} is empty; give at least one value.")
+    for rate in rates:
+        participation: Participation = Full() if rate == 1 else Poisson(rate)
+        for epsilon in epsilons:
+            algorithm = dp_fedavg(clip=1.0, mechanism=mechanism, target_epsilon=epsilon, delta=delta)
+            for count in rounds:
+                yield Plan.of(algorithm, participation, population, dimension, count)

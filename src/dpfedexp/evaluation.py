@@ -1,0 +1,299 @@
+"""What the server measures of a released model on a test set of its own, on data that are not the clients' (docs/losses.md).
+
+Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp.core.losses import Loss, Reading, class_dimension, read, reading_of, resolve, same_but_ones
+from dpfedexp.errors import InputError, checked
+from dpfedexp.inputs import Inputs, call, each, leaves
+
+__all__ = ["Evaluate", "Metric", "auc", "check_metrics", "on_test_set"]
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+Metric = Callable[[Tensor, Tensor], float]
+
+
+@checked
+def on_test_set(
+    inputs: Inputs,
+    targets: Tensor,
+    loss: str | Loss | None = None,
+    batch: int = 2048,
+    *,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Evaluate:
+    """Mean loss, and whatever else is defined for this loss and these targets, over a test set that stays on its device.
+
+    Class labels: `test_accuracy`, over all positions of sequences, and `test_auc` of two classes. One logit with 0/1 targets:
+    `test_accuracy` and `test_auc`. Several labels per example: `test_label_accuracy` and `test_exact_match`. Numbers: `test_mae`,
+    `test_rmse` and `test_r2`. What is not defined is not reported (docs/losses.md).
+
+    Args:
+        inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
+        targets: one per input; what they are for is remembered, so NumPy must not change them afterwards.
+        loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
+        batch: rows that go through the model at a time.
+        metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with
+            test_ before the name.
+
+    Returns:
+        A function from a model to its metrics, for `train(..., evaluate=…)`.
+
+    Example:
+        >>> inputs, targets = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0.0, 1.0, 3.0])
+        >>> bias = lambda outputs, targets: float((outputs - targets).mean())
+        >>> evaluate = on_test_set(inputs, targets, "mse", metrics={"bias": bias})
+        >>> {name: round(value, 3) for name, value in evaluate(nn.Flatten(0)).items()}
+        {'test_loss': 0.333, 'test_mae': 0.333, 'test_rmse': 0.577, 'test_r2': 0.786, 'test_bias': -0.333}
+    """
+    rows = len(leaves(inputs)[0])
+    if rows != len(targets) or rows == 0:
+        raise InputError(
+            f"the test set has {rows} inputs and {len(targets)} targets; it needs equally many, at least 1."
+        )
+    check_metrics(metrics)
+    per_example = resolve(loss, targets)
+
+    known: dict[tuple[object, ...], list[Measure]] = {}
+
+    def fresh(outputs: Tensor) -> list[Measure]:
+        """What is measured, with nothing added yet. What that is follows from shapes and targets, and is asked once."""
+        asked = (outputs.shape[1:], None if targets.is_inference() else targets._version)
+        if asked not in known:
+            known.clear()
+            known[asked] = measures(reading_of(per_example), outputs, targets)
+        return copy.deepcopy(known[asked])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        # Numbers stay on the device until all is asked: nobody waits for a batch before the next.
+        total = torch.zeros((), dtype=torch.float64, device=targets.device)
+        taken: list[Measure] = []
+        with torch.no_grad():
+            for start in range(0, len(targets), batch):
+                part = slice(start, start + batch)
+                y = targets[part]
+                outputs = read(per_example, call(model, each(operator.itemgetter(part), inputs)))
+                total = total + per_example(outputs, y).sum()
+                if start == 0:
+                    # Outputs of several parts are the loss's own business: nothing else is known of them.
+                    taken = fresh(outputs) if isinstance(outputs, Tensor) else []
+                    taken += [OwnMetrics(metrics)] if metrics else []
+                for measure in taken:
+                    measure.add(outputs, y)
+        found = {"test_loss": float(total) / len(targets)}
+        for measure in taken:
+            found |= measure.result()
+        return found
+
+    return evaluate
+
+
+class Measure(Protocol):
+    """Takes batches of outputs and targets, and has its numbers at the end."""
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def result(self) -> dict[str, float]: ...
+
+
+class Shares:
+    """Shares of what is right, each by a function of a batch: which are right, and how many count."""
+
+    def __init__(self, **parts: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]) -> None:
+        self.parts = parts
+        self.found: dict[str, tuple[Any, Any]] = dict.fromkeys(parts, (0, 0))
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        for name, part in self.parts.items():
+            (before, all_before), (right, counted) = self.found[name], part(outputs, targets)
+            self.found[name] = before + right.sum(), all_before + counted
+
+    def result(self) -> dict[str, float]:
+        return {
+            f"test_{name}": int(right) / int(counted) for name, (right, counted) in self.found.items() if int(counted)
+        }
+
+
+class Auc:
+    """The probability that an example of class 1 scores above one of class 0, ties counting half.
+
+    A rank statistic needs every score: one number per example is kept.
+    """
+
+    def __init__(self, score: Callable[[Tensor], Tensor]) -> None:
+        self.score = score
+        self.scores: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.scores.append(self.score(outputs).flatten())
+        self.targets.append(targets.flatten() > 0.5)
+
+    def result(self) -> dict[str, float]:
+        return {"test_auc": auc(torch.cat(self.scores), torch.cat(self.targets))}
+
+
+def auc(scores: Tensor, positive: Tensor) -> float:
+    """(R − p(p+1)/2) / (p·q) of the p positive ones' ranks R among all p + q, equal scores sharing their mean rank."""
+    if bool(scores.isnan().any()):
+        return math.nan
+    _, place, many = scores.unique(return_inverse=True, return_counts=True)
+    ends = many.double().cumsum(0)
+    ranks = (ends - (many - 1) / 2)[place]
+    p = int(positive.sum())
+    q = len(positive) - p
+    return (float(ranks[positive].sum()) - p * (p + 1) / 2) / (p * q)
+
+
+class Errors:
+    """Mean absolute and root mean squared error over all numbers, and R², for several outputs the mean of theirs.
+
+    R² is 1 − Σ(target − prediction)²/Σ(target − mean)²; a column of targets that never changes has none, and then it is left out.
+    """
+
+    def __init__(self, targets: Tensor, log: bool) -> None:
+        rows = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+        mean = rows.double().mean(0)
+        self.spread = torch.zeros_like(mean)
+        for part in rows.split(65536):
+            self.spread += (part.double() - mean).square().sum(0)
+        self.log = log
+        self.squares, self.absolute, self.count = torch.zeros_like(mean), 0.0, 0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        predicted = outputs.exp() if self.log else outputs
+        off = (predicted.double().reshape(targets.shape) - targets.double()).reshape(len(targets), -1)
+        self.squares += off.square().sum(0)
+        self.absolute += float(off.abs().sum())
+        self.count += off.numel()
+
+    def result(self) -> dict[str, float]:
+        found = {
+            "test_mae": self.absolute / self.count,
+            "test_rmse": math.sqrt(float(self.squares.sum()) / self.count),
+        }
+        if bool((self.spread > 0).all()):
+            found["test_r2"] = float((1 - self.squares / self.spread).mean())
+        return found
+
+
+class OwnMetrics:
+    """The caller's functions of all outputs and all targets, which are kept on the CPU for them."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.metrics = metrics
+        self.outputs: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        if not isinstance(outputs, Tensor):
+            raise InputError(
+                f"metrics are functions of one tensor of outputs, and the model returns a {type(outputs).__name__}; give "
+                "evaluate, a function (model) → dict, instead."
+            )
+        self.outputs.append(outputs.cpu())
+        self.targets.append(targets.cpu())
+
+    def result(self) -> dict[str, float]:
+        outputs, targets = torch.cat(self.outputs), torch.cat(self.targets)
+        return {
+            f"test_{name.removeprefix('test_')}": _number(name, metric, outputs, targets)
+            for name, metric in self.metrics.items()
+        }
+
+
+def _number(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    try:
+        value: Any = metric(outputs, targets)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise InputError(
+            f"metrics[{name!r}] can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
+            f"{tuple(targets.shape)}: {first}"
+        ) from error
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"metrics[{name!r}] returned a {type(value).__name__}; it must return one number for the whole test set."
+        ) from None
+
+
+def check_metrics(metrics: Any) -> None:
+    """Raises `InputError` where own metrics are not functions by name."""
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and name for name in metrics):
+        raise InputError(
+            f"metrics is a {type(metrics).__name__}; it must be a dict such as "
+            "{'bias': lambda outputs, targets: float((outputs - targets).mean())}."
+        )
+    if "loss" in metrics or "test_loss" in metrics:
+        raise InputError(
+            "metrics has a 'loss', but test_loss is the loss that the run trains with; give it another name."
+        )
+    for name, metric in metrics.items():
+        if not callable(metric) or isinstance(metric, type):
+            raise InputError(f"metrics[{name!r}] is {metric!r}; it must be a function (outputs, targets) → number.")
+
+
+def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:
+    """What is defined for outputs of this shape and these targets, of which all are given, as the loss reads them."""
+    if not isinstance(outputs, Tensor) or targets.numel() == 0:
+        return []
+    some = targets[: len(outputs)]
+    classes = class_dimension(outputs, some, second=reading.second)
+    if reading.kind in ("classes", "unknown") and classes is not None and outputs.shape[classes] > 1:
+        return _of_classes(reading, targets, outputs.shape[classes])
+    if not same_but_ones(outputs, some):
+        return []
+    zero_one = bool(((targets == 0) | (targets == 1)).all())
+    single = targets.numel() == len(targets)
+
+    def right(o: Tensor, t: Tensor) -> Tensor:
+        return ((o.reshape(t.shape) > reading.threshold) == (t > 0.5)).reshape(len(t), -1)
+
+    match reading.kind:
+        case "binary" if zero_one and single:
+            return [Shares(accuracy=lambda o, t: (right(o, t), len(t))), *_auc(targets, lambda o: o)]
+        case "binary" if zero_one:
+            every = {"label_accuracy": lambda o, t: (right(o, t), t.numel())}
+            return [Shares(**every, exact_match=lambda o, t: (right(o, t).all(1), len(t)))]
+        case "numbers":
+            return [Errors(targets, reading.log)]
+        # Whether the outputs of a function of the caller's own are logits or probabilities is not known; their order is.
+        case "unknown" if zero_one:
+            return _auc(targets, lambda o: o) if single else []
+        case "unknown" if targets.is_floating_point():
+            return [Errors(targets, log=False)]
+    return []
+
+
+def _of_classes(reading: Reading, targets: Tensor, classes: int) -> list[Measure]:
+    labels = targets[targets != reading.ignored]
+    if targets.is_floating_point() or labels.numel() == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:
+        return []
+
+    def highest(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Over all positions whose label counts."""
+        at, counts = class_dimension(outputs, targets, second=reading.second), targets != reading.ignored
+        return (counts & False, 0) if at is None else ((outputs.argmax(at) == targets) & counts, counts.sum())
+
+    two = classes == 2 and targets.dim() == 1 and len(labels) == len(targets)
+    return [Shares(accuracy=highest), *(_auc(targets, lambda o: o[:, 1] - o[:, 0]) if two else [])]
+
+
+def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
+    """Needs examples of both classes."""
+    return [Auc(score)] if bool((targets > 0.5).any()) and bool((targets < 0.5).any()) else []

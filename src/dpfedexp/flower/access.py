@@ -1,0 +1,259 @@
+"""Who may reach what: users of a machine, nodes by their keys, requests by their paths, and which Flower stands behind it.
+
+A node's id follows from its public key, so it is the same after every restart and on every SuperLink. Flower draws ids and forgets
+them with its database. Here a list of keys is a list of ids: the SuperLink lets these nodes in, and a run asks these nodes only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import inspect
+import ipaddress
+import os
+import shlex
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.errors import InputError, require
+
+VERSIONS = ("1.41.0", "1.42.0")
+"""The versions of Flower whose private functions `dpfedexp node`, `superexec` and `superlink` were read against."""
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Where Linux lists TCP sockets with the users who opened them."""
+_ESTABLISHED = "01"
+_PR_SET_DUMPABLE = 4
+_FLOWERS = {b"flower-superexec", b"flwr-clientapp"}
+"""Programs of Flower's that have an app's data or start what has them. Our own forbid cores themselves."""
+_FEWEST = 2
+"""Flower keeps the node ids 0 and 1 for itself."""
+
+Address = tuple[str, int]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def check_flower(command: str, module: Any = None, functions: Mapping[str, list[str]] | None = None) -> None:
+    """Refuses any other version of Flower, and functions of its own that are missing or take other arguments.
+
+    Args:
+        command: what stands on them, such as "node", for the sentence.
+        module: where the functions are.
+        functions: names and the arguments that were there in `VERSIONS`.
+    """
+    import flwr
+
+    made_for = " or ".join(VERSIONS)
+
+    def refuse(found: str) -> InputError:
+        return InputError(
+            f"dpfedexp {command} was made for flwr {made_for}, and this is {flwr.__version__}{found}; install flwr=={VERSIONS[-1]}."
+        )
+
+    if flwr.__version__ not in VERSIONS:
+        raise refuse("")
+    for name, expected in (functions or {}).items():
+        function = getattr(module, name, None)
+        if function is None or list(inspect.signature(function).parameters) != expected:
+            state = "missing" if function is None else "another one"
+            raise refuse(f", whose {module.__name__}.{name} is {state}")
+
+
+def node_id(public_key: bytes) -> int:
+    """The id of the node with this key, as Flower writes keys (PEM): the first 63 bits of its hash."""
+    return max(_FEWEST, int.from_bytes(hashlib.sha256(b"dpfedexp-node\0" + public_key).digest()[:8], "big") >> 1)
+
+
+def read_keys(path: Path | str) -> list[bytes]:
+    """The public keys in a file, one to a line as `ssh-keygen` writes them; # begins a comment."""
+    keys = [_key(path, number, line) for number, line in _lines(path) if not line.isdecimal()]
+    require(len(set(keys)) == len(keys), f"{str(path)!r} names a key twice.")
+    return keys
+
+
+def read_nodes(path: Path | str) -> tuple[int, ...]:
+    """The ids of the nodes in a file of public keys, sorted. A node without a key of its own is a line with its id."""
+    ids = [int(line) if line.isdecimal() else node_id(_key(path, number, line)) for number, line in _lines(path)]
+    require(bool(ids), f"{str(path)!r} names no node; it has a public key on each line.")
+    require(len(set(ids)) == len(ids), f"{str(path)!r} names a node twice.")
+    return tuple(sorted(ids))
+
+
+def _lines(path: Path | str) -> list[tuple[int, str]]:
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the list of nodes {str(path)!r} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"the list of nodes {str(path)!r} is not text.") from None
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def _key(path: Path | str, number: int, line: str) -> bytes:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+        key = load_ssh_public_key(line.encode())
+        if isinstance(key, EllipticCurvePublicKey):
+            return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    raise InputError(
+        f"{str(path)!r}, line {number}: not a public key of a node; make one with ssh-keygen -t ecdsa -b 384, and copy the "
+        "line of its .pub file."
+    )
+
+
+def parse_address(address: str, name: str) -> tuple[str, int]:
+    """Host and port of an IP address and a port, such as 0.0.0.0:9092 or [::]:9092; `name` is the setting's, for the sentence."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        ipaddress.ip_address(host)
+        number = int(port)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= 65535:
+        raise InputError(f"{name} is {address!r}; it must be an IP address and a port, such as 127.0.0.1:9092.")
+    return host, number
+
+
+def check_file(path: Path, most: int, *, owned: bool = True) -> None:
+    """Refuses a file that other users can reach, with the command that closes it, and folders where they could exchange it.
+
+    Args:
+        path: a file.
+        most: the mode that it may have at most. Rights of this process's own group count as its own.
+        owned: whether it must belong to this process's user or to root.
+    """
+    path = path.expanduser().resolve()
+    _check(path, most, owned)
+    for folder in path.parents:
+        _check(folder, 0o755, owned=True)
+
+
+def check_folder(path: Path) -> None:
+    """Refuses a folder that other users can write to, itself or one above it, with the command that closes it."""
+    for folder in (path.resolve(), *path.resolve().parents):
+        _check(folder, 0o755, owned=True)
+
+
+def _check(path: Path, most: int, owned: bool) -> None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} can't be read: {error.strerror}.") from None
+    mode, name, own = stat.S_IMODE(found.st_mode), shlex.quote(str(path)), os.geteuid()
+    require(
+        not owned or found.st_uid in (0, own),
+        f"{str(path)!r} belongs to another user (id {found.st_uid}), who can change it: chown {own} {name}",
+    )
+    if stat.S_ISDIR(found.st_mode) and mode & stat.S_ISVTX:
+        return
+    more = mode & ~most & (stat.S_IRWXO if found.st_gid == os.getegid() else stat.S_IRWXG | stat.S_IRWXO)
+    if more:
+        done = "written" if more & (stat.S_IWGRP | stat.S_IWOTH) else "read"
+        fix = "go-w" if stat.S_ISDIR(found.st_mode) else f"{most:o}"
+        raise InputError(
+            f"{str(path)!r} can be {done} by other users of this machine (its mode is {mode:o}): chmod {fix} {name}"
+        )
+
+
+def forbid_core_dumps() -> None:
+    """Neither this process nor one that it starts leaves its memory on disk when it crashes.
+
+    The limit is inherited. That other processes of the same user may not look into this one, nor a handler of core dumps, ends
+    with the next program, which has to ask for it itself.
+    """
+    with contextlib.suppress(ImportError):  # POSIX only
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def core_dumpers(user: int) -> list[int]:
+    """Processes of a user that run Flower's own programs for apps and may dump core, as far as Linux tells."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")[:2]  # the interpreter and the program
+            if not any(os.path.basename(word) in _FLOWERS for word in words):
+                continue
+            # The folder of a process that can't be dumped is root's, so its own file says whose it is.
+            owner, limits = _field(entry / "status", "Uid:")[1], _field(entry / "limits", "Max core file size")[4:6]
+            if int(owner) == user and limits != ["0", "0"]:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _field(path: Path, name: str) -> list[str]:
+    """The words of the line of a file in /proc that begins with this name."""
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    return next(line for line in lines if line.startswith(name)).split()
+
+
+def peer(client: Address | None, server: Address | None) -> str | None:
+    """Who is at the other end of a connection: a user of this machine, or the address of another machine.
+
+    Only Linux tells users; elsewhere all processes of this machine are one. None where nothing is known.
+
+    Args:
+        client: the other end's address and port.
+        server: this end's.
+    """
+    if client is None or server is None:
+        return None
+    user = _user(client, server)
+    if user is not None:
+        return f"user {user}"
+    here = ipaddress.ip_address(client[0].partition("%")[0])
+    mapped = getattr(here, "ipv4_mapped", None)
+    if (mapped or here).is_loopback or client[0] == server[0]:
+        return None if TABLES[0].exists() else "user"
+    return str(here)
+
+
+def _user(client: Address, server: Address) -> int | None:
+    """The user who opened the other end, where that is on this machine."""
+    owners = set()
+    for table, family in zip(TABLES, (socket.AF_INET, socket.AF_INET6), strict=True):
+        try:
+            wanted = [_in_table(client, family), _in_table(server, family), _ESTABLISHED]
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except (OSError, ValueError):
+            continue
+        # Established only: a socket that its owner has closed already is listed as root's.
+        owners |= {int(fields[7]) for fields in map(str.split, lines) if fields[1:4] == wanted}
+    return owners.pop() if len(owners) == 1 else None
+
+
+def _in_table(address: Address, family: socket.AddressFamily) -> str:
+    """As /proc/net/tcp and tcp6 write it: words of four bytes in the machine's byte order. `ValueError` where it can't be."""
+    found = ipaddress.ip_address(address[0].partition("%")[0])
+    if family == socket.AF_INET6 and found.version == 4:
+        found = ipaddress.ip_address(f"::ffff:{found}")
+    elif family == socket.AF_INET and found.version == 6:
+        mapped = getattr(found, "ipv4_mapped", None)
+        if mapped is None:
+            raise ValueError(address)
+        found = mapped
+    words = (found.packed[i : i + 4] for i in range(0, len(found.packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
+
+
+async def answer_nothing(scope: Scope, send: Send) -> None:
+    """404 to a request, and the end of any other connection."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await send({"type": "websocket.close", "code": 1000})

@@ -1,0 +1,215 @@
+"""`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how the run ended.
+
+Flower's own command ends with 0 whatever became of the server app, and a relative folder lies where the SuperLink was started.
+Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from dpfedexp.engine.outlets import LEDGER, STATUS
+from dpfedexp.errors import InputError
+from dpfedexp.flower.monitor import EXIT_CODES, read_status
+
+_STARTED = re.compile(r"Successfully started run (\d+)")
+_FOLDER, _NODES = "federation.folder", "federation.nodes"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found
+
+
+def new_app(folder: Path | str) -> list[Path]:
+    """Write the app into a folder that is new or empty; returns the files."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(f"the folder {str(folder)!r} is not empty; name a new one.")
+        name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
+        return _copy(files("dpfedexp.flower") / "template", folder, name)
+    except OSError as error:
+        raise InputError(f"the folder {str(folder)!r} can't be written: {error.strerror}.") from None
+
+
+def _copy(source: Traversable, target: Path, name: str) -> list[Path]:
+    written: list[Path] = []
+    for entry in source.iterdir():
+        if entry.name == "__pycache__":
+            continue
+        place = target / entry.name
+        if entry.is_dir():
+            place.mkdir(exist_ok=True)
+            written += _copy(entry, place, name)
+        else:
+            place.write_text(entry.read_text(encoding="utf-8").replace("@name@", name), encoding="utf-8")
+            written.append(place)
+    return sorted(written)
+
+
+def app_hash(app: Path | str) -> str:
+    """The hash of an app as Flower bundles it, by which a site's guard file names it."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return hashlib.sha256(build_fab_from_disk(Path(app))).hexdigest()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(app)!r} is not a Flower app: {error}") from None
+
+
+def run_app(
+    app: Path, connection: str, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> int:
+    """Runs an app, shows its log, and returns 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
+
+    Args:
+        app: the app's folder.
+        connection: the name of the SuperLink in Flower's config.toml.
+        settings: as for `flwr run -c`; here several may touch the same section.
+        environment: for Flower's command, with FLWR_HOME.
+    """
+    given = read_overrides(settings)
+    paths = paths_from_here(app, given, Path.cwd())
+    folder = Path(paths[_FOLDER])
+    _check_free(folder, {**_written(app), **given})
+    # TOML writes text, numbers and truth as JSON does.
+    joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
+    run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
+    if run is None:
+        print("The run was not started.", file=sys.stderr)
+        return 2
+    status, told = _end(folder, connection, run, environment)
+    where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']}" if told else "no status here"
+    print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
+    return EXIT_CODES.get(status, 3)
+
+
+def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """The settings of several `-c`; the last of one name wins."""
+    from flwr.common.config import parse_config_args
+
+    found: dict[str, Any] = {}
+    for text in settings:
+        try:
+            given = parse_config_args([text])
+        except Exception:
+            given = {}
+        if not given:  # Flower drops what it does not understand
+            raise InputError(f"a setting is {text!r}; write settings as 'a.b=1 a.c=\"text\" a.d=true', each once.")
+        found |= given
+    return found
+
+
+def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
+    """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
+    written = _written(app)
+    paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
+    asked = {
+        _FOLDER: str(paths[_FOLDER] or written[_FOLDER]),
+        **({_NODES: str(paths[_NODES])} if paths[_NODES] else {}),
+    }
+    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
+
+
+def _written(app: Path) -> dict[str, Any]:
+    """The settings of the federation in the app's own file, by the names that `-c` gives them."""
+    try:
+        config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        federation = config["tool"]["flwr"]["app"]["config"]["federation"]
+        return {_FOLDER: federation["folder"], **{f"federation.{name}": value for name, value in federation.items()}}
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
+        ) from None
+
+
+def _check_free(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses what the server app would refuse later, with a traceback."""
+    if (folder / LEDGER).exists() and not settings.get("federation.resume"):
+        raise InputError(
+            f"the folder {str(folder)!r} holds a run already; go on with it, -c 'federation.resume=true', or begin another one in "
+            "a new folder, -c 'federation.folder=\"runs/second\"'."
+        )
+
+
+def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
+    """Flower's id of the run that the command started, once its output has ended or its server app was killed."""
+    run = None
+    process = subprocess.Popen(
+        command,
+        env={**environment, **QUIET, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    over = threading.Event()
+    threading.Thread(target=_end_when_killed, args=(process, folder, over), daemon=True).start()
+    with process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if (found := _STARTED.search(line)) is not None:
+                run = found[1]
+    over.set()
+    return run
+
+
+def _end_when_killed(process: subprocess.Popen[str], folder: Path, over: threading.Event) -> None:
+    """Ends the log of a server app that was alive and is not any more: Flower itself notices after a minute or more."""
+    alive = False
+    while not over.wait(1.0):
+        with contextlib.suppress(InputError):
+            status = read_status(folder)["status"]
+            alive = alive or status == "running"
+            if alive and status == "killed":
+                process.terminate()
+                return
+
+
+def _end(folder: Path, connection: str, run: str, environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """How a run ended, and what its folder tells, where that is on this machine."""
+    told = read_status(folder) if (folder / STATUS).exists() else {}
+    flowers = _flowers_status(connection, run, environment)
+    if told and not (flowers.endswith("failed") and told["status"] == "completed"):
+        return str(told["status"]), told
+    if told:  # the status of an earlier run in this folder, or of rounds after which the app itself failed
+        told = {**told, "reason": "The log above says why."}
+    return ("completed" if flowers == "finished:completed" else "failed"), told
+
+
+def _flowers_status(connection: str, run: str, environment: Mapping[str, str]) -> str:
+    command = [program("flwr"), "list", connection, "--run-id", run, "--format", "json"]
+    try:
+        done = subprocess.run(
+            command, env={**environment, **QUIET}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+        return str(json.loads(done.stdout)["runs"][0]["status"])
+    except (subprocess.TimeoutExpired, ValueError, KeyError, IndexError, TypeError):
+        return "unknown"

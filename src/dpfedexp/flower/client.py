@@ -1,0 +1,320 @@
+"""The client's side: what leaves a node is a report of the mechanism and nothing else.
+
+`private_training` is a Flower mod for a train function:
+
+    @app.train(mods=[private_training])
+    def train(msg: Message, context: Context) -> Message: ...
+
+The function trains as in any Flower app and returns the trained parameters. The mod computes the update itself, clips it and, in
+local privacy, randomises it, before a reply exists. Where the run asks for votes, the function returns their values as metrics in a
+record "dpfedexp.votes"; they leave the node centred and within ±½. All other metrics, losses, numbers of examples and error texts
+stay on the node. That a client answers at all, and when, is visible to the server.
+
+A node whose operator has set no guard file holds a run to what it announced: its configuration (`context.run_config`), which Flower
+fixes when the run is created, or its first request where that has no sections of this library's. Later requests may not be of
+another kind of mechanism, not cost more, not clip at a larger radius (unless the clip is adaptive, which a trusted server has),
+not ask for more hosted clients, and not be more than the announced number of rounds. A repeated round costs again, and a resumed
+run is a new run of Flower, which announces itself again. Updates without clip and noise (mechanism "none") leave the node only if
+the configuration itself announces an algorithm without privacy.
+
+The announcement and the number of answers are kept in `context.state`, in the SuperNode's memory: they bind one run. Flower works
+on several messages at once if a server sends them at once, each with the state from before them, so such answers are counted once;
+what each may cost is still limited. Limits over all runs, restarts and simultaneous messages need a guard file.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.votes import further
+from dpfedexp.errors import InputError, checked, require
+from dpfedexp.flower import messages
+from dpfedexp.flower.app_settings import read_settings
+from dpfedexp.flower.guard import Guard, Refused, node_charge, total
+from dpfedexp.flower.helper import Sender, helper_reply, masked_content, pinned_key
+from dpfedexp.flower.messages import MODEL, Request, deployed, deployment_noise, layout_of, refusal, to_arrays, to_flat
+from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.text import decode, encode
+
+_log = logging.getLogger("flwr")
+
+ENFORCED = "dpfedexp-enforced"
+CORRECTION = "correction"
+_OWN_CONTROL = "dpfedexp.own-control"
+_ANNOUNCEMENT = "dpfedexp.announcement"
+_DELTA = 1e-5
+"""At which ε is shown; costs are compared by μ, or by the pure ε of a PrivUnit report."""
+_ROUNDING = 1 + 1e-6
+"""Two machines that calibrate the same noise may differ by rounding."""
+_SEARCH = 1 + 1e-4
+"""The best split of PrivUnit's ε is searched for, and found to about 1e-6 of it."""
+
+
+@checked
+def privatize(
+    update: Tensor, mechanism: Mechanism, noise: Noise | None = None, ballots: Tensor | None = None
+) -> Report:
+    """What a client may send instead of its update: the mechanism's report, from an update [d] or one row per client [n, d].
+
+    Formal guarantee: that of `mechanism`. Rows that are not finite become zero, rows are clipped to the ball of radius C, then the
+    mechanism adds what its setting asks of a client: nothing in central privacy, all of the noise in local privacy. Noise comes
+    from the operating system unless a test passes its own. `ballots` has a row per client with the values of the mechanism's votes
+    other than "within clip", [n, k']; whatever they are, a share is within ±½.
+
+    >>> from dpfedexp.mechanisms import CentralGaussian
+    >>> privatize(torch.tensor([3.0, 4.0]), CentralGaussian(clip=1.0, noise_multiplier=5.0)).vector
+    tensor([[0.6000, 0.8000]])
+    """
+    rows = update[None] if update.dim() == 1 else update
+    clipped, given = clip(rows.float(), mechanism.clip), {} if ballots is None else {"ballots": ballots}
+    return mechanism.randomize(clipped, torch.arange(len(rows)), noise or deployment_noise(), **given)
+
+
+def reply_content(update: Tensor, request: Request, ballots: Tensor | None, sender: Sender) -> RecordDict:
+    """The whole content of the reply that carries this update's report; a mask needs to know who sends it."""
+    report = privatize(update, request.mechanism, ballots=ballots)
+    if request.mechanism.needs_helper:
+        return masked_content(report, request, sender)
+    if request.clients:
+        return messages.sums_content(request.mechanism.collect(report), request)
+    return messages.report_content(report, request)
+
+
+def enforced(context: Context) -> bool:
+    """Whether the site's own process (`dpfedexp node`) clips, randomises and charges, so that this one must not do it as well.
+
+    The setting is a token that `dpfedexp node` draws when it starts. It is nobody's to type.
+    """
+    return re.fullmatch(r"[0-9a-f]{32}", str(context.node_config.get(ENFORCED))) is not None
+
+
+def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
+    """The server's request, and the layout and the parameters [d] of the model that it came with."""
+    request = Request.from_message(message)
+    model = message.content.array_records.get(MODEL)
+    if model is None:
+        raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
+    layout = layout_of(model)
+    w = to_flat(model, layout, torch.float32)
+    request.mechanism.check_model(len(w))
+    return request, layout, w
+
+
+def hosted_clients(message: Message) -> tuple[int, ...]:
+    """Which of the clients that this node hosts take part; empty where the node is one client."""
+    return Request.from_message(message).clients
+
+
+@checked
+def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
+    answered = helper_reply(message, str(context.run_id), context.node_config)
+    if answered is not None:
+        return answered
+    try:
+        request, layout, w = read_request(message)
+        control = _control(message, request, layout)
+        # Last, because whoever is refused pays nothing, and whoever is admitted has paid.
+        helper_key = ""
+        if not enforced(context):
+            guard = _guard(context)
+            helper_key = pinned_key(request, guard, context.node_config)
+            if guard is not None:
+                guard.admit(request, run=str(context.run_id))
+            else:
+                admit_announced(request, context, len(w))
+    except Refused as reason:
+        if reason.shown != str(reason):
+            _log.warning("this node refused a request: %s", reason)
+        return refusal(message, reason.shown)
+    except InputError as reason:
+        return refusal(message, str(reason))
+    except (ValueError, ArithmeticError):  # of no data: the app has not been called
+        return refusal(message, "the mechanism can't be computed with these numbers.")
+    try:
+        if control is not None:
+            correction = to_arrays(control - _own_control(context, len(w)), layout)
+            message.content = RecordDict({**message.content, CORRECTION: correction})
+        trained = call_next(message, context)
+        update = _update(trained, request, layout, w)
+        if control is not None and request.tau_eta_l is not None:
+            _remember(context, request.mechanism, control, update, request.tau_eta_l)
+        if enforced(context):
+            return trained
+        sender = Sender(str(context.run_id), int(context.node_id), helper_key)
+        return Message(reply_content(update, request, read_ballots(trained, request), sender), reply_to=message)
+    except Exception as error:
+        _log.error("the app's train function failed on this node", exc_info=error)
+        return refusal(message, "the app's train function failed; the node's own log says why.")
+
+
+def _guard(context: Context) -> Guard | None:
+    """The operator's guard. What is wrong with the file is the operator's to know: the server learns no path."""
+    try:
+        return Guard.of_node(context.node_config)
+    except InputError as reason:
+        raise Refused(str(reason), shown="this node's guard file can't be used; the node's own log says why.") from None
+
+
+def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
+    if trained.has_error():
+        raise RuntimeError(trained.error.reason or "the app returned an error")
+    records = trained.content.array_records
+    if request.clients:
+        rows = records[messages.HOSTED]["rows"].numpy()
+        require(
+            rows.shape == (len(request.clients), len(w)),
+            f"the app returned updates of shape {rows.shape} for {len(request.clients)} hosted clients of {len(w)} parameters.",
+        )
+        return torch.from_numpy(rows.astype(np.float32))
+    require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
+    return to_flat(records[MODEL], layout, torch.float32).sub_(w)
+
+
+def read_ballots(trained: Message, request: Request) -> Tensor | None:
+    """The app's values of the votes, a row per client; NaN, which counts as the middle, for what is missing or odd."""
+    asked = further(request.mechanism.votes)
+    if not asked:
+        return None
+    record = trained.content.metric_records.get(messages.BALLOTS) or MetricRecord()
+    values = torch.full((request.size, len(asked)), math.nan, dtype=torch.float64)
+    for column, vote in zip(values.unbind(1), asked, strict=True):
+        given = record.get(vote.name)
+        numbers = given if isinstance(given, list) else [] if given is None else [given]
+        if len(numbers) == request.size:
+            column.copy_(torch.tensor([float(number) for number in numbers], dtype=torch.float64))
+    return values
+
+
+def _control(message: Message, request: Request, layout: Layout) -> Tensor | None:
+    """With SCAFFOLD, the server's control variate c; the app gets the record `correction` = c − c_i, to add to every gradient."""
+    if request.tau_eta_l is None:
+        return None
+    record = message.content.array_records.get(messages.CONTROL)
+    if record is None:
+        raise InputError(f"the message carries no control variate: SCAFFOLD needs the record {messages.CONTROL!r}.")
+    control = to_flat(record, layout, torch.float32)
+    finite = bool(control.isfinite().all())
+    require(finite, f"the control variate in the record {messages.CONTROL!r} is not finite.")
+    return control
+
+
+def _own_control(context: Context, dimension: int) -> Tensor:
+    record = context.state.array_records.get(_OWN_CONTROL)
+    own = torch.zeros(0) if record is None else torch.from_numpy(record["c_i"].numpy())
+    # Flower hands the state of one run to the next of the same series, whose model may be another one.
+    return own if len(own) == dimension else torch.zeros(dimension)
+
+
+def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: Tensor, tau_eta_l: float) -> None:
+    """c_i ← c_i − c − Δ_i/(τη_l) with the client's own clipped update, before randomisation; it never leaves the node.
+
+    Flower keeps `context.state` in the node's memory. A node that restarts, or a run that is resumed, starts from c_i = 0, and the
+    next c_i is the mean of its local gradients again whatever it was before: a loss costs one round of correction and no privacy.
+    One that is not finite is lost too, or every later update would be.
+    """
+    delta = clip(update[None], mechanism.clip).vectors[0]
+    own = _own_control(context, len(delta)) - control - delta / tau_eta_l
+    if not bool(own.isfinite().all()):
+        own = torch.zeros_like(own)
+    context.state[_OWN_CONTROL] = ArrayRecord({"c_i": Array(own.numpy())})
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The mechanism of every round (but for an adaptive clip), how many rounds there are, and clients per node."""
+
+    mechanism: Mechanism
+    rounds: int
+    hosted: int
+
+    @staticmethod
+    def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
+        """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
+        return _of_run(tuple(run_config.items()), dimension)
+
+    @staticmethod
+    def of_request(request: Request) -> Announcement:
+        if not request.mechanism.is_private:
+            raise Refused(
+                "mechanism 'none' sends updates as they are, and the run's configuration announces no algorithm without privacy "
+                "(algorithm.name 'fedavg' or 'fedexp'); announce one, or list 'none' in this node's guard file."
+            )
+        return Announcement(request.mechanism, request.rounds, request.hosted)
+
+    def check(self, request: Request) -> None:
+        """Raises `Refused` if the request asks for more than this."""
+        kind, announced_kind = request.mechanism.kind, self.mechanism.kind
+        if kind != announced_kind:
+            raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
+        if request.size > self.hosted:
+            raise Refused(f"the request is for {request.size} hosted clients, and this run announced {self.hosted}.")
+        event, announced = request.mechanism.client_event(), self.mechanism.client_event()
+        if not event.strength <= announced.strength * _ROUNDING:
+            cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
+            raise Refused(
+                f"the round costs epsilon {cost:.4g} at delta {_DELTA:g}, above the {limit:.4g} that this run announced."
+            )
+        if not event.tells_no_more_than(announced, _SEARCH):
+            raise Refused(
+                "the parts of the report's epsilon are not those that this run announced, and compose to more."
+            )
+        clip, most = request.mechanism.clip, self.mechanism.clip
+        if not (self.mechanism.adapts_clip or clip <= most * _ROUNDING):
+            raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
+
+
+# Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
+@lru_cache(maxsize=16)
+def _of_run(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announcement | None:
+    try:
+        federation, settings = read_settings(dict(run_config))
+        algorithm, participation = settings.build_algorithm(), settings.build_participation()
+        mechanism = messages.bind(algorithm, participation, dimension, federation.clients, federation.rounds)
+    except InputError:
+        return None
+    return Announcement(mechanism, federation.rounds, federation.clients_per_node)
+
+
+def admit_announced(request: Request, context: Context, dimension: int) -> None:
+    """Returns when the request is within what its run announced, and counts the answer; raises `Refused` otherwise."""
+    # By run: Flower hands the state of one run to the next of the same series.
+    name = f"{_ANNOUNCEMENT}.{context.run_id}"
+    kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
+    if kept:
+        announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["hosted"])
+    else:
+        announcement = Announcement.of_run(context.run_config, dimension) or Announcement.of_request(request)
+    answers = kept.get("answers", 0)
+    announcement.check(request)
+    if answers >= announcement.rounds:
+        raise Refused(
+            f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
+        )
+    if not kept:
+        _log.info(
+            "This node has no guard file and joins a run of %d rounds with mechanism %r: epsilon %.4g a round at delta %g",
+            announcement.rounds,
+            announcement.mechanism.kind,
+            total([node_charge(announcement.mechanism, announcement.hosted)], _DELTA),
+            _DELTA,
+        )
+    mechanism = encode(announcement.mechanism)
+    rest: dict[str, Any] = {"rounds": announcement.rounds, "hosted": announcement.hosted, "answers": answers + 1}
+    context.state[name] = ConfigRecord({"mechanism": mechanism, **rest})

@@ -1,0 +1,528 @@
+"""The node operator's own limits, and the ledger of what was spent under them.
+
+    guard.toml                    the limits, and the id by which the guard is known wherever it lies
+    guard.ledger.jsonl (+ .head)  what was charged; its first line has the same id
+    guard.anchor.json             how many charges the ledger held when it was last used, and the hash of the last one
+
+The file lies beside the node, and the server and the uploaded app have no say in it:
+
+    max_epsilon_per_round = 4.0
+    max_epsilon_total = 20.0
+    delta = 1e-5
+    mechanisms = ["local-gaussian", "privunit"]
+    max_clip = 1.0
+    helper_key = "…"             # with two-party aggregation: the public key of the helper that this site trusts
+    apps = ["9f2c…"]             # for `dpfedexp node`: hashes of the apps that may run here
+    answer_failures = false      # for `dpfedexp node`: true answers an app's failure with a charged report of zero
+    id = "ward 7"                # by which guard and ledger are known; drawn and written here at the first use where it is missing
+
+Its path comes from the node's own configuration (`--node-config 'dpfedexp-guard="…"'`) or environment (DPFEDEXP_GUARD), never from
+a message. A guard file belongs to one holder of data: SuperNodes that share it are charged as one.
+
+Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
+all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
+the data can do to it: a node that answers for k hosted clients moves a central sum k times as far, and sends k local reports.
+What was spent is kept over all runs and restarts.
+
+The ledger is never silently begun anew. A guard file that was renamed finds its ledger by the id. One that was copied or moved
+without its ledger is refused, and so is a ledger of another id. The anchor is written, durably, after the charge and before the
+answer exists. A crash in between leaves the ledger ahead of its anchor, which is fine: the charge is kept. A ledger that is behind
+its anchor, missing beside it, or another one was deleted, restored from an old copy or exchanged, and the node refuses to answer
+with it. All of it may be put back or copied together. So the user's state folder (`dpfedexp.engine.private_folder`) has two more
+anchors: one that is named by the id, and one by the place where the ledger lies. The first is locked while a ledger of this id is
+in use and changes only from what was read under the lock: of two copies, the one that is behind is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dpfedexp.accounting import Event, Ledger
+from dpfedexp.accounting.compose import Charges, compose
+from dpfedexp.accounting.events import NonPrivateEvent
+from dpfedexp.accounting.ledger import Mark, head_path
+from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
+from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
+from dpfedexp.flower.messages import Request
+from dpfedexp.mechanisms import Mechanism
+from dpfedexp.mechanisms.aggregation import check_public
+from dpfedexp.mechanisms.registry import check_name
+
+NODE_KEY = "dpfedexp-guard"
+VARIABLE = "DPFEDEXP_GUARD"
+NUMBERS = ("max_epsilon_per_round", "max_epsilon_total", "delta", "max_clip")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_DRAWN = re.compile(r"[0-9a-f]{16}")
+"""Ids of this form are drawn when the ledger is created, so a guard file that has one has been used."""
+_LEDGER, _ANCHOR, _LOCK = ".ledger.jsonl", ".anchor.json", ".lock"
+_LARGEST_HEADER = 64 * 1024
+_LOGS = {"node": "the node's", "helper": "its"}
+
+
+class Refused(InputError):
+    """The node does not take part; the message says why and holds nothing about its data.
+
+    `shown` is what the server is told, where the message itself would tell it of other runs or of the node's files. How much a
+    node has spent elsewhere says how often it was drawn there, which is secret under sampling.
+    """
+
+    def __init__(self, reason: str, shown: str | None = None) -> None:
+        super().__init__(reason)
+        self.shown = reason if shown is None else shown
+
+
+def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
+    """The event that an answer for so many hosted clients is charged with, and how often.
+
+    The node knows that it was asked, so sampling amplifies nothing for it, and the data of every client that it hosts may be
+    replaced.
+    """
+    require(clients >= 1, f"the number of clients is {clients}; it must be a positive whole number.")
+    return mechanism.client_event().hosted(clients)
+
+
+def total(charges: Charges, delta: float) -> float:
+    """ε of everything that a node answered, against an observer of all of it.
+
+    What a round of one setting promises against its own observers holds against this one too, who sees nothing else of it. So
+    rounds of several settings compose as those of one do.
+    """
+
+    def observed(event: Event) -> Event:
+        return event if isinstance(event, NonPrivateEvent) else replace(event.unsampled(), setting="local")
+
+    return compose([(observed(event), count) for event, count in charges], delta).epsilon
+
+
+def read_limits(path: Path, what: str, needed: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings of a file but its id, with the limits that every such file has checked, and `mechanisms` as a tuple.
+
+    Args:
+        path: the file.
+        what: whose it is, for sentences: "guard" or "helper".
+        needed: settings that it must have beside the limits.
+        optional: settings that it may have.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the {what} file {str(path)!r} can't be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"the {what} file {str(path)!r} is not valid TOML: {error}.") from None
+    needed = (*NUMBERS, "mechanisms", *needed)
+    for name in needed:
+        require(name in values, f"the {what} file {str(path)!r} has no {name}; it must state all of its limits.")
+    known = (*needed, *optional, "id")
+    for name in values:
+        require(name in known, f"{what}: {name} is not a setting.{nearest(name, known)}")
+    for name in NUMBERS:
+        value = values[name]
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        require(good, f"{what}: {name} is {value!r}; it must be a positive number.")
+    require(values["delta"] < 1, f"{what}: delta is {values['delta']}; it must be below 1.")
+    require(isinstance(values["mechanisms"], list), f"{what}: mechanisms must be a list of names.")
+    for name in values["mechanisms"]:
+        check_name(name, f"{what}: mechanism")
+    name = values.pop("id", "unset")  # read where the ledger is opened
+    good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100
+    require(good, f"{what}: id is {name!r}; it must be a name of 1 to 100 characters that no other {what} has.")
+    return {**values, "mechanisms": tuple(values["mechanisms"])}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the file of a node, or of a helper of two-party aggregation, allows, and the ledger beside it."""
+
+    path: Path
+    max_epsilon_per_round: float
+    max_epsilon_total: float
+    delta: float
+    mechanisms: tuple[str, ...]
+    max_clip: float
+
+    whose: ClassVar[str] = "node"
+
+    @property
+    def ledger(self) -> Path:
+        return Place.of(self.path).ledger
+
+    def check_mechanism(self, mechanism: Mechanism) -> None:
+        """Raises `Refused` for a mechanism or a clip beyond the file's."""
+        kind, allowed = mechanism.kind, ", ".join(self.mechanisms) or "none"
+        if kind not in self.mechanisms:
+            raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {allowed}.")
+        if mechanism.clip > self.max_clip:
+            raise Refused(f"clip {mechanism.clip:g} is above this {self.whose}'s max_clip of {self.max_clip:g}.")
+
+    def check_round(self, charges: Charges) -> None:
+        """Raises `Refused` where one round's charges are beyond the limit of a round."""
+        epsilon = total(charges, self.delta)
+        if not epsilon <= self.max_epsilon_per_round:
+            raise Refused(
+                f"the round costs epsilon {epsilon:.4g} at delta {self.delta:g}, above this {self.whose}'s max_epsilon_per_round "
+                f"of {self.max_epsilon_per_round:g}."
+            )
+
+    def check_total(self, charges: Charges) -> None:
+        """Raises `Refused` where all charges together are beyond the limit; the server is not told how far they are."""
+        epsilon = total(charges, self.delta)
+        if not epsilon <= self.max_epsilon_total:
+            raise Refused(
+                f"the round would take this {self.whose}'s total to epsilon {epsilon:.4g} at delta {self.delta:g}, above its "
+                f"max_epsilon_total of {self.max_epsilon_total:g}.",
+                shown=f"the round would take this {self.whose} above its max_epsilon_total of {self.max_epsilon_total:g}.",
+            )
+
+    @contextlib.contextmanager
+    def open_ledger(self) -> Iterator[Ledger]:
+        """The ledger for one answer; `Refused` where it can't be used, with the reason for the operator alone."""
+        try:
+            with guard_ledger(self.path) as ledger:
+                yield ledger
+        except (LedgerError, OSError) as error:
+            raise Refused(
+                f"this {self.whose}'s own ledger can't be used: {error}",
+                shown=f"this {self.whose}'s own ledger can't be used; {_LOGS[self.whose]} own log says why.",
+            ) from None
+
+
+@checked
+@dataclass(frozen=True)
+class Guard(Limits):
+    """What one node agrees to."""
+
+    helper_key: str | None = None
+    apps: tuple[str, ...] = ()
+    answer_failures: bool = False
+
+    @staticmethod
+    @checked
+    def of_node(node_config: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Guard | None:
+        """The guard that the operator has set for this node, None if there is none."""
+        # The environment first: a node's configuration reaches the app in an object that the app can write to.
+        path = environment.get(VARIABLE, node_config.get(NODE_KEY))
+        if path is None:
+            return None
+        require(
+            bool(str(path).strip()), f"{VARIABLE} or {NODE_KEY} is empty; it must name the guard file, or not be set."
+        )
+        return Guard.load(Path(str(path)).expanduser())
+
+    @staticmethod
+    def load(path: Path | str) -> Guard:
+        """The limits in a guard file; a sentence if it can't be read or does not state all of them."""
+        path = Path(path)
+        values = read_limits(path, "guard", optional=("helper_key", "apps", "answer_failures"))
+        if "helper_key" in values:
+            values["helper_key"] = check_public(values["helper_key"], "guard: helper_key")
+        apps = values.get("apps", [])
+        good = isinstance(apps, list) and all(isinstance(a, str) and _HASH.fullmatch(a) for a in apps)
+        require(
+            good,
+            "guard: apps must be a list of hashes of 64 hexadecimal digits, as `dpfedexp flower hash` prints them.",
+        )
+        failures = values.get("answer_failures", False)
+        require(isinstance(failures, bool), f"guard: answer_failures is {failures!r}; it must be true or false.")
+        return Guard(path, **{**values, "apps": tuple(apps)})
+
+    def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
+        """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
+
+        The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
+
+        Args:
+            request: what the server asks for.
+            run: Flower's id of the run.
+            app: the hash of the app that trains, for the ledger's line.
+            charge: False only looks whether it would be admitted.
+        """
+        self.check_mechanism(request.mechanism)
+        event, count = node_charge(request.mechanism, request.size)
+        self.check_round([(event, count)])
+        with self.open_ledger() as ledger:
+            earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
+            event = event.beside(earlier)
+            self.check_round([*((e, 1) for e in earlier), (event, count)])
+            self.check_total([*ledger.charges(), (event, count)])
+            for _ in range(count if charge else 0):
+                ledger.charge(request.round, event, run=run, note={"time": now(), "app": app})
+
+
+def now() -> str:
+    """For the note of a charge."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a guard's ledger lies, or would lie.
+
+    Args:
+        guard: the guard file.
+        ledger: its ledger, which need not exist.
+        id: by which both are known; None before the first use.
+        stated: whether the guard file says so itself.
+    """
+
+    guard: Path
+    ledger: Path
+    id: str | None
+    stated: bool
+
+    @staticmethod
+    def of(guard: Path) -> Place:
+        """By the guard file's name, or by its id where it was renamed. Raises `LedgerError` where the two contradict."""
+        stated = _stated_id(guard)
+        path = guard.with_name(guard.stem + _LEDGER)
+        if path.exists():
+            found = _ledger_id(path)
+            if None not in (stated, found) and found != stated:
+                raise LedgerError(
+                    f"{path.name} is another ledger: it belongs to the guard with id {found!r}, and {guard.name} has id "
+                    f"{stated!r}; put the ledger of {stated!r} here, with its head and anchor."
+                )
+            return Place(guard, path, found or stated, stated is not None)
+        if stated is not None:
+            others = (other for other in sorted(guard.parent.glob("*" + _LEDGER)) if _ledger_id(other) == stated)
+            path = next(others, path)
+        return Place(guard, path, stated, stated is not None)
+
+    @property
+    def files(self) -> list[Path]:
+        """What there is of the ledger, its head, its anchor and the guard's lock."""
+        lock = self.guard.with_name(self.guard.stem + _LOCK)
+        return [path for path in (self.ledger, head_path(self.ledger), self.anchor, lock) if path.exists()]
+
+    @property
+    def anchor(self) -> Path:
+        return self.ledger.with_name(self.ledger.name.removesuffix(_LEDGER) + _ANCHOR)
+
+
+@contextlib.contextmanager
+def guard_ledger(guard: Path) -> Iterator[Ledger]:
+    """The ledger of a guard file, for one message at a time: two runs on one node must not both pass the same check.
+
+    Its anchors have caught up with it when the context ends without an error.
+    """
+    with _locked(guard.with_name(guard.stem + _LOCK)):
+        place = Place.of(guard)
+        name = secrets.token_hex(8) if place.id is None else place.id
+        outside = _outside(name)
+        outside.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(outside.path.with_suffix(_LOCK)):
+            # Once more: a copy beside this guard may have begun the ledger meanwhile.
+            place = Place.of(guard)
+            with _open(place, name) as ledger:
+                seen, before = _seen(outside), ledger.mark()
+                yield ledger
+                if ledger.mark() != before:
+                    _remember(place, outside, seen, ledger)
+
+
+def read_ledger(place: Place) -> Ledger | None:
+    """The ledger for reading, None before the first use. Raises `LedgerError` where the node would refuse it."""
+    if not place.ledger.exists():
+        _check_missing(place)
+        return None
+    ledger = Ledger.open(place.ledger, read_only=True)
+    _check_marks(place, ledger)
+    return ledger
+
+
+def _open(place: Place, name: str) -> Ledger:
+    if not place.ledger.exists():
+        _check_missing(place)
+        return _create(place, name)
+    ledger = Ledger.open(place.ledger, repair=True)
+    try:
+        outside, mark = _outside(name), _check_marks(place, ledger)
+        if not place.stated:
+            with contextlib.suppress(OSError):  # the ledger beside it has the id
+                _write_id(place.guard, name)
+        seen = _seen(outside)
+        if not mark == seen == ledger.mark():
+            _remember(place, outside, seen, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _create(place: Place, name: str) -> Ledger:
+    ledger = Ledger.create(place.ledger, holder=name)
+    try:
+        place.ledger.chmod(0o600)
+        if not place.stated:
+            _write_id(place.guard, name)
+    except OSError as error:
+        ledger.close()
+        for path in (place.ledger, head_path(place.ledger)):
+            path.unlink(missing_ok=True)
+        raise LedgerError(
+            f"{place.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
+            'id = "ward 7", with a name that no other guard has.'
+        ) from None
+    outside = _outside(name)
+    _remember(place, outside, _seen(outside), ledger)
+    return ledger
+
+
+def _check_missing(place: Place) -> None:
+    """Raises `LedgerError` if there was a ledger where none is."""
+    traces = [p.name for p in (place.anchor, head_path(place.ledger)) if p.exists()]
+    if traces:
+        raise LedgerError(
+            f"{place.ledger.name} is missing beside {' and '.join(traces)}; restore it from a back-up, or, if what was spent is "
+            "to be forgotten knowingly, delete those too."
+        )
+    if place.id is not None:
+        outside = _outside(place.id)
+        seen = _seen(outside)
+        if (seen is None and _DRAWN.fullmatch(place.id)) or (seen is not None and seen.count):
+            count = f" {seen.count} times, as {str(outside.path)!r} has seen" if seen else ""
+            raise LedgerError(
+                f"{place.guard.name} was charged before{count} (id {place.id!r}), and its ledger is not beside it; move "
+                f"{place.ledger.name}, its .head and its {place.anchor.name} here from where the guard was used, or, if what was "
+                "spent is to be forgotten knowingly, take the line id out of the guard file."
+            )
+    _check_place(place, None)
+
+
+def _check_marks(place: Place, ledger: Ledger) -> Mark | None:
+    """The mark in the anchor. Raises `LedgerError` if the ledger is not the newest one that this user knows of."""
+    mark, path, anchor = _read(place.anchor), place.ledger, place.anchor
+    if mark is None and len(ledger):
+        raise LedgerError(
+            f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
+            f"restore it from a back-up, or, if this ledger is known to be the newest, copy {head_path(path).name} to "
+            f"{anchor.name}."
+        )
+    if mark is not None and not ledger.holds(mark):
+        age = "an older copy" if len(ledger) < mark.count else "another ledger"
+        raise LedgerError(
+            f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
+            f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
+        )
+    if place.id is None:
+        raise LedgerError(f"{path.name} has no id in its first line; it is no ledger of a guard.")
+    outside = _outside(place.id)
+    known = _seen(outside)
+    if known is not None and not ledger.holds(known):
+        raise LedgerError(
+            f"{path.name} holds {len(ledger)} charges, and {str(outside.path)!r} has seen {known.count} of the guard with id "
+            f"{place.id!r}: another copy of it was charged since, or this one was put back together with its anchor. Go on with "
+            "the newest ledger, head and anchor, or, if what was spent since is to be forgotten knowingly, delete that file."
+        )
+    _check_place(place, ledger)
+    return mark
+
+
+def _check_place(place: Place, ledger: Ledger | None) -> None:
+    """Whatever ledger was charged at this place before is this one; None stands for no ledger at all."""
+    outside = _anchor_of(_place_name(place.ledger))
+    known = _seen(outside)
+    if known is not None and known.count and (ledger is None or not ledger.holds(known)):
+        raise LedgerError(
+            f"{place.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(outside.path)!r} has seen "
+            f"{known.count} charges at this place; restore that ledger with its head and anchor, or, if what was spent is to be "
+            "forgotten knowingly, delete that file."
+        )
+
+
+def _remember(place: Place, outside: SharedAnchor, seen: Mark | None, ledger: Ledger) -> None:
+    """Moves the anchors to where the ledger stands, if the one of the id is still where it was read."""
+    if _seen(outside) != seen:
+        raise LedgerError(
+            f"{str(outside.path)!r} was changed while {place.ledger.name} was in use; nothing is answered."
+        )
+    mark = ledger.mark()
+    write_mark(place.anchor, mark, 0o600)
+    for anchor in (outside, _anchor_of(_place_name(place.ledger))):
+        anchor.remember(mark)
+
+
+def _outside(name: str) -> SharedAnchor:
+    """The anchor of an id, in the user's state folder."""
+    return _anchor_of(hashlib.sha256(b"dpfedexp guard\0" + name.encode()).hexdigest())
+
+
+def _anchor_of(name: str) -> SharedAnchor:
+    try:
+        return SharedAnchor.of(name)
+    except (InputError, RuntimeError) as error:
+        raise LedgerError(str(error)) from None
+
+
+def _seen(outside: SharedAnchor) -> Mark | None:
+    try:
+        return outside.mark()
+    except InputError as error:
+        raise LedgerError(str(error)) from None
+
+
+def _place_name(path: Path) -> str:
+    return hashlib.sha256(b"dpfedexp ledger at\0" + os.fsencode(path.resolve())).hexdigest()
+
+
+def _read(anchor: Path) -> Mark | None:
+    try:
+        mark = read_mark(anchor)
+    except FileNotFoundError:
+        return None
+    if mark is None:
+        raise LedgerError(f"{anchor.name} was changed after it was written; restore it from a back-up with its ledger.")
+    return mark
+
+
+def _stated_id(guard: Path) -> str | None:
+    """The id in a guard file."""
+    try:
+        found = tomllib.loads(guard.read_text(encoding="utf-8")).get("id")
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"the guard file {str(guard)!r} can't be read: {error}") from None
+    return None if found is None else str(found)
+
+
+def _write_id(guard: Path, name: str) -> None:
+    """In place, so that the file keeps its owner and its mode."""
+    text = guard.read_text(encoding="utf-8")
+    with open(guard, "a", encoding="utf-8") as file:
+        file.write("" if text.endswith("\n") else "\n")
+        file.write(f'id = "{name}"  # of this guard and its ledger, drawn at the first use\n')
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ledger_id(path: Path) -> str | None:
+    """The id in a ledger's first line, unchecked; opening the ledger checks it."""
+    try:
+        with open(path, "rb") as file:
+            header = json.loads(file.readline(_LARGEST_HEADER))
+        return str(header["holder"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """While the file is locked; others wait."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(ImportError):  # advisory locks exist on POSIX only
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,299 @@
+"""A whole Flower deployment on loopback: SuperLink, SuperNodes, certificates and keys, started and stopped as one.
+
+The SuperLink is `dpfedexp superlink`: nodes reach a port that serves them and nothing else, and `flwr run` another one.
+
+Nothing that is started here talks to anything outside the machine: telemetry, the update check and the installation of dependencies
+at run time are off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.files import replace_bytes, replace_text
+from dpfedexp.flower.app import QUIET, program
+
+CONNECTION = "up"
+_MARK = "DPFEDEXP_DEPLOYMENT"
+_GUARD = "dpfedexp-guard"
+_ID = re.compile(r"\s*id\s*=")
+_OURS = [sys.executable, "-m", "dpfedexp"]
+
+
+class Deployment:
+    """Use as a context manager; everything that was started is stopped at its end, whatever happened.
+
+    Args:
+        folder: keys, certificates, Flower's own home and the logs: one file per process.
+        node_config: additions to every node's `--node-config`, such as {"dpfedexp-guard": "/path/guard.toml"}; every
+            node gets a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs
+            to one data holder.
+        of_node: additions to the configuration of single nodes, by their number.
+        enforce: the nodes are `dpfedexp node`, which needs a guard file that lists apps.
+        host: the address that nodes connect to; one of loopback.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        nodes: int,
+        *,
+        tls: bool = False,
+        node_config: Mapping[str, str | int | float] | None = None,
+        of_node: Mapping[int, Mapping[str, str | int | float]] | None = None,
+        environment: Mapping[str, str] | None = None,
+        enforce: bool = False,
+        host: str = "127.0.0.1",
+    ) -> None:
+        require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
+        self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
+        self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
+        self.enforce, self.host = enforce, host
+        require(
+            not enforce or _GUARD in self.node_config,
+            "nodes that enforce need a guard file; name one that lists the hash of the app in apps = […].",
+        )
+        self.mark = uuid.uuid4().hex
+        self.home = self.folder / "flwr-home"
+        self.exports = {"FLWR_HOME": str(self.home), **QUIET}
+        self.environment = {**os.environ, **(environment or {}), **self.exports, _MARK: self.mark}
+        # Flower starts its helpers by name.
+        self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.superlink: subprocess.Popen[bytes] | None = None
+        self.supernodes: list[subprocess.Popen[bytes]] = []
+        self.certificates: Certificates | None = None
+        self.keys: list[tuple[Path, Path]] = []
+
+    def __enter__(self) -> Deployment:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True)
+        if self.tls:
+            self.certificates = make_certificates(self.folder, self.host)
+            self.keys = [make_node_key(self.folder, f"node{i}") for i in range(self.nodes)]
+            self.node_list.write_text("".join(public.read_text() for _, public in self.keys), encoding="utf-8")
+        self.port, self.control_port = free_port(self.host), free_port()
+        self.start_superlink()
+        for index in range(self.nodes):
+            self.start_supernode(index)
+
+    @property
+    def node_list(self) -> Path:
+        """The public keys of the nodes that may connect."""
+        return self.folder / "nodes.pub"
+
+    def start_superlink(self) -> None:
+        """The SuperLink on this deployment's ports, and Flower's connection file that points to it. State is in memory."""
+        self._write_connection()
+        options = ["--fleet", f"{self.host}:{self.port}", "--control-port", str(self.control_port)]
+        if self.certificates:
+            c = self.certificates
+            options += ["--ssl-ca-certfile", str(c.authority), "--ssl-certfile", str(c.certificate)]
+            options += ["--ssl-keyfile", str(c.key), "--nodes", str(self.node_list)]
+        else:
+            options.append("--insecure")
+        self.superlink = self._spawn([*_OURS, "superlink", *options], "superlink")
+        self._wait_for_port(self.superlink)
+
+    def start_supernode(self, index: int, key: Path | None = None) -> subprocess.Popen[bytes]:
+        """SuperNode `index`, with its registered key or another one."""
+        config = {
+            "partition-id": index,
+            "num-partitions": self.nodes,
+            **self.node_config,
+            **self.of_node.get(index, {}),
+        }
+        command = [program("flower-supernode")]
+        if _GUARD in config:
+            config[_GUARD] = str(self._own_guard(index, Path(str(config[_GUARD]))))
+        if self.enforce:
+            command = [*_OURS, "node", "--guard", str(config.pop(_GUARD)), "--poll", "0.5"]
+        text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
+        options = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        options += ["--node-config", text]
+        if self.certificates:
+            c = self.certificates
+            options += ["--root-certificates", str(c.authority), "--ssl-ca-certfile", str(c.authority)]
+            options += ["--ssl-certfile", str(c.certificate), "--ssl-keyfile", str(c.key)]
+            options += ["--auth-supernode-private-key", str(key or self.keys[index][0])]
+        else:
+            options.append("--insecure")
+        process = self._spawn([*command, *options], f"supernode{index}")
+        self.supernodes.append(process)
+        return process
+
+    def _own_guard(self, index: int, guard: Path) -> Path:
+        """A copy without the id, because every node is a holder of its own; what it has spent is found beside it."""
+        own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
+        text = "".join(line for line in guard.read_text(encoding="utf-8").splitlines(True) if not _ID.match(line))
+        replace_text(own, text, mode=0o600)
+        return own
+
+    def failed(self) -> str | None:
+        """Which process has ended although nobody stopped it."""
+        started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]
+        for name, process in started:
+            if process is not None and process.poll() is not None:
+                return f"{name} ended with code {process.returncode}; its log is in {self.folder}."
+        return None
+
+    def stop(self) -> None:
+        """Ask everything to end, then end it. Flower's helpers detach themselves: a mark in their environment finds them."""
+        started = [process for process in (*self.supernodes, self.superlink) if process is not None]
+        for process in started:
+            process.terminate()
+        self._wait_for_the_end(5.0)
+        for process in started:
+            process.kill()
+        for pid in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._wait_for_the_end(5.0)
+        self.supernodes, self.superlink = [], None
+
+    def _wait_for_the_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended = [p is None or p.poll() is not None for p in [*self.supernodes, self.superlink]]
+            if all(ended) and not marked(self.mark):
+                return
+            time.sleep(0.1)
+
+    def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _write_connection(self) -> None:
+        how = f'root-certificates = "{self.certificates.authority}"' if self.certificates else "insecure = true"
+        where = f'address = "127.0.0.1:{self.control_port}"\n{how}\n'
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{where}'
+        (self.home / "config.toml").write_text(
+            text + '\n[superlink.local]\naddress = ":local-in-memory:"\n', encoding="utf-8"
+        )
+
+    def _wait_for_port(self, process: subprocess.Popen[bytes], seconds: float = 180.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                probe.settimeout(0.5)
+                if probe.connect_ex((self.host, self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise InputError(f"the SuperLink did not start within {seconds:g} seconds; its log is in {self.folder}.")
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of one deployment, wherever they have moved to. Linux tells; elsewhere the list is empty."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{_MARK}={mark}".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """An authority of this deployment's own, and a server certificate for loopback that it signed."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
+    """For loopback, and for the address of it that nodes connect to."""
+    authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = _certificate("dpfedexp local authority", authority_key, None, authority_key)
+    server = _certificate("localhost", server_key, authority, authority_key, {"127.0.0.1", host})
+    paths = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    paths.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+    paths.certificate.write_bytes(server.public_bytes(Encoding.PEM))
+    secret = server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    replace_bytes(paths.key, secret, 0o600)
+    return paths
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A key pair with which a SuperNode proves who it is: the private file, and the public one that is registered."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private, public = folder / name, folder / f"{name}.pub"
+    replace_bytes(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return private, public
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate | None,
+    signer: ec.EllipticCurvePrivateKey,
+    addresses: Iterable[str] = (),
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if issuer is None:
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        return builder.add_extension(usage, critical=True).sign(signer, hashes.SHA256())
+    names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(one)) for one in addresses)]
+    return builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(signer, hashes.SHA256())

@@ -1,0 +1,212 @@
+"""What may be seen of a run or of a site: `status.json`, `dpfedexp guard show`, and metrics for Prometheus.
+
+    {"status": "running", "round": 3, "rounds": 10, "epsilon": 2.1, "delta": 1e-05, "reason": ""}
+
+Everything in a run's status is public: ε follows from the ledger, and a reason is what the server's log and error say. There is no
+time in it: how long a round took depends on the clients. A server app that was killed can't say so. It holds a lock on its ledger
+while it runs, so a status "running" beside a ledger that nobody holds means "killed". Only the machine that it ran on can tell.
+
+Metrics are read by a process of its own from files that are there anyway, so a question costs the run nothing and can't reach into
+it. A run's numbers are those that are released or public: round, ε, status, and counts of replies where the guarantee does not hide
+them. A guard's numbers are the site's own; both are served on loopback unless the operator says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.accounting.ledger import read_chain
+from dpfedexp.engine.outlets import LEDGER, SERVER_CHECKPOINT, STATUS, recorded
+from dpfedexp.errors import InputError, LedgerError
+from dpfedexp.files import finite, replace_text
+
+if TYPE_CHECKING:
+    from dpfedexp.flower.guard import Limits
+
+Status = Literal["running", "completed", "stopped", "failed"]
+EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed": 4}
+
+
+def write_status(
+    folder: Path, status: Status, round: int, rounds: int, statement: PrivacyStatement, reason: str = ""
+) -> None:
+    content = {
+        "status": status,
+        "round": round,
+        "rounds": rounds,
+        "epsilon": statement.epsilon_total,
+        "delta": statement.delta,
+        "reason": reason,
+    }
+    replace_text(folder / STATUS, json.dumps(finite(recorded(STATUS, content, secure=True))) + "\n")
+
+
+def read_status(folder: Path | str) -> dict[str, Any]:
+    """What the file says, with "killed" where the run is not running any more and did not say how it ended."""
+    path = Path(folder) / STATUS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = content["status"] in EXIT_CODES
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} does not exist; a server app writes it when it begins.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise InputError(f"{str(path)!r} can't be read; it is written anew after the next round.")
+    status: dict[str, Any] = content
+    if status["status"] == "running" and not _is_held(Path(folder) / LEDGER):
+        status |= {"status": "killed", "reason": "the server app ended without a word; resume to go on."}
+    return status
+
+
+def _is_held(ledger: Path) -> bool:
+    """Whether some process holds the ledger's lock; True where that can't be told."""
+    try:
+        import fcntl
+
+        descriptor = os.open(ledger, os.O_RDONLY)
+    except (ImportError, OSError):
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def load_limits(path: Path) -> Limits:
+    """The limits in a guard file, or in a helper's file, which names a private key."""
+    from dpfedexp.flower.guard import Guard
+    from dpfedexp.flower.helper import HelperFile
+
+    try:
+        helps = "private_key" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        helps = False
+    return HelperFile.load(path) if helps else Guard.load(path)
+
+
+def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
+    """The limits, what was charged, and whether the ledger is one that the node would use, read without changing anything.
+
+    Args:
+        guard: a site's limits, or a helper's.
+        last: how many of the newest charges to list.
+
+    Returns:
+        "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
+    """
+    from dpfedexp.flower.guard import Place, read_ledger, total
+
+    summary: dict[str, Any] = {
+        "guard": str(guard.path),
+        "id": None,
+        "max_epsilon_total": guard.max_epsilon_total,
+        "max_epsilon_per_round": guard.max_epsilon_per_round,
+        "delta": guard.delta,
+        "charges": 0,
+        "epsilon": 0.0,
+        "apps": list(getattr(guard, "apps", ())),
+        "last": [],
+        "problem": "",
+    }
+    try:
+        place = Place.of(guard.path)
+        summary["id"] = place.id
+        ledger = read_ledger(place)
+        if ledger is not None and len(ledger):
+            summary["charges"], summary["epsilon"] = len(ledger), total(ledger.charges(), guard.delta)
+            lines = read_chain(place.ledger).records[-last:] if last else []
+            summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
+    except LedgerError as error:
+        summary["problem"] = str(error)
+    return summary
+
+
+_COUNTS = ("asked", "valid", "refused", "missing")
+Lines = list[tuple[str, str, float]]
+"""Name, label, value."""
+
+
+def run_metrics(folder: Path) -> tuple[Lines, bool]:
+    """A run's metrics, and whether it is well: running or completed."""
+    status = read_status(folder)
+    lines: Lines = [
+        ("dpfedexp_run_round", "", status["round"]),
+        ("dpfedexp_run_rounds", "", status["rounds"]),
+        ("dpfedexp_run_epsilon", "", math.inf if status["epsilon"] is None else status["epsilon"]),
+        *(("dpfedexp_run_status", f'status="{name}"', float(name == status["status"])) for name in EXIT_CODES),
+    ]
+    try:
+        history = json.loads((folder / SERVER_CHECKPOINT).read_text(encoding="utf-8"))["history"]
+    except (OSError, ValueError, KeyError):
+        history = []
+    newest: dict[str, Any] = history[-1] if history else {}
+    lines += [("dpfedexp_run_clients", f'what="{name}"', newest[name]) for name in _COUNTS if name in newest]
+    return lines, status["status"] in ("running", "completed")
+
+
+def guard_metrics(path: Path) -> tuple[Lines, bool]:
+    """A site's metrics, and whether its node would answer at all."""
+    summary = guard_summary(load_limits(path), last=0)
+    names = {"epsilon": "epsilon", "max_epsilon_total": "epsilon_limit", "charges": "charges"}
+    return [(f"dpfedexp_guard_{name}", "", summary[key]) for key, name in names.items()], not summary["problem"]
+
+
+def to_text(lines: Iterable[tuple[str, str, float]]) -> str:
+    """In Prometheus's text format.
+
+    >>> print(to_text([("dpfedexp_run_round", "", 3)]), end="")
+    # TYPE dpfedexp_run_round gauge
+    dpfedexp_run_round 3
+    """
+    text, typed = [], set()
+    for name, label, value in lines:
+        if name not in typed:
+            text.append(f"# TYPE {name} gauge")
+            typed.add(name)
+        shown = "+Inf" if math.isinf(value) else f"{value:.10g}"
+        text.append(f"{name}{{{label}}} {shown}" if label else f"{name} {shown}")
+    return "\n".join(text) + "\n"
+
+
+def metrics_server(sources: list[Callable[[], tuple[Lines, bool]]], host: str, port: int) -> ThreadingHTTPServer:
+    """Serves /metrics and /healthz (200 if all is well, 503 if not) until it is shut down."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10.0
+
+        def do_GET(self) -> None:
+            try:
+                found = [source() for source in sources]
+                well, text = all(good for _, good in found), to_text(line for lines, _ in found for line in lines)
+            except (InputError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+                # What is not as the library writes it is no reason to stop answering.
+                well, text = False, ""
+            if self.path == "/metrics":
+                self._answer(200, text)
+            elif self.path == "/healthz":
+                self._answer(200 if well else 503, "ok\n" if well else "not well\n")
+            else:
+                self._answer(404, "")
+
+        def _answer(self, code: int, text: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Who asked when is not logged."""
+
+    return ThreadingHTTPServer((host, port), Handler)

@@ -1,0 +1,458 @@
+"""`dpfedexp node`: a SuperNode that holds to the site's own limits, whatever the uploaded app does.
+
+Formal guarantee: with an app that returns anything at all, what leaves the site for a request is one report of the request's
+mechanism, clipped and randomised here and charged to the site's own ledger first, or one error text that is always the same.
+Reasons that are shown to the server are given before the app is started, and follow from the request and the guard file alone.
+What remains is when the site answers, and whether: an app can take its time, and can fail. `answer_failures = true` in the guard
+file answers a failure with a charged report of zero, so that only the time is left.
+
+The site meets Flower at two functions that every message passes in the SuperNode's own process. `_pull_and_store_message` brings a
+message in. Here all of it is fetched and judged before Flower is told that it exists, so an app that is not on the list, or a
+request beyond the limits, starts nothing. `_push_messages` brings an answer out. Here it is handed a message that the site made,
+from a store of its own that no app can reach; what the app returned is deleted. Around Flower's `send` and `push_object` stands a
+last check that lets nothing else pass. Both are private to Flower, so its version is pinned, and `install` refuses any other.
+
+The node's Runtime API, over which the app gets the model and returns what it trained, is for the app's user alone: with
+`--isolation subprocess` only processes of the node's own user are answered, with `--isolation process` only those of a user, or of
+another machine's address, that has shown the SuperExec's secret. Another user who has read a token gets nothing for it. (Users of
+the same machine are known on Linux only.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from flwr.app import Array, Message, Metadata
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
+from flwr.supercore.run import RunNotRunningException
+from torch import Tensor
+
+from dpfedexp.core.layout import Layout
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
+from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
+from dpfedexp.flower.guard import Guard, Refused
+from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
+from dpfedexp.flower.messages import HOSTED, MODEL, Request, refusal, strict_array
+
+_log = logging.getLogger("flwr")
+
+flower: Any = import_module("flwr.supernode.start_client_internal")
+command: Any = import_module("flwr.supernode.cli.flower_supernode")
+
+NO_REPORT = "the app made no report on this site; the site's own log says why."
+_FLOATS = ("float16", "float32", "float64")
+_TRAIN = "train"
+ACQUIRE = "/v1/runtime/acquire-task"
+PULL = [
+    "state",
+    "object_store",
+    "node_config",
+    "receive",
+    "get_run",
+    "get_fab",
+    "pull_object",
+    "confirm_message_received",
+    "trusted_entities",
+]
+PUSH = ["state", "object_store", "send", "push_object"]
+SERVE = ["config", "state_factory"]
+"""Arguments of the functions of Flower's that are replaced here."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that is within the site's limits, and the model that it came with."""
+
+    message: Message
+    request: Request
+    layout: Layout
+    w: Tensor
+    app: str
+    helper_key: str
+
+    @property
+    def run(self) -> str:
+        return str(self.message.metadata.run_id)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The decisions of one site.
+
+    Args:
+        guard: the operator's limits, with the hashes of the apps that may run.
+    """
+
+    guard: Guard
+
+    def check_app(self, content: bytes, claimed: str) -> None:
+        """Raises `Refused` unless the app is on the site's list, by what it is and not by what it is called."""
+        found = hashlib.sha256(content).hexdigest()
+        if found != claimed or found not in self.guard.apps:
+            raise Refused(f"the app {found} is not on this site's list.", shown="this app is not on the site's list.")
+
+    def helped(self, message: Message) -> Message | None:
+        """The answer of a site that is a helper of two-party aggregation, which no app has a part in; None to other messages."""
+        if not message.has_content():
+            return None
+        return helper_reply(message, str(message.metadata.run_id), {})
+
+    def admit(self, message: Message, app: str) -> Admitted:
+        """The request of a message. Raises `Refused` with a reason that the server may know; nothing is charged yet."""
+        try:
+            require(
+                message.metadata.message_type == _TRAIN and message.has_content(), "the site answers training only."
+            )
+            request, layout, w = read_request(message)
+            helper_key = pinned_key(request, self.guard, {})
+        except InputError as reason:
+            raise Refused(str(reason)) from None
+        except Exception as error:
+            _log.warning("a request could not be read", exc_info=error)
+            raise Refused("the request can't be read.") from None
+        self.guard.admit(request, run=str(message.metadata.run_id), app=app, charge=False)
+        return Admitted(message, request, layout, w, app, helper_key)
+
+    def answer(self, admitted: Admitted, trained: Message | None) -> Message:
+        """The only message that leaves for a request: a report that is paid for, or the one error."""
+        request = admitted.request
+        try:
+            try:
+                update, ballots = self._read(admitted, trained)
+            except Exception as error:
+                _log.error("what the app returned is not an update: %s", error)
+                if not self.guard.answer_failures:
+                    return refusal(admitted.message, NO_REPORT)
+                update, ballots = torch.zeros(request.size, len(admitted.w)), None
+            # Before the report exists.
+            self.guard.admit(request, run=admitted.run, app=admitted.app)
+            sender = Sender(admitted.run, admitted.message.metadata.dst_node_id, admitted.helper_key)
+            return Message(reply_content(update, request, ballots, sender), reply_to=admitted.message)
+        except Refused as reason:
+            _log.warning("this site sent no report: %s", reason)
+        except Exception as error:
+            _log.error("the report could not be made", exc_info=error)
+        return refusal(admitted.message, NO_REPORT)
+
+    def _read(self, admitted: Admitted, trained: Message | None) -> tuple[Tensor, Tensor | None]:
+        """The update [1, d], or a row per hosted client, and the votes. Nothing else of what the app returned is looked at."""
+        request, layout, w = admitted.request, admitted.layout, admitted.w
+        if trained is None or not trained.has_content():
+            raise InputError("it returned no content.")
+        records = trained.content.array_records
+        if request.clients:
+            rows = torch.from_numpy(_values(records[HOSTED]["rows"], (request.size, len(w))))
+        else:
+            arrays = records[MODEL]
+            require(tuple(arrays) == layout.names, "its arrays are not those of the model.")
+            parts = [
+                _values(array, tuple(shape)).reshape(-1)
+                for array, shape in zip(arrays.values(), layout.shapes, strict=True)
+            ]
+            rows = (torch.from_numpy(np.concatenate(parts)) - w)[None]
+        return rows, read_ballots(trained, request)
+
+
+def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
+    """As float32, with what is not finite left in: `privatize` makes zeros of such rows, as it does for any client."""
+    require(array.dtype in _FLOATS, "one of its arrays is not of floating-point numbers.")
+    return strict_array(array, array.dtype, shape, finite=False).astype(np.float32)
+
+
+@dataclass
+class Seam:
+    """What stands between Flower's SuperNode and the network for one site.
+
+    Args:
+        site: what may come in and go out.
+        patience: seconds that an app may take for an answer, where the request itself does not end earlier.
+        poll: seconds between two questions to the SuperLink.
+    """
+
+    site: Site
+    patience: float = 3600.0
+    poll: float = 1.0
+    _pull: Callable[..., int | None] = field(default=flower._pull_and_store_message, repr=False)
+    _push: Callable[..., None] = field(default=flower._push_messages, repr=False)
+    _admitted: Admitted | None = None
+    _answer: Message | None = None
+    _deadline: float = 0.0
+
+    def install(self) -> None:
+        """Replaces Flower's two functions; a sentence that names the one that is not where it was."""
+        check_flower("node", flower, {"_pull_and_store_message": PULL, "_push_messages": PUSH})
+        flower._pull_and_store_message, flower._push_messages = self.pull, self.push
+
+    def pull(self, **given: Any) -> int:
+        """Waits for a message, and returns when it is either stored for the app or has its answer already."""
+        while (run := self._pull_one(**given)) is None:
+            time.sleep(self.poll)
+        return run
+
+    def _pull_one(self, **given: Any) -> int | None:
+        self._admitted = self._answer = None
+        try:
+            received = given["receive"]()
+        except RunNotRunningException:
+            return None
+        if received is None:
+            return None
+        header, tree = received
+        run_id = header.metadata.run_id
+        try:
+            try:
+                state = given["state"]
+                run = state.get_run(run_id) or given["get_run"](run_id)
+                fab = state.get_fab(run.fab_hash) or given["get_fab"](run.fab_hash, run_id)
+                self.site.check_app(fab.content, run.fab_hash)
+                if run.primary_task_type == TaskType.AGENT_APP or run.run_id != run_id:
+                    raise Refused("the site answers training only.")
+                ids = [node.object_id for node in iterate_object_tree(tree)]
+                contents = pull_objects(ids, pull_object_fn=lambda key: given["pull_object"](run_id, key))
+                message = _inflate(tree.object_id, dict(contents))
+                message.metadata.__dict__["_message_id"] = tree.object_id
+                if _names(message) != _names(header):
+                    raise Refused("the message is not the one that was announced.")
+                helped = self.site.helped(message)
+                admitted = None if helped else self.site.admit(message, run.fab_hash)
+            except RunNotRunningException:
+                return None
+            except Refused:
+                raise
+            except Exception as error:
+                _log.error("a message could not be fetched", exc_info=error)
+                raise Refused("the message can't be read.") from None
+        except Refused as reason:
+            _log.warning("this site refused a request: %s", reason)
+            self._answer = refusal(header, reason.shown)
+            return int(run_id)
+        if helped is not None:
+            self._answer = helped
+            return int(run_id)
+        stored = self._pull(
+            **{
+                **given,
+                "receive": lambda: (header, tree),
+                "get_run": lambda _: run,
+                "get_fab": lambda *_: fab,
+                "pull_object": lambda _, key: contents[key],
+                "trusted_entities": None,
+            }
+        )
+        if stored is not None:
+            self._admitted = admitted
+            # From now on and not from when it was sent: the server's clock is another one.
+            self._deadline = time.monotonic() + min(self.patience, float(header.metadata.ttl))
+        return stored
+
+    def push(self, state: Any, object_store: ObjectStore, send: Any, push_object: Any) -> None:
+        """Sends the site's own answer to the message that came in last, and nothing else."""
+        if self._admitted is not None:
+            trained = self._returned(state, object_store, self._admitted.message.metadata)
+            self._answer = self.site.answer(self._admitted, trained)
+        answer, self._admitted, self._answer = self._answer, None, None
+        if answer is None:
+            return
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        objects = get_all_nested_objects(answer)
+        store = ObjectStoreFactory().store()
+        store.preregister(answer.metadata.run_id, get_object_tree(answer))
+        for key, value in objects.items():
+            store.put(key, value.deflate())
+
+        def sending(message: Message, tree: Any, _: float) -> Any:
+            # How long the app took is known to the site alone.
+            return send(message, tree, 0.0) if message is answer else _never()
+
+        def pushing(run_id: int, session: str, key: str, content: bytes) -> None:
+            push_object(run_id, session, key, content) if key in objects else _never()
+
+        self._push(_Outbox(state, answer), store, sending, pushing)
+
+    def _returned(self, state: Any, store: ObjectStore, asked: Metadata) -> Message | None:
+        """What the app returned for this message, None if it can't be read or came too late. All else is deleted."""
+        while time.monotonic() < self._deadline:
+            replies = list(state.get_messages_legacy(is_reply=True))
+            mine = [reply for reply in replies if reply.metadata.reply_to_message_id == asked.message_id]
+            try:
+                if mine:
+                    return _whole(store, mine[0].metadata.message_id, self._deadline)
+            except Exception as error:
+                _log.error("what the app returned can't be read", exc_info=error)
+                return None
+            finally:
+                for reply in replies:
+                    state.delete_messages(message_ids=[reply.metadata.message_id])
+                    store.delete(reply.metadata.message_id)
+            time.sleep(0.1)
+        _log.error("the app did not answer before the request or the site's patience ended")
+        _end_tasks(state, asked.run_id)
+        return None
+
+
+@dataclass(frozen=True)
+class _Outbox:
+    """All of the node's state that Flower's `_push_messages` gets to see: one message, and the deletion of what it answers."""
+
+    state: Any
+    answer: Message
+
+    def get_messages_legacy(self, *, is_reply: bool) -> list[Message]:
+        return [self.answer]
+
+    def get_message_processing_duration(self, *, message_id: str) -> float:
+        return 0.0
+
+    def delete_messages(self, *, message_ids: Sequence[str]) -> None:
+        self.state.delete_messages(message_ids=message_ids)
+
+
+def _end_tasks(state: Any, run: int) -> None:
+    """Takes back the tokens of a request that has ended: a process that is late can neither return nor take anything."""
+    for task in state.get_tasks(run_ids=[run]):
+        state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
+
+
+def _whole(store: ObjectStore, key: str, deadline: float) -> Message:
+    """A message with all its parts, which an app sends one after the other."""
+    contents: dict[str, bytes] = {}
+    for node in iterate_object_tree(store.get_object_tree(key)):
+        while (content := store.get(node.object_id)) == b"" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not content:
+            raise InputError("a part of it is missing.")
+        contents[node.object_id] = content
+    return _inflate(key, contents)
+
+
+def _inflate(key: str, contents: dict[str, bytes]) -> Message:
+    message = inflate_object_from_contents(key, contents)
+    if not isinstance(message, Message):
+        raise InputError("it is not a message.")
+    return message
+
+
+def _names(message: Message) -> tuple[int, str, str]:
+    about = message.metadata
+    return about.run_id, about.message_type, about.message_id
+
+
+def _never() -> Any:
+    raise RuntimeError("Flower tried to send what the site did not make.")
+
+
+def _start_superexec(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """In the place of `flower-superexec`, which Flower starts with `--isolation subprocess`."""
+    return subprocess.Popen([sys.executable, "-m", "dpfedexp", "superexec", *words[1:]])
+
+
+def run_node(options: Sequence[str], seam: Seam) -> None:
+    """Flower's SuperNode with these options, behind the seam. Runs until it is stopped."""
+    seam.install()
+    check_flower("node", command, {"_parse_supernode_lifespan_config": [], "_start_supernode_http_api": SERVE})
+    parse = command._parse_supernode_lifespan_config
+
+    def parsed() -> Any:
+        config = parse()
+        config.node_config = {**config.node_config, ENFORCED: secrets.token_hex(16)}
+        return config
+
+    command._parse_supernode_lifespan_config = parsed
+    command._start_supernode_http_api = serve_runtime
+    flower.subprocess = SimpleNamespace(Popen=_start_superexec)
+    sys.argv = ["flower-supernode", *options]
+    command.flower_supernode()
+
+
+class AppsOnly:
+    """Flower's Runtime API, answered to the app's user; others get 404.
+
+    Args:
+        application: Flower's.
+        apart: whether the app is another user's, who shows the secret; otherwise it is this process's own user's.
+    """
+
+    def __init__(self, application: Any, apart: bool) -> None:
+        self._application, self._apart = application, apart
+        self._admitted = set() if apart else {f"user {os.geteuid()}", "user"}
+        self._told: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        who = peer(scope.get("client"), scope.get("server"))
+        asks = self._apart and scope["type"] == "http" and scope["path"] == ACQUIRE
+        reason = self._refusal(who, asks)
+        if reason:
+            if reason not in self._told:
+                self._told.add(reason)
+                _log.warning("%s", reason)
+            await answer_nothing(scope, send)
+            return
+
+        async def watched(event: MutableMapping[str, Any]) -> None:
+            # Flower has checked the secret.
+            if asks and event["type"] == "http.response.start" and event["status"] == 200:
+                self._admitted.add(str(who))
+            await send(event)
+
+        await self._application(scope, receive, watched)
+
+    def _refusal(self, who: str | None, asks: bool) -> str:
+        """Why a request is not passed on, "" where it is."""
+        if who is None or (who not in self._admitted and not asks):
+            return f"a process of {who or 'an unknown user'} reached for the app's task and got nothing."
+        number = who.removeprefix("user ")
+        dumpers = core_dumpers(int(number)) if asks and number.isdecimal() else []
+        if dumpers:
+            return (
+                f"the app's process {dumpers[0]} may dump core, with the data in it, and gets no task: start it with "
+                "`dpfedexp superexec`, which forbids that, instead of `flower-superexec`."
+            )
+        return ""
+
+
+def serve_runtime(config: Any, state_factory: Any) -> tuple[uvicorn.Server, threading.Thread]:
+    """In the place of Flower's `_start_supernode_http_api`: the same server, in a thread, with `AppsOnly` in front."""
+    flower: Any = import_module("flwr.supernode.main")
+    whole = flower.create_app(state_factory=state_factory, superexec_auth_secret=config.superexec_auth_secret)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            AppsOnly(whole, apart=config.isolation == "process"),
+            host=config.host,
+            port=config.port,
+            access_log=False,
+            ssl_certfile=config.runtime_ssl_certfile,
+            ssl_keyfile=config.runtime_ssl_keyfile,
+            # A name that a client puts into a header is not where it comes from.
+            proxy_headers=False,
+        )
+    )
+    thread = threading.Thread(target=server.run, name="supernode-runtime-http-api")
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.1)
+    if not server.started:
+        raise RuntimeError("the Runtime API failed to start; the log says why.")
+    return server, thread

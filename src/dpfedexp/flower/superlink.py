@@ -1,0 +1,263 @@
+"""`dpfedexp superlink`: Flower's SuperLink, closed by default.
+
+Flower 1.41 serves three things on one port: Fleet, which nodes need and which checks their signatures; Control, with which apps are
+started and keys registered, and which checks nothing; and Runtime, for the server app. Here the port that nodes reach has the Fleet
+paths and nothing else. The other one is on loopback, and on Linux it serves only the user that the SuperLink runs as, and root.
+
+Flower checks a node's signature and then believes what it says: it may answer in another's name, delete another's message, and
+fetch any object whose hash it knows. Objects are named by the hash of their content, and Flower tells who uploads one whether
+somebody else has done so already. So a node that guesses another's update, such as that of a client without data, could see it.
+
+Formal guarantee: from the network only Fleet requests reach Flower, and where nodes authenticate, only those signed with a listed
+key. What a node is answered depends on its own messages, on the runs, and on nothing that other nodes sent. The state is in memory:
+nothing that a node sends is ever written to disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import HTTPException
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from flwr.supercore.logger import console_handler
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import FederationManager
+
+from dpfedexp.errors import InputError, require
+from dpfedexp.flower.access import (
+    Receive,
+    Scope,
+    Send,
+    answer_nothing,
+    check_flower,
+    node_id,
+    parse_address,
+    peer,
+    read_keys,
+)
+
+flower: Any = import_module("flwr.superlink.main")
+command: Any = import_module("flwr.superlink.cli.flower_superlink")
+handlers: Any = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+
+PRIVATE = {
+    "create_app": ["config", "superlink_lifespan_class"],
+    "get_objectstore_linkstate_factories": ["database", "federation_manager"],
+}
+"""Functions of Flower's that are called or replaced here, and their arguments."""
+LOOPBACK = "127.0.0.1"
+_OURS = {
+    "--host": "--fleet",
+    "--port": "--fleet",
+    "--database": "no database: the state is in memory, so that no update is ever on disk",
+    "--simulation": "flwr run . local",
+}
+_STATE, _BOTH = ["request", "state"], ["request", "state", "store"]
+EXPECTED = {
+    "pull_messages": _BOTH,
+    "pull_object": _STATE,
+    "confirm_message_received": _BOTH,
+    "push_messages": _STATE,
+    "push_object": _STATE,
+}
+"""The functions of Flower's that are put behind this, and their arguments."""
+FLEET = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        "register-node",
+        "activate-node",
+        "deactivate-node",
+        "unregister-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "get-run",
+        "get-fab",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+)
+"""All that a SuperNode asks for."""
+_HEARTBEAT = 30.0
+
+
+def serve(options: Sequence[str], *, fleet: str, control_port: int, nodes: Path | None, insecure: bool) -> None:
+    """Runs until it is stopped.
+
+    Args:
+        options: Flower's own, such as `--ssl-certfile`.
+        fleet: host:port that nodes connect to.
+        control_port: on loopback, for `flwr run` and for the server app.
+        nodes: the public keys of the nodes that may connect, read once; needed unless `insecure`.
+        insecure: without TLS, and so without knowing the nodes; for trying things on one machine.
+    """
+    check_flower("superlink", flower, PRIVATE)
+    for option in (option.partition("=")[0] for option in options if option.startswith("--")):
+        # Flower takes the beginning of an option for the whole.
+        for name, instead in _OURS.items():
+            require(not name.startswith(option), f"{option} is not an option of dpfedexp superlink; use {instead}.")
+    host, port = parse_address(fleet, "fleet")
+    require(
+        not insecure or ipaddress.ip_address(host).is_loopback,
+        f"fleet is {fleet!r}; without TLS it must be on loopback, such as 127.0.0.1:9092.",
+    )
+    if nodes is None and not insecure:
+        raise InputError("nodes is missing; name a file with the public key of every node that may connect.")
+    keys = [] if nodes is None else read_keys(nodes)
+    own = ["--host", LOOPBACK, "--port", str(control_port), "--disable-runtime-dependency-installation"]
+    own += ["--insecure"] if insecure else ["--enable-supernode-auth"]
+    sys.argv = ["flower-superlink", *own, *options]
+    config = command._parse_superlink_lifespan_config()
+    OwnMessages().install()
+    flower.get_objectstore_linkstate_factories = lambda _, manager: memory_factories(manager, keys)
+    whole = flower.create_app(config, command.SuperLinkLifespan)
+    given: dict[str, Any] = {
+        "ssl_keyfile": config.ssl_keyfile,
+        "ssl_certfile": config.ssl_certfile,
+        "log_config": get_uvicorn_log_config(console_handler.level),
+        # A name that a client puts into a header is not where it comes from.
+        "proxy_headers": False,
+    }
+    inner = uvicorn.Server(uvicorn.Config(Only(whole, is_own_user), host=LOOPBACK, port=control_port, **given))
+    outer = uvicorn.Server(uvicorn.Config(Only(whole, is_fleet), host=host, port=port, lifespan="off", **given))
+    asyncio.run(_both(inner, outer))
+
+
+async def _both(inner: uvicorn.Server, outer: uvicorn.Server) -> None:
+    """Nodes are let in when the state behind them is there; when one end stops, so does the other."""
+    first = asyncio.create_task(inner.serve())
+    while not (inner.started or first.done()):
+        await asyncio.sleep(0.05)
+    second = asyncio.create_task(outer.serve())
+    await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    inner.should_exit = outer.should_exit = True
+    await asyncio.gather(first, second)
+
+
+class Only:
+    """An application of which only what `admits` says, from a request's scope, is served; the rest is answered with 404."""
+
+    def __init__(
+        self, application: Callable[[Scope, Receive, Send], Awaitable[None]], admits: Callable[[Scope], bool]
+    ) -> None:
+        self._application, self._admits = application, admits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._admits(scope)):
+            await self._application(scope, receive, send)
+        else:
+            await answer_nothing(scope, send)
+
+
+def is_fleet(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"] in FLEET
+
+
+def is_own_user(scope: Scope) -> bool:
+    """Whether the other end of a loopback connection is this process's user or root. Only Linux tells; elsewhere True."""
+    return peer(scope.get("client"), scope.get("server")) in (f"user {os.geteuid()}", "user 0", "user")
+
+
+class KeyedLinkState(InMemoryLinkState):
+    """Flower's state in memory, where a node's id follows from its key."""
+
+    def create_node(self, owner_aid: str, owner_name: str, public_key: bytes, *rest: Any, **named: Any) -> int:
+        with self.lock:
+            drawn = super().create_node(owner_aid, owner_name, public_key, *rest, **named)
+            if not drawn:
+                return drawn
+            own = node_id(public_key)
+            if own in self.nodes:
+                raise ValueError("another key has this node's id")
+            info = self.nodes.pop(drawn)
+            info.node_id = own
+            self.nodes[own] = info
+            self.node_public_key_to_node_id[public_key] = own
+            self.owner_to_node_ids[owner_aid] -= {drawn}
+            self.owner_to_node_ids[owner_aid] |= {own}
+            return own
+
+
+def memory_factories(manager: FederationManager, keys: Iterable[bytes]) -> tuple[ObjectStoreFactory, LinkStateFactory]:
+    """What Flower makes its state with: in memory, and knowing these nodes' keys from the start."""
+    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, manager, objects)
+    state = KeyedLinkState(manager, objects.store())
+    for key in keys:
+        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, _HEARTBEAT)
+    factory.state_instance = state
+    return objects, factory
+
+
+class OwnMessages:
+    """Flower's handlers of a node's messages, each for the node's own only. A node has one message at a time, either way."""
+
+    def __init__(self) -> None:
+        self._flower = {name: getattr(handlers, name) for name in EXPECTED if hasattr(handlers, name)}
+        self._pulled: dict[int, tuple[str, frozenset[str]]] = {}
+        self._pushed: dict[int, tuple[str, frozenset[str]]] = {}
+
+    def install(self) -> None:
+        """Replaces Flower's functions; a sentence that names the one that is not where it was."""
+        check_flower("superlink", handlers, EXPECTED)
+        for name in EXPECTED:
+            setattr(handlers, name, getattr(self, name))
+
+    def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
+        response = self._flower["pull_messages"](request=request, state=state, store=store)
+        for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            self._pulled[request.node.node_id] = message.metadata.message_id, _objects(tree)
+        return response
+
+    def pull_object(self, request: Any, state: Any) -> Any:
+        _, objects = self._pulled.get(request.node.node_id, ("", frozenset()))
+        if request.object_id not in objects:
+            return PullObjectResponse(object_found=False, object_available=False)
+        return self._flower["pull_object"](request=request, state=state)
+
+    def confirm_message_received(self, request: Any, state: Any, store: Any) -> Any:
+        message, _ = self._pulled.get(request.node.node_id, ("", frozenset()))
+        if request.message_object_id != message:
+            return ConfirmMessageReceivedResponse()
+        return self._flower["confirm_message_received"](request=request, state=state, store=store)
+
+    def push_messages(self, request: Any, state: Any) -> Any:
+        """An answer of the node that signed; all of its objects are asked for, whether or not somebody has sent the same."""
+        node, messages, trees = request.node.node_id, request.messages_list, request.message_object_trees
+        own = len(messages) == len(trees) == 1 and messages[0].metadata.src_node_id == node
+        if not own:
+            raise HTTPException(status_code=403, detail="a node answers in its own name only")
+        response = self._flower["push_messages"](request=request, state=state)
+        objects = _objects(trees[0])
+        if response.objects_to_push:
+            del response.objects_to_push[:]
+            response.objects_to_push.extend(sorted(objects))
+        self._pushed[node] = response.session_id, objects
+        return response
+
+    def push_object(self, request: Any, state: Any) -> Any:
+        session, objects = self._pushed.get(request.node.node_id, ("", frozenset()))
+        own = session and request.session_id == session and request.object_id in objects
+        if not own or get_object_id(request.object_content) != request.object_id:
+            return PushObjectResponse(stored=False)
+        self._flower["push_object"](request=request, state=state)
+        return PushObjectResponse(stored=True)
+
+
+def _objects(tree: Any) -> frozenset[str]:
+    return frozenset(node.object_id for node in iterate_object_tree(tree))

@@ -1,0 +1,458 @@
+"""Losses per example: by name against their formulas, torch's against torch, and wrong uses with the fix."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from dpfedexp import Sgd, cdp_fedexp, fedavg, train
+from dpfedexp.config import parse
+from dpfedexp.core.losses import (
+    ALIASES,
+    LOSSES,
+    binary_cross_entropy,
+    by_name,
+    cross_entropy,
+    mean_squared_error,
+    plain,
+    reading_of,
+    resolve,
+)
+from dpfedexp.data import Federation
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.errors import InputError
+from dpfedexp.trainers.fast.program import _differentiated, objective
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+"""float32 against float64: some ten roundings."""
+
+
+def numbers(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+FORMULAS = {
+    "half-squared-error": lambda o, t: 0.5 * ((o - t) ** 2).sum(1),
+    "mse": lambda o, t: ((o - t) ** 2).mean(1),
+    "mae": lambda o, t: np.abs(o - t).mean(1),
+    "huber": lambda o, t: np.where(np.abs(o - t) < 1, 0.5 * (o - t) ** 2, np.abs(o - t) - 0.5).mean(1),
+    "binary-cross-entropy": lambda o, t: (softplus(o) - t * o).mean(1),
+    "poisson": lambda o, t: (np.exp(o) - t * o).mean(1),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("whole", [False, True], ids=["real targets", "whole targets"])
+def test_a_loss_of_numbers_is_its_formula(name, whole):
+    o, t = 2 * numbers(7, 3), numbers(7, 3, seed=1)
+    t = (t > 0).long() if whole else t.sigmoid()
+    expected = FORMULAS[name](o.double().numpy(), t.double().numpy())
+    np.testing.assert_allclose(LOSSES[name](o, t), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(("output", "target"), [((7, 1), (7,)), ((7,), (7, 1)), ((7, 1, 1), (7, 1)), ((7, 1), (7, 1))])
+def test_one_number_per_example_may_have_a_dimension_of_its_own(name, output, target):
+    """Where (b, 1) − (b,) broadcast, every output was compared with every target."""
+    o, t = numbers(7), numbers(7, seed=1).sigmoid()
+    expected = FORMULAS[name](o.double().numpy()[:, None], t.double().numpy()[:, None])
+    np.testing.assert_allclose(LOSSES[name](o.reshape(output), t.reshape(target)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_single_row_that_squeeze_left_without_dimensions_is_one_example(name):
+    o, t = torch.tensor(0.3), torch.tensor([0.8])
+    np.testing.assert_allclose(LOSSES[name](o, t), FORMULAS[name](np.array([[0.3]]), np.array([[0.8]])), **CLOSE)
+
+
+def log_softmax(o):
+    return o - np.log(np.exp(o).sum(-1, keepdims=True))
+
+
+def test_cross_entropy_and_nll_of_labels_sequences_and_probabilities_are_their_formulas():
+    o, labels = numbers(6, 4), torch.arange(6) % 4
+    log_p = log_softmax(o.double().numpy())
+    expected = -log_p[np.arange(6), labels.numpy()]
+    np.testing.assert_allclose(cross_entropy(o, labels), expected, **CLOSE)
+    np.testing.assert_allclose(LOSSES["nll"](o.log_softmax(1), labels), expected, **CLOSE)
+    soft = numbers(6, 4, seed=2).softmax(1)
+    np.testing.assert_allclose(cross_entropy(o, soft), -(soft.double().numpy() * log_p).sum(1), **CLOSE)
+    o, labels = numbers(2, 3, 4), torch.tensor([[0, 1, 3], [2, -100, -100]])
+    each = -np.take_along_axis(log_softmax(o.double().numpy()), labels.clamp_min(0).numpy()[..., None], -1)[..., 0]
+    expected = [each[0].mean(), each[1, 0]]
+    np.testing.assert_allclose(cross_entropy(o, labels), expected, **CLOSE)
+    np.testing.assert_allclose(cross_entropy(o.movedim(-1, 1), labels), expected, **CLOSE)
+    soft = numbers(2, 3, 4, seed=2).softmax(-1)
+    expected = -(soft.double().numpy() * log_softmax(o.double().numpy())).sum(-1).mean(-1)
+    np.testing.assert_allclose(cross_entropy(o, soft), expected, **CLOSE)
+
+
+def test_a_sequence_of_which_every_position_counts_has_the_plain_mean_bit_for_bit():
+    o, labels = numbers(8, 5, 7), torch.arange(40).reshape(8, 5) % 7
+    plain = torch.nn.functional.cross_entropy(o.movedim(-1, 1), labels, reduction="none").flatten(1).mean(1)
+    assert torch.equal(cross_entropy(o, labels), plain)
+
+
+def test_names_may_be_written_in_the_usual_ways():
+    assert {by_name(alias) for alias in ALIASES} <= set(LOSSES.values())
+    for name, right in {
+        "Cross_Entropy": "cross-entropy",
+        "ce": "cross-entropy",
+        "BCE": "binary-cross-entropy",
+        "l1": "mae",
+        "smooth_l1": "huber",
+        "MSE": "mse",
+    }.items():
+        assert by_name(name) is LOSSES[right]
+
+
+def test_a_configuration_takes_every_name_and_refuses_others():
+    for name in [*LOSSES, *ALIASES]:
+        assert parse({"run": {"loss": name}}).run_options()["loss"] == name
+    with pytest.raises(InputError, match=r"loss is 'msee'.*Did you mean 'mse'"):
+        parse({"run": {"loss": "msee"}})
+    with pytest.raises(InputError, match=r"Known: .*\bbce\b.*cross-entropy.*\bmse\b"):
+        resolve("quux", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "flat"), [(None, False), ("mse", True), (torch.nn.MSELoss(), False), (F.mse_loss, True)]
+)
+def test_regression_with_one_output_finds_least_squares(loss, flat):
+    """The table's first row. With all rows at one client FedAvg is gradient descent, so it ends where least squares is."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 12))
+    y = x @ rng.normal(size=12) + 0.7 + 0.1 * rng.normal(size=60)
+    solution = np.linalg.lstsq(np.c_[x, np.ones(60)], y, rcond=None)[0]
+    model = torch.nn.Linear(12, 1)
+    model = torch.nn.Sequential(model, torch.nn.Flatten(0)) if flat else model
+    test = (x.astype(np.float32), y.astype(np.float32))
+    clients = Federation.from_clients([test])
+    run = train(model, clients, fedavg(), local=Sgd(lr=0.2, steps=200), rounds=3, loss=loss, test=test, progress=False)
+    layer = run.model[0] if flat else run.model
+    found = np.r_[layer.weight.detach().numpy().ravel(), layer.bias.detach().numpy()]
+    np.testing.assert_allclose(found, solution, atol=1e-4)
+    off = y - np.c_[x, np.ones(60)] @ solution
+    last = run.history[-1]
+    assert last["test_rmse"] == pytest.approx(np.sqrt((off**2).mean()), rel=1e-3)
+    assert last["test_mae"] == pytest.approx(np.abs(off).mean(), rel=1e-3)
+    assert last["test_r2"] == pytest.approx(1 - (off**2).sum() / ((y - y.mean()) ** 2).sum(), rel=1e-4)
+    assert "test_accuracy" not in last
+
+
+def test_no_trainer_is_lost_to_a_name_that_means_the_same():
+    clients = Federation.from_clients([(numbers(4, 6, seed=s), torch.arange(4) % 3) for s in range(4)])
+    chosen = set()
+    for loss in ("cross-entropy", "ce", torch.nn.CrossEntropyLoss(), torch.nn.functional.cross_entropy):
+        simulation, _ = prepare(
+            torch.nn.Linear(6, 3), clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, loss=loss
+        )
+        chosen.add(simulation.trainer.name)
+    assert len(chosen) == 1
+
+
+torch.manual_seed(0)
+LOGITS, HALF = torch.randn(5, 3), torch.rand(5, 3)
+ZERO_ONE, CLASSES = torch.randint(2, (5, 3)), torch.tensor([0, 2, 1, 1, 0])
+ONE_BY_ONE = [
+    (nn.MSELoss(), LOGITS, HALF),
+    (nn.L1Loss(), LOGITS, HALF),
+    (nn.HuberLoss(delta=0.3), LOGITS, HALF),
+    (nn.SmoothL1Loss(beta=0.3), LOGITS, HALF),
+    (nn.PoissonNLLLoss(), LOGITS, HALF),
+    (nn.BCEWithLogitsLoss(), LOGITS, ZERO_ONE),
+    (nn.BCEWithLogitsLoss(reduction="none"), LOGITS, ZERO_ONE),
+    (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0])), LOGITS, ZERO_ONE),
+    (nn.BCELoss(), LOGITS.sigmoid(), ZERO_ONE),
+    (nn.MSELoss(reduction="sum"), LOGITS, HALF),
+    (nn.KLDivLoss(reduction="batchmean"), LOGITS.log_softmax(1), HALF.softmax(1)),
+    (nn.SoftMarginLoss(), LOGITS, 2 * ZERO_ONE - 1),
+    (nn.MultiLabelSoftMarginLoss(), LOGITS, ZERO_ONE),
+    (nn.MultiMarginLoss(), LOGITS, CLASSES),
+    (nn.CrossEntropyLoss(label_smoothing=0.1), LOGITS, CLASSES),
+    (nn.CrossEntropyLoss(), LOGITS, HALF.softmax(1)),
+    (nn.NLLLoss(), LOGITS.log_softmax(1), CLASSES),
+]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(("module", "outputs", "targets"), ONE_BY_ONE, ids=lambda v: type(v).__name__)
+def test_an_example_has_the_loss_that_torch_gives_it_alone_under_vmap_too(module, outputs, targets):
+    """float32 in another order: 1e-6 relative is some ten roundings."""
+    loss = resolve(module, targets)
+    alone = copy.deepcopy(module)
+    if alone.reduction == "none":
+        alone.reduction = "mean"
+    both = targets if module.__class__ is nn.MultiMarginLoss or targets.dim() == 1 else targets.to(outputs.dtype)
+    expected = torch.stack([alone(outputs[n : n + 1], both[n : n + 1]) for n in range(5)])
+    torch.testing.assert_close(loss(outputs, targets), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(vmap(loss)(outputs[None], targets[None])[0], expected, rtol=1e-6, atol=1e-6)
+    assert torch.isfinite(grad(lambda o: loss(o, targets).sum())(outputs)).all()
+
+
+def test_class_weights_multiply_and_are_not_divided_by():
+    weight = torch.tensor([1.0, 5.0, 0.5])
+    losses = resolve(nn.CrossEntropyLoss(weight=weight), CLASSES)(LOGITS, CLASSES)
+    torch.testing.assert_close(losses, weight[CLASSES] * cross_entropy(LOGITS, CLASSES))
+
+
+def test_ignored_positions_of_a_sequence_do_not_count_and_an_ignored_example_has_no_loss():
+    loss = resolve(nn.CrossEntropyLoss(ignore_index=2), CLASSES)
+    assert (loss(LOGITS, CLASSES) == 0).tolist() == (CLASSES == 2).tolist()
+    outputs, labels = torch.randn(2, 4, 3), torch.tensor([[0, 2, 1, 1], [2, 2, 2, 2]])
+    expected = F.cross_entropy(outputs[0], labels[0], ignore_index=2)
+    torch.testing.assert_close(loss(outputs, labels), torch.stack([expected, torch.zeros(())]))
+    torch.testing.assert_close(loss(outputs.movedim(-1, 1), labels), torch.stack([expected, torch.zeros(())]))
+
+
+def test_torchs_own_loss_has_classes_second_where_last_would_fit_too():
+    outputs, labels = torch.randn(2, 3, 3), torch.randint(3, (2, 3))
+    expected = F.cross_entropy(outputs, labels, reduction="none").mean(1)
+    torch.testing.assert_close(resolve(nn.CrossEntropyLoss(), labels)(outputs, labels), expected)
+    torch.testing.assert_close(cross_entropy(outputs.movedim(1, -1), labels), expected)
+
+
+def test_functions_of_torch_and_partial_ones_are_taken():
+    torch.testing.assert_close(resolve(F.mse_loss, HALF)(LOGITS, HALF), mean_squared_error(LOGITS, HALF))
+    smooth = resolve(functools.partial(F.cross_entropy, label_smoothing=0.2, reduction="mean"), CLASSES)
+    expected = F.cross_entropy(LOGITS, CLASSES, label_smoothing=0.2, reduction="none")
+    torch.testing.assert_close(smooth(LOGITS, CLASSES), expected)
+    assert reading_of(smooth).kind == "classes"
+
+
+def test_a_losss_own_options_are_in_the_name_by_which_a_run_knows_it():
+    names = [
+        resolve(m, HALF).__qualname__
+        for m in (
+            nn.MSELoss(),
+            nn.MSELoss(reduction="none"),
+            nn.MSELoss(reduction="sum"),
+            nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]), label_smoothing=0.5),
+        )
+    ]
+    assert names[:3] == ["MSELoss", "MSELoss", "MSELoss(reduction=sum)"]
+    assert names[3] == "CrossEntropyLoss(weight=[1.0, 2.0], label_smoothing=0.5)"
+    big = [resolve(nn.CrossEntropyLoss(weight=torch.full((99,), v)), HALF).__qualname__ for v in (1.0, 1.0, 2.0)]
+    assert big[0] == big[1] != big[2]
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()])
+def test_a_loss_without_options_takes_the_programs_of_its_name(loss):
+    named = {
+        "CrossEntropyLoss": cross_entropy,
+        "BCEWithLogitsLoss": binary_cross_entropy,
+        "MSELoss": mean_squared_error,
+    }
+    assert plain(resolve(loss, HALF)) is named[type(loss).__name__]
+    for other in (nn.CrossEntropyLoss(ignore_index=1), nn.MSELoss(reduction="sum"), nn.BCELoss()):
+        assert plain(resolve(other, HALF)) not in named.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets"),
+    [
+        ("mse", (4, 6), (4, 6)),
+        ("mse", (4, 1, 6), (4, 6)),
+        ("mse", (4, 6), (4, 6, 1)),
+        ("mse", (4, 3, 6), (4, 6, 3)),
+        ("half-squared-error", (4, 1, 6), (4, 6)),
+        ("bce", (4, 1, 6), (4, 6)),
+        ("bce", (4, 6), (4, 6, 1)),
+        ("ce", (4, 3, 6), (4, 6, 3)),
+        ("ce", (4, 3, 6), "labels"),
+    ],
+)
+def test_the_gradient_by_hand_is_the_losss_own(name, outputs, targets):
+    """[n, …, s] against vmap(grad) of the loss, some labels ignored; 1e-6 is a few roundings of numbers near 1."""
+    o, weights = torch.randn(outputs), torch.rand(4, 6)
+    t = torch.randint(3, (4, 6)) if targets == "labels" else torch.rand(targets)
+    if targets == "labels":
+        t[:, 2] = -100
+    by_hand, loss = objective(resolve(name, t)), resolve(name, t)
+    torch.testing.assert_close(by_hand(o, t, weights), _differentiated(loss)(o, t, weights), rtol=1e-5, atol=1e-6)
+
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(24, 6)).astype(np.float32)
+REAL, LABELS = X[:, 0] * 2, np.arange(24) % 3
+BITS, MULTI = LABELS % 2, rng.integers(0, 2, size=(24, 4))
+OWNERS = np.arange(24) % 4
+
+
+def run(model, targets, loss, test=None, metrics=None, **more):
+    clients = Federation.from_arrays(X, targets, OWNERS)
+    settings = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "progress": False}
+    return train(model, clients, fedavg(), loss=loss, test=test, metrics=metrics, **settings, **more)
+
+
+def squares(o, t):
+    return (o - t).square().reshape(len(o), -1).mean(1)
+
+
+def hinge(o, t):
+    return (1 - (2 * t - 1) * o).clamp_min(0).mean(-1)
+
+
+FLATTEN = r"end the model with nn.Flatten\(0\), or give targets of shape \(n, 1\)"
+WRONG = {
+    "a name that does not exist": (nn.Linear(6, 1), REAL, "mse2", None, "Did you mean 'mse'"),
+    "a class": (nn.Linear(6, 1), REAL, nn.MSELoss, None, r"the class MSELoss; give one of it, MSELoss\(\)"),
+    "a number": (nn.Linear(6, 1), REAL, 3, None, "loss is 3; it must be a name such as 'mse'"),
+    "three inputs": (nn.Linear(6, 1), REAL, nn.TripletMarginLoss(), None, "give a function"),
+    "own function, one output": (nn.Linear(6, 1), REAL, squares, None, FLATTEN),
+    "own function that gives b × b": (nn.Linear(6, 1), REAL, lambda o, t: (o - t) ** 2, None, FLATTEN),
+    "own function, whole targets": (nn.Linear(6, 1), BITS, hinge, None, FLATTEN),
+    "own function, targets (n, 1)": (
+        nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+        REAL[:, None],
+        squares,
+        None,
+        "give the targets the outputs' shape",
+    ),
+    "a sequence with a dimension too many": (
+        nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 1)),
+        X * 2,
+        lambda o, t: (o - t).square().flatten(1).mean(1),
+        None,
+        r"give the targets the outputs' shape, \(b, 6, 1\)",
+    ),
+    "a test set without targets": (nn.Linear(6, 1), REAL, "mse", (X,), r"a tuple of 1; it must be a pair \(inputs,"),
+    "as many outputs as rows are tried": (
+        nn.Linear(6, 2),
+        REAL,
+        squares,
+        None,
+        r"outputs of shape \(b, 2\).*give the last layer",
+    ),
+    "two outputs and one number": (nn.Linear(6, 2), REAL, "mse", None, "if the targets are classes, make them whole"),
+    "torch's, two outputs and one number": (nn.Linear(6, 2), REAL, nn.MSELoss(), None, "as many outputs as an example"),
+    "three labels and four": (nn.Linear(6, 3), MULTI, "bce", None, "as many outputs as an example has targets"),
+    "one class": (nn.Linear(6, 1), BITS, None, None, "choose loss='bce' for 0/1 labels"),
+    "one flat output for labels": (
+        nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+        BITS,
+        "cross-entropy",
+        None,
+        "choose loss='bce'",
+    ),
+    "labels (n, 1)": (nn.Linear(6, 3), LABELS[:, None], "ce", None, r"give the labels as \(n,\)"),
+    "real labels": (nn.Linear(6, 3), LABELS.astype(np.float32), "ce", None, "give whole numbers from 0"),
+    "more labels than outputs": (nn.Linear(6, 2), LABELS, "ce", None, "give the last layer 3 outputs"),
+    "labels from 1": (nn.Linear(6, 3), LABELS + 1, nn.CrossEntropyLoss(), None, "number them from 0"),
+    "labels −1 and 1": (nn.Linear(6, 1), 2 * BITS - 1, "bce", None, r"give \(targets \+ 1\) / 2"),
+    "a reduced loss": (nn.Linear(6, 3), LABELS, lambda o, t: F.cross_entropy(o, t), None, "reduction='none'"),
+    "a loss per label": (
+        nn.Linear(6, 4),
+        MULTI,
+        lambda o, t: F.binary_cross_entropy_with_logits(o, t.float(), reduction="none"),
+        None,
+        r"losses.flatten\(1\).mean\(1\)",
+    ),
+    "a float": (nn.Linear(6, 1), REAL, lambda o, t: 1.0, None, "the loss returned a float; it must return a tensor"),
+    "test labels beyond": (nn.Linear(6, 3), LABELS, None, (X, LABELS + 1), "test has .* from 1 to 3, .*number them"),
+    "test targets of another shape": (nn.Linear(6, 1), REAL, "mse", (X, MULTI * 1.0), "test has .* as many outputs"),
+    "a test set that broadcasts": (
+        nn.Linear(6, 1),
+        REAL[:, None],
+        squares,
+        (X, REAL),
+        r"test has .*end the model with nn.Flatten\(0\)",
+    ),
+    "a broadcasting test set of one row": (
+        nn.Linear(6, 1),
+        REAL[:, None],
+        squares,
+        (X[:1], REAL[:1]),
+        "test has .*Flat",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_use_is_one_sentence_with_the_fix(case):
+    model, targets, loss, test, words = WRONG[case]
+    with pytest.raises(InputError, match=words) as refusal:
+        run(model, targets, loss, test)
+    assert "\n" not in str(refusal.value)
+
+
+def test_metrics_need_a_test_set():
+    with pytest.raises(InputError, match=r"give test=\(inputs, targets\) with them"):
+        run(nn.Linear(6, 1), REAL, "mse", metrics={"bias": lambda o, t: (o - t).mean()})
+
+
+RIGHT = {
+    "own function that drops the dimension": (nn.Linear(6, 1), REAL, lambda o, t: (o[:, 0] - t).square()),
+    "own function of two columns": (
+        nn.Linear(6, 1),
+        np.c_[REAL, REAL],
+        lambda o, t: t[:, 1] * (o[:, 0] - t[:, 0]) ** 2,
+    ),
+    "examples that see each other": (nn.Linear(6, 2), LABELS, lambda o, t: (o - o.mean(0)).square().sum(1) + 0 * t),
+    "(n, 1) on both sides": (nn.Linear(6, 1), REAL[:, None], squares),
+    "several labels, torch's": (nn.Linear(6, 4), MULTI, nn.BCEWithLogitsLoss(reduction="none")),
+    "one logit": (nn.Linear(6, 1), BITS, "bce"),
+    "one logit, torch's, real": (nn.Linear(6, 1), BITS.astype(np.float32), nn.BCEWithLogitsLoss()),
+    "numbers as labels": (nn.Linear(6, 1), LABELS, "mse"),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_a_right_use_trains_and_is_measured(case):
+    model, targets, loss = RIGHT[case]
+    result = run(model, targets, loss, (X, targets))
+    assert np.isfinite(result.history[-1]["test_loss"])
+
+
+def test_a_secure_run_refuses_a_broadcast_without_looking_at_a_client():
+    clients = Federation.from_arrays(X, np.zeros(24, dtype=np.float32), OWNERS)
+    with pytest.raises(InputError, match=FLATTEN):
+        prepare(
+            nn.Linear(6, 1),
+            clients,
+            cdp_fedexp(clip=1.0, noise_multiplier=1.0),
+            local=Sgd(lr=0.1, steps=1, max_examples=8),
+            rounds=1,
+            loss=squares,
+            secure=True,
+        )
+
+
+def test_a_character_model_has_its_accuracy_in_the_history():
+    """It was 0.0 whatever the model said."""
+    text = rng.integers(0, 5, size=(24, 7))
+    clients = Federation.from_arrays(text[:, :-1], text[:, 1:], OWNERS)
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+    test = (text[:, :-1], text[:, 1:])
+    result = train(model, clients, fedavg(), local=Sgd(lr=0.5, steps=3), rounds=2, test=test, progress=False)
+    with torch.no_grad():
+        right = result.model(torch.from_numpy(test[0])).argmax(-1).numpy() == test[1]
+    assert result.history[-1]["test_accuracy"] == pytest.approx(right.mean())
+    assert right.any()
+
+
+def test_a_run_goes_on_with_the_same_loss_of_torch_and_not_with_other_options(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "private"))
+    clients = Federation.from_arrays(X, LABELS, OWNERS)
+    settings = {"local": Sgd(lr=0.1, steps=1), "rounds": 2, "progress": False, "checkpoint": tmp_path / "run"}
+
+    def weighted(last):
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, last]))
+
+    model = nn.Linear(6, 3)
+    first = train(model, clients, fedavg(), loss=weighted(3.0), **settings)
+    again = train(model, clients, fedavg(), loss=weighted(3.0), resume=True, **settings)
+    assert torch.equal(first.model.weight, again.model.weight)
+    with pytest.raises(InputError, match=r"loss is 'dpfedexp.CrossEntropyLoss\(weight=\[1.0, 2.0, 4.0\]\)' here"):
+        train(model, clients, fedavg(), loss=weighted(4.0), resume=True, **settings)

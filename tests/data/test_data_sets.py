@@ -1,0 +1,431 @@
+"""Data sets by name: files that are found, downloaded, damaged or forged."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from serving import mirror, send
+
+from dpfedexp.data import Standardise, data_sets, load_mnist, mnist_federation, read_idx
+from dpfedexp.data import data_sets as module
+from dpfedexp.data.data_sets import DATA_SETS, MNIST_FILES, cache_folder, fetch
+from dpfedexp.errors import InputError
+
+DATA = os.environ.get("DPFEDEXP_DATA")
+CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    code = CODES[f"{array.dtype.kind}{array.dtype.itemsize}"]
+    head = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+RNG = np.random.default_rng(0)
+SMALL = {
+    "train-images-idx3-ubyte": RNG.integers(0, 256, (40, 5, 5), dtype=np.uint8),
+    "train-labels-idx1-ubyte": RNG.integers(0, 4, 40, dtype=np.uint8),
+    "t10k-images-idx3-ubyte": RNG.integers(0, 256, (8, 5, 5), dtype=np.uint8),
+    "t10k-labels-idx1-ubyte": RNG.integers(0, 4, 8, dtype=np.uint8),
+}
+SERVED = {f"{name}.gz": gzip.compress(idx_bytes(array)) for name, array in SMALL.items()}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data, an empty cache and no public mirrors, except where a test uses the real files."""
+    if "mnist_folder" in request.fixturenames:
+        return
+    monkeypatch.delenv("DPFEDEXP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPFEDEXP_MIRRORS", "http://127.0.0.1:9/")
+
+
+@pytest.fixture
+def small_is_genuine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, array in SMALL.items():
+        monkeypatch.setitem(module.MNIST_FILES, name, hashlib.md5(idx_bytes(array)).hexdigest())
+
+
+def put(folder: Path, packed: bool = True, **replaced: np.ndarray) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in SMALL.items():
+        content = idx_bytes(replaced.get(name.replace("-", "_"), array))
+        (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+    return folder
+
+
+def assert_small(data: module.ImageData) -> None:
+    assert np.array_equal(data.train_images, SMALL["train-images-idx3-ubyte"])
+    assert np.array_equal(data.train_labels, SMALL["train-labels-idx1-ubyte"])
+    assert np.array_equal(data.test_images, SMALL["t10k-images-idx3-ubyte"])
+    assert np.array_equal(data.test_labels, SMALL["t10k-labels-idx1-ubyte"])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("inside", [".", "mnist"])
+def test_the_files_are_found_in_the_folder_or_in_mnist_inside_it(tmp_path: Path, packed: bool, inside: str) -> None:
+    put(tmp_path / "fashion" / inside, packed)
+    data = load_mnist(tmp_path / "fashion")
+    assert_small(data)
+    assert data.name == ("mnist" if inside == "mnist" else "fashion")
+
+
+def test_the_argument_goes_before_the_variable_and_that_before_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache_folder("mnist"))
+    assert load_mnist().name == "mnist"
+    put(tmp_path / "variable")
+    monkeypatch.setenv("DPFEDEXP_DATA", str(tmp_path / "variable"))
+    assert load_mnist().name == "variable"
+    put(tmp_path / "argument")
+    assert load_mnist(tmp_path / "argument").name == "argument"
+
+
+def test_a_named_folder_without_the_files_says_which_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache_folder("mnist"))
+    folder = put(tmp_path / "half")
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"data is .*half lacks t10k-labels-idx1-ubyte \(each plain or with .gz\)"):
+        load_mnist(folder)
+    monkeypatch.setenv("DPFEDEXP_DATA", str(tmp_path / "absent"))
+    with pytest.raises(InputError, match=r"DPFEDEXP_DATA is .*absent lacks train-images-idx3-ubyte, train-labels"):
+        load_mnist()
+
+
+def test_without_data_one_sentence_says_why_and_which_files_go_where() -> None:
+    with pytest.raises(InputError, match="MNIST was not found; put"):
+        load_mnist(download=False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    with pytest.raises(InputError, match=r"could not be downloaded.*refused.* Otherwise put") as caught:
+        load_mnist(mirrors=[address])
+    for part in (*MNIST_FILES, str(cache_folder("mnist")), "DPFEDEXP_DATA"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.usefixtures("small_is_genuine")
+def test_what_is_missing_is_downloaded_once_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mirror(SERVED) as served:
+        monkeypatch.setenv("DPFEDEXP_MIRRORS", f"http://127.0.0.1:9/ {served.url}")
+        assert_small(load_mnist())
+        assert sorted(served.asked) == sorted(SERVED)
+        assert sorted(path.name for path in cache_folder("mnist").iterdir()) == sorted(SERVED)
+        assert_small(load_mnist())
+        assert len(served.asked) == 4
+
+
+@pytest.mark.usefixtures("small_is_genuine")
+def test_an_interrupted_download_goes_on_with_the_files_that_are_missing() -> None:
+    def cut_labels(handler) -> None:
+        name = handler.path.rsplit("/", 1)[-1]
+        send(handler, SERVED[name][: 20 if "labels" in name else None], claimed=len(SERVED[name]))
+
+    with mirror(SERVED, cut_labels) as served:
+        with pytest.raises(InputError, match=r"train-labels-idx1-ubyte.gz could not be downloaded.*cut the connection"):
+            load_mnist(mirrors=[served.url])
+        assert [path.name for path in cache_folder("mnist").iterdir()] == ["train-images-idx3-ubyte.gz"]
+        served.misbehave = None
+        served.asked.clear()
+        assert_small(load_mnist(mirrors=[served.url]))
+        assert "train-images-idx3-ubyte.gz" not in served.asked
+
+
+@pytest.mark.parametrize(
+    ("replaced", "sentence"),
+    [
+        ({"train_labels_idx1_ubyte": np.zeros(39, np.uint8)}, "40 train images and 39 train labels"),
+        (
+            {"t10k_images_idx3_ubyte": np.zeros((8, 4, 5), np.uint8)},
+            r"shape \(5, 5\) and t10k images of shape \(4, 5\)",
+        ),
+        ({"t10k_labels_idx1_ubyte": np.zeros((8, 1), np.uint8)}, "t10k-labels.*2 dimension"),
+        ({"train_images_idx3_ubyte": np.zeros((40, 5, 5), np.float32)}, "images and labels must be bytes"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, replaced: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_mnist(put(tmp_path / "odd", **replaced))
+
+
+def test_real_mnist_is_what_it_should_be(mnist_folder: Path) -> None:
+    data = load_mnist(mnist_folder)
+    assert data.train_images.shape == (60_000, 28, 28)
+    assert data.test_images.shape == (10_000, 28, 28)
+    assert data.train_images.dtype == data.train_labels.dtype == torch.uint8
+    arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
+    for array, (name, md5) in zip(arrays, MNIST_FILES.items(), strict=True):
+        assert hashlib.md5(idx_bytes(array.numpy())).hexdigest() == md5, name
+    # The constants of Standardise are the training images' own.
+    scaled = data.train_images.double() / 255
+    assert scaled.mean().item() == pytest.approx(Standardise().mean, abs=1e-4)
+    assert scaled.std().item() == pytest.approx(Standardise().std, abs=1e-4)
+
+
+def test_the_papers_federation_has_a_thousand_clients_of_sixty_images(mnist_folder: Path) -> None:
+    federation = mnist_federation(load_mnist(mnist_folder))
+    assert federation.summary() | {"classes_per_client": None} == {
+        "clients": 1000,
+        "examples": 60_000,
+        "size_min": 60,
+        "size_median": 60.0,
+        "size_max": 60,
+        "classes": 10,
+        "classes_per_client": None,
+    }
+    # Dirichlet(0.3) over 10 classes leaves a client of 60 images with about 6 of them.
+    assert 5.5 < federation.summary()["classes_per_client"] < 6.5
+    inputs, labels = federation.gather(torch.tensor([0, 999]), torch.arange(60).expand(2, 60))
+    assert inputs.shape == (2, 60, 1, 28, 28)
+    assert (inputs.min(), inputs.max()) == (0.0, 1.0)
+    assert labels.dtype == torch.int64
+
+
+def written(folder: Path, content: bytes) -> Path:
+    path = folder / "some-idx3-ubyte"
+    path.write_bytes(content)
+    return path
+
+
+ARRAY = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("dtype", list(CODES))
+def test_what_was_written_is_read(tmp_path: Path, pack, dtype: str) -> None:
+    array = ARRAY.astype(dtype) - np.asarray(3, dtype=dtype)
+    read = read_idx(written(tmp_path, pack(idx_bytes(array))))
+    assert np.array_equal(read, array)
+    assert read.dtype == array.dtype
+    assert read.dtype.isnative
+
+
+def huge(rank: int = 3, length: int = 2**31 - 1) -> bytes:
+    return bytes([0, 0, 8, rank]) + struct.pack(f">{rank}I", *[length] * rank)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is not an IDX file: it begins with nothing"),
+        (b"\0\0\x08", "is not an IDX file: it begins with 00 00 08"),
+        (b"<html>", "is not an IDX file: it begins with 3c 68 74 6d"),
+        (b"\x80\x04\x95\x00", "is not an IDX file"),
+        (bytes([0, 0, 8, 0]), "is not an IDX file"),
+        (bytes([0, 0, 8, 255]), "is not an IDX file"),
+        (bytes([0, 0, 7, 1, 0, 0, 0, 1, 1]), "is not an IDX file"),
+        (bytes([0, 0, 8, 3, 0, 0]), "is cut off inside its header"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 0]), "holds no data"),
+        (idx_bytes(ARRAY)[:-1], "is cut off: its header says 2 × 3 × 4 values, 24 bytes, and 23 follow"),
+        (idx_bytes(ARRAY) + b"x", "is too long: its header says 2 × 3 × 4 values, 24 bytes, and more follow"),
+        (huge(), "is not plausible"),
+        (huge(1, 2**32 - 1), "is cut off: its header says 4294967295 values"),
+    ],
+)
+def test_a_forged_or_damaged_file_is_named_in_one_sentence(tmp_path: Path, pack, content: bytes, sentence: str) -> None:
+    path = written(tmp_path, pack(content))
+    with pytest.raises(InputError, match=sentence) as caught:
+        read_idx(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(huge(1, 2**32 - 1) + bytes(1000), "1000 follow"), (idx_bytes(ARRAY) + bytes(1 << 26), "is too long")],
+)
+def test_memory_follows_the_file_and_not_its_claim(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = written(tmp_path, gzip.compress(content))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=sentence):
+        read_idx(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # One chunk of 2^20 bytes and the decompressor's buffers; the claim is 2^32, and a bomb unpacks to 2^26.
+    assert peak < 8 << 20
+
+
+def test_a_missing_file_a_folder_and_labels_in_place_of_images_are_named(tmp_path: Path) -> None:
+    labels = written(tmp_path, idx_bytes(np.zeros(5, dtype=np.uint8)))
+    for path, sentence in (
+        (tmp_path / "absent", "absent does not exist"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (labels, r"holds an array of 1 dimension\(s\); one of 3 is expected"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            read_idx(path, dimensions=3)
+
+
+@pytest.mark.parametrize("keep", [3, 40, -1])
+def test_a_cut_gzip_file_is_damaged(tmp_path: Path, keep: int) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (10, 10, 10), dtype=np.uint8)
+    path = written(tmp_path, gzip.compress(idx_bytes(noise))[:keep])
+    with pytest.raises(InputError, match="is a damaged gzip file"):
+        read_idx(path)
+
+
+CONTENT = bytes(range(256)) * 2000
+PACKED = gzip.compress(CONTENT)
+MD5 = hashlib.md5(CONTENT).hexdigest()
+FILES = {"a.gz": PACKED, "a": CONTENT}
+
+
+def cut(handler) -> None:
+    send(handler, PACKED[: len(PACKED) // 2], claimed=len(PACKED))
+
+
+def cut_without_length(handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(PACKED[: len(PACKED) // 2])
+
+
+def another_file(handler) -> None:
+    send(handler, gzip.compress(CONTENT + b"!"))
+
+
+def web_page(handler) -> None:
+    send(handler, b"<html>please log in</html>")
+
+
+def unavailable(handler) -> None:
+    handler.send_error(503)
+
+
+def bomb(handler) -> None:
+    send(handler, gzip.compress(bytes(1 << 20)))
+
+
+FAULTS = {
+    cut: "cut the connection after",
+    cut_without_length: "sent a damaged file",
+    another_file: "sent another file than the one asked for",
+    web_page: "sent another file than the one asked for",
+    unavailable: "answered 503",
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS), ids=lambda fault: fault.__name__)
+def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path: Path, fault) -> None:
+    with mirror(FILES, fault) as bad, pytest.raises(InputError, match=FAULTS[fault]) as caught:
+        fetch("a.gz", MD5, [bad.url], tmp_path)
+    assert str(caught.value).startswith(f"a.gz could not be downloaded: {bad.url}")
+    assert list(tmp_path.iterdir()) == []
+    with mirror(FILES, fault) as bad, mirror(FILES) as good:
+        path = fetch("a.gz", MD5, [bad.url, good.url], tmp_path)
+        assert bad.asked == good.asked == ["a.gz"]
+    assert path.read_bytes() == PACKED
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_mirror_that_stalls_is_given_up(tmp_path: Path) -> None:
+    def stall(handler) -> None:
+        send(handler, PACKED[:10], claimed=len(PACKED))
+        time.sleep(1.0)
+
+    with mirror(FILES, stall) as slow, pytest.raises(InputError, match="timed out"):
+        fetch("a.gz", MD5, [slow.url], tmp_path, timeout=0.2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_much_is_refused_before_it_fills_the_disk_or_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfedexp.data.data_sets._LARGEST_DOWNLOAD", 100_000)
+    with mirror(FILES) as large, pytest.raises(InputError, match="sent more than 100000 bytes"):
+        fetch("a", MD5, [large.url], tmp_path)
+    with mirror(FILES, bomb) as bombing, pytest.raises(InputError, match="unpacks to too much"):
+        fetch("a.gz", MD5, [bombing.url], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfedexp.files.Path.write_bytes", full)
+    with (
+        mirror(FILES) as first,
+        mirror(FILES) as second,
+        pytest.raises(InputError, match="cannot be written: No space left on device; free space"),
+    ):
+        fetch("a.gz", MD5, [first.url, second.url], tmp_path)
+    assert second.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mirrors", [["file:///etc/"], ["example.org"], []])
+def test_only_web_addresses_are_mirrors(tmp_path: Path, mirrors: list[str]) -> None:
+    with pytest.raises(InputError, match="begins with https://"):
+        fetch("a.gz", MD5, mirrors, tmp_path)
+
+
+def write_batches(folder, images=4):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in data_sets.CIFAR10_FILES:
+        records = rng.integers(0, 256, size=(images, data_sets.RECORD), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(folder / name)
+
+
+@pytest.mark.parametrize("inner", data_sets.CIFAR10_FOLDERS)
+def test_files_are_found_in_the_folder_and_where_archives_put_them(tmp_path, inner):
+    write_batches(tmp_path / "data" / inner)
+    found = DATA_SETS["cifar10"].load(str(tmp_path / "data"))
+    assert found.inputs.shape == (20, 3, 32, 32)
+    assert found.test[0].shape == (4, 3, 32, 32)
+    raw = np.fromfile(tmp_path / "data" / inner / "data_batch_2.bin", dtype=np.uint8).reshape(-1, data_sets.RECORD)
+    assert np.array_equal(found.inputs[4].numpy().ravel(), raw[0, 1:])
+    assert int(found.targets[4]) == raw[0, 0]
+
+
+def test_missing_files_are_one_sentence_that_says_where_to_get_them(tmp_path):
+    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz.*DPFEDEXP_DATA"):
+        data_sets.cifar10(str(tmp_path))
+
+
+@pytest.mark.parametrize(("change", "message"), [("cut", "3073 bytes each"), ("label", "labels 0 to 9")])
+def test_damaged_files_are_refused(tmp_path, change, message):
+    write_batches(tmp_path / "data")
+    path = tmp_path / "data" / "data_batch_3.bin"
+    content = bytearray(path.read_bytes())
+    if change == "cut":
+        content = content[:-1]
+    else:
+        content[0] = 10
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        data_sets.cifar10(str(tmp_path / "data"))
+
+
+def test_real_cifar10_is_what_it_should_be(tmp_path):
+    """From the script `cifar10/unpack.py` of $DPFEDEXP_DATA, which writes the binary files."""
+    pytest.importorskip("PIL.Image")
+    script = Path(DATA or "absent") / "cifar10" / "unpack.py"
+    if not script.is_file():
+        pytest.skip("real CIFAR-10 is not here; set DPFEDEXP_DATA to a folder with cifar10/unpack.py and its images")
+    subprocess.run([sys.executable, str(script), str(tmp_path / "cifar10")], check=True)
+    found = data_sets.cifar10(str(tmp_path))
+    assert found.inputs.shape == (50_000, 3, 32, 32)
+    assert found.test[0].shape == (10_000, 3, 32, 32)
+    assert found.targets.bincount().tolist() == [5000] * 10
+    assert found.test[1].bincount().tolist() == [1000] * 10

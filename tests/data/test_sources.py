@@ -1,0 +1,655 @@
+"""Federations from tables, folders, data sets and loaders: what is read, and what is refused with the fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from dpfedexp.data import Federation
+from dpfedexp.data.readers import concatenate_clients, stack_dataset
+from dpfedexp.errors import InputError
+
+TABLE = {
+    "user": ["b", "a", "b", "c"],
+    "age": np.array([31, 54, 31, 300], dtype=np.int64),
+    "member": [True, False, True, True],
+    "score": np.array([0.5, 1.5, 2.5, 3.5]),
+    "colour": ["red", "blue", "red", "green"],
+    "y": [0, 1, 1, 0],
+}
+NUMBERS = ["age", "member", "score"]
+
+
+def federation(table=None, **options) -> Federation:
+    return Federation.from_pandas(
+        TABLE if table is None else table, **{"by": "user", "target": "y", "features": NUMBERS} | options
+    )
+
+
+def test_rows_go_to_their_client_with_numbers_and_booleans_as_they_are() -> None:
+    made = federation()
+    assert made.names == ("a", "b", "c")
+    inputs, targets = made.client(1)
+    assert inputs.tolist() == [[31.0, 1.0, 0.5], [31.0, 1.0, 2.5]]
+    assert (inputs.dtype, targets.dtype, targets.tolist()) == (torch.float32, torch.int64, [0, 1])
+
+
+def test_whole_numbers_and_bytes_are_amounts_not_pixels_or_tokens() -> None:
+    made = federation(TABLE | {"age": np.array([31, 54, 31, 200], dtype=np.uint8)}, features="age")
+    assert made.client(2)[0].tolist() == [[200.0]]
+
+
+def test_whole_numbers_stay_whole_for_an_embedding() -> None:
+    large = 2**24 + 1  # the first whole number that float32 does not hold
+    table = TABLE | {"age": [31, large, 31, 300]}
+    assert federation(table, features=["age", "member"], dtype=torch.int64).client(0)[0].tolist() == [[large, 0]]
+    with pytest.raises(InputError, match="column 'score' holds fractions and dtype is"):
+        federation(dtype=torch.int64)
+
+
+def test_all_the_other_columns_are_features_by_default() -> None:
+    table = {name: TABLE[name] for name in ("user", "score", "age", "y")}
+    assert Federation.from_pandas(table, by="user", target="y").client(0)[0].tolist() == [[1.5, 54.0]]
+
+
+def test_several_targets_are_columns_of_one_array() -> None:
+    _, targets = federation(target=["score", "y"], features="age").client(1)
+    assert targets.tolist() == [[0.5, 0.0], [2.5, 1.0]]
+    assert federation(target=["y", "member"], features="age").client(0)[1].tolist() == [[1, 0]]
+    assert federation(target=["y"], features="age").targets.shape == (4, 1)
+
+
+def test_public_categories_become_one_input_each_and_a_target_its_place() -> None:
+    listed = {"colour": ["blue", "green", "red"]}
+    assert federation(features=["age", "colour"], categories=listed).client(1)[0].tolist() == [[31, 0, 0, 1]] * 2
+    assert federation(target="colour", features="age", categories=listed).client(2)[1].tolist() == [1]
+
+
+def test_one_more_client_changes_no_column_of_the_others() -> None:
+    """Whatever were learned from the rows would: a category more, another mean."""
+    listed = {"colour": ["blue", "green", "red"]}
+    fewer = {name: values[:3] for name, values in TABLE.items()}
+    features = [*NUMBERS, "colour"]
+    some, more = (federation(t, features=features, categories=listed) for t in (fewer, TABLE))
+    assert torch.equal(some.client(0)[0], more.client(0)[0])
+    assert torch.equal(some.client(1)[0], more.client(1)[0])
+
+
+def test_a_column_of_arrays_gives_inputs_of_their_shape_and_type() -> None:
+    images = [np.full((2, 2), value, dtype=np.uint8) for value in (0, 51, 102, 255)]
+    made = federation(TABLE | {"image": images}, features="image")
+    assert made.inputs.dtype == torch.uint8
+    assert made.client(2)[0].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
+    assert federation(TABLE | {"image": images, "words": torch.ones(4, 3)}, features="words").inputs.shape == (4, 3)
+
+
+def test_several_columns_of_ids_are_tuples() -> None:
+    assert federation(by=["user", "colour"]).names == (("a", "blue"), ("b", "red"), ("c", "green"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({}, {"by": "usr"}, "by names the column 'usr', which is not there. Did you mean 'user'?"),
+        ({}, {"target": "label"}, "target names the column 'label', which is not there. Known: age, colour"),
+        ({}, {"features": ["aged"]}, "features names the column 'aged', which is not there. Did you mean 'age'?"),
+        ({}, {"features": None}, r"column 'colour' holds text; give its public list, categories=\{'colour'"),
+        ({}, {"features": ["age", "y"]}, "column 'y' is a target and a feature; take it out"),
+        ({}, {"features": []}, "features is empty; name at least one column"),
+        ({}, {"target": []}, "target is empty; name the column"),
+        ({}, {"by": []}, "by is empty; name the column"),
+        (
+            {"score": [1.0, float("nan"), 2.0, 3.0]},
+            {},
+            "column 'score' has no value in 1 of 4 rows, first in row 1; drop",
+        ),
+        ({"score": [1.0, None, 2.0, None]}, {}, "column 'score' has no value in 2 of 4 rows, first in row 1; drop"),
+        ({"score": [1.0, float("inf"), 2.0, 3.0]}, {}, r"inputs is not finite .* first in row 1"),
+        ({"age": [1, "2", 3, 4]}, {}, "column 'age' holds text"),
+        (
+            {"age": np.array(["2026-01-01"] * 4, dtype="M8[D]")},
+            {},
+            "column 'age' holds dates .* days since a public date",
+        ),
+        ({"age": [1j, 1, 1, 1]}, {}, "column 'age' holds a complex; it must hold numbers"),
+        (
+            {"age": [[1], [1, 2], [1], [1]]},
+            {"features": "age"},
+            "column 'age' has rows of different shapes; pad or crop",
+        ),
+        ({"age": [[1, 2]] * 4}, {}, r"column 'age' has rows of shape \(2,\); give it alone, as features='age'"),
+        ({"age": [1, 2, 3]}, {}, "the columns have 3 and 4 rows; they must have equally many"),
+        ({"user": ["a", "b"]}, {}, "by has 2 ids and there are 4 rows"),
+        ({"user": ["a", None, "b", "b"]}, {}, "by has no id in row 1"),
+        ({}, {"categories": {"colour": ["red"]}}, "categories has 'colour', which is neither a target nor a feature"),
+        (
+            {},
+            {"features": "colour", "categories": {"colour": ["red"]}},
+            "'blue' in row 1, which .* does not list; add it",
+        ),
+        ({}, {"features": "colour", "categories": {"colour": "red"}}, "is 'red'; give a list of different values"),
+        ({}, {"clients": 2}, "clients is 2, but by holds 3 different ids"),
+        ({}, {"feature": ["age"]}, "from_pandas has no argument 'feature'. Did you mean 'features'?"),
+    ],
+)
+def test_tables_that_do_not_fit_get_a_sentence_with_the_fix(changes, options, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        federation(TABLE | changes, **options)
+
+
+def test_what_is_no_table_gets_a_sentence() -> None:
+    with pytest.raises(InputError, match="the table is a list; give a DataFrame"):
+        federation([1, 2])
+    with pytest.raises(InputError, match="hold no rows at all"):
+        federation({name: values[:0] for name, values in TABLE.items()})
+
+
+def test_nan_is_kept_where_that_is_said() -> None:
+    made = federation(TABLE | {"score": [1.0, float("nan"), 2.0, 3.0]}, finite=False)
+    assert torch.isnan(made.inputs).sum() == 1
+
+
+def test_200000_clients_of_2_million_rows_need_no_loop_over_clients() -> None:
+    """Some 1 s of processor time; comparing 2 million ids with each of 200,000 clients takes minutes."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(np.repeat(np.arange(200_000) * 7919 + 10**12, 10))
+    table = {"user": ids, "x": (ids % 1000).astype(np.float32), "y": ids % 2}
+    start = time.process_time()
+    made = Federation.from_pandas(table, by="user", target="y")
+    assert time.process_time() - start < 20
+    assert len(made) == 200_000
+    assert made.sizes.unique().tolist() == [10]
+    name = made.names[77_777]
+    assert made.client(77_777)[0].unique().tolist() == [name % 1000]
+
+
+def test_a_data_frame_is_read_like_a_dict_of_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(TABLE)
+    assert torch.equal(federation(frame).inputs, federation().inputs)
+    assert federation(frame.astype({"user": "category"})).names == ("a", "b", "c")
+    nullable = frame.astype({"age": "Int64", "member": "boolean"})
+    assert torch.equal(federation(nullable).inputs, federation().inputs)
+    with pytest.raises(InputError, match="column 'age' has no value in 1 of 4 rows"):
+        federation(nullable.assign(age=pandas.array([1, None, 2, 3], dtype="Int64")))
+    with pytest.raises(InputError, match="column 'age' holds categories; give its public list"):
+        federation(frame.astype({"age": "category"}))
+    with pytest.raises(InputError, match=r"It is the index: give df.reset_index\(\)"):
+        federation(frame.set_index("user"))
+    with pytest.raises(InputError, match="the column 'y' is there twice"):
+        federation(pandas.concat([frame, frame[["y"]]], axis=1))
+
+
+PIXELS, ANSWERS = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 1, 0])
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+def test_npz_files_are_clients_by_name(tmp_path) -> None:
+    np.savez(tmp_path / "zoe.npz", inputs=PIXELS[:3], targets=ANSWERS[:3])
+    np.savez(tmp_path / "al.npz", inputs=PIXELS[3:], targets=ANSWERS[3:])
+    np.savez(tmp_path / "bo.npz", inputs=PIXELS[:0], targets=ANSWERS[:0])
+    made = Federation.from_folder(tmp_path)
+    assert made.names == ("al", "bo", "zoe")
+    assert made.sizes.tolist() == [1, 0, 3]
+    assert np.array_equal(made.client(2)[0], PIXELS[:3])
+
+
+def test_safetensors_files_hold_tensors_by_name(tmp_path) -> None:
+    for name, part in (("a", slice(0, 1)), ("b", slice(1, None))):
+        tensors = {"inputs": torch.from_numpy(PIXELS[part].copy()), "targets": torch.from_numpy(ANSWERS[part].copy())}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    made = Federation.from_folder(str(tmp_path))
+    assert made.sizes.tolist() == [1, 3]
+    assert np.array_equal(made.client(1)[0], PIXELS[1:])
+
+
+def test_csv_files_are_tables_whose_column_types_all_clients_share(tmp_path) -> None:
+    write(tmp_path, a="age,ok,y\n3,true,1\n4,false,2\n", b="age,ok,y\n5,True,2.5\n", c="age,ok,y\n")
+    (tmp_path / ".DS_Store").write_text("")
+    made = Federation.from_folder(tmp_path, target="y")
+    assert made.sizes.tolist() == [2, 1, 0]
+    assert made.client(0)[0].tolist() == [[3.0, 1.0], [4.0, 0.0]]
+    assert made.targets.dtype == torch.float32
+
+
+def test_text_in_a_csv_file_needs_its_public_list(tmp_path) -> None:
+    write(tmp_path, a="colour,y\nred,1\n", b="colour,y\nblue,0\n")
+    with pytest.raises(InputError, match="column 'colour' holds text; give its public list"):
+        Federation.from_folder(tmp_path, target="y")
+    made = Federation.from_folder(tmp_path, target="y", categories={"colour": ["blue", "red"]})
+    assert made.client(0)[0].tolist() == [[0.0, 1.0]]
+
+
+def test_only_files_of_the_pattern_are_read(tmp_path) -> None:
+    write(tmp_path, a="x,y\n1,1\n")
+    (tmp_path / "notes.txt").write_text("")
+    assert Federation.from_folder(tmp_path, target="y", files="*.csv").names == ("a",)
+    with pytest.raises(InputError, match=r"'notes.txt' in .* is no file of a client .* files='\*.csv'"):
+        Federation.from_folder(tmp_path, target="y")
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({}, "where no file is called"),
+        ({"a": "x,y\n1,1\n", "b": "x\n1\n"}, "client 'b' lacks the column 'y', which the others have"),
+        (
+            {"a": "x,y\n1,1\n", "b": "x,y\n1,1\n,0\n"},
+            "column 'x' of client 'b' has no value in 1 of 2 rows, first in row 1",
+        ),
+        ({"a": "x,y\n1,1\n2\n"}, "'a.csv' has 1 values in row 1 and 2 columns; give one value per column"),
+        ({"a": ""}, "'a.csv' is empty; its first line must name the columns"),
+        ({"a": "y,y\n1,1\n"}, "'a.csv' names a column twice"),
+        ({"a": "x,label\n1,1\n"}, "target names the column 'y', which is not there"),
+        ({"a": "x,y\n1_0,1\n"}, "column 'x' holds text"),
+        ({"a": "x,y\n"}, "hold no rows at all"),
+    ],
+)
+def test_csv_files_that_do_not_fit_get_a_sentence(tmp_path, files, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_folder(write(tmp_path, **files), target="y")
+
+
+def test_folders_and_files_that_cannot_be_read_get_a_sentence(tmp_path) -> None:
+    with pytest.raises(InputError, match="which is no folder; give the folder that holds one file per client"):
+        Federation.from_folder(tmp_path / "nothing")
+    (tmp_path / "a.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(InputError, match=r"'a.safetensors' can't be read as .safetensors: "):
+        Federation.from_folder(tmp_path)
+    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "a.npz").write_bytes(b"no archive")
+    with pytest.raises(InputError, match=r"'a.npz' can't be read as .npz: .*; write it anew or move it away"):
+        Federation.from_folder(tmp_path)
+    np.savez(tmp_path / "a.npz", inputs=PIXELS, targets=ANSWERS)
+    save_file({"inputs": torch.from_numpy(PIXELS), "targets": torch.from_numpy(ANSWERS)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="the client 'a' has several files; give one per client"):
+        Federation.from_folder(tmp_path)
+
+
+class Intruder:
+    def __reduce__(self):
+        return (Path.touch, (Path("intruder"),))
+
+
+def test_a_file_cannot_run_code(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    torch.save({"inputs": Intruder()}, tmp_path / "files" / "a.pt")
+    with pytest.raises(InputError, match=r"'a.pt' in .* is a pickle, .*; write it as .safetensors or .npz"):
+        Federation.from_folder(tmp_path / "files")
+    np.savez(tmp_path / "files" / "a.npz", inputs=np.array([Intruder()], dtype=object))
+    (tmp_path / "files" / "a.pt").unlink()
+    with pytest.raises(InputError, match=r"'a.npz' can't be read as .npz"):
+        Federation.from_folder(tmp_path / "files")
+    assert not (tmp_path / "intruder").exists()
+
+
+ROWS = {"user": ["b", "a", "b"], "image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2), "label": [0, 1, 1]}
+
+
+class LazyColumn:
+    """What indexing a data set by a name returns: read when it is sliced."""
+
+    def __init__(self, values) -> None:
+        self.values = values
+
+    def __getitem__(self, at):
+        return self.values[at]
+
+
+class Table:
+    """The part of `datasets.Dataset` that is needed."""
+
+    def __init__(self, columns: dict, form: str | None = None) -> None:
+        self.columns_, self.form, self.column_names = columns, form, list(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns_.values())))
+
+    def with_format(self, form: str) -> Table:
+        return Table(self.columns_, form)
+
+    def __getitem__(self, name: str) -> LazyColumn:
+        assert self.form == "numpy"
+        return LazyColumn(self.columns_[name])
+
+
+class Partitioner:
+    num_partitions = 3
+
+    def load_partition(self, partition_id: int) -> Table:
+        return Table({name: values[:partition_id] for name, values in ROWS.items()})
+
+
+class WithoutNumber:
+    load_partition = Partitioner.load_partition
+
+
+def test_rows_go_to_the_client_that_a_column_names() -> None:
+    made = Federation.from_datasets(Table(ROWS), by="user", target="label", features="image")
+    assert made.names == ("a", "b")
+    inputs, targets = made.client(1)
+    assert torch.equal(inputs, torch.from_numpy(ROWS["image"][[0, 2]]).float() / 255)
+    assert targets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (Partitioner(), {}),
+        (WithoutNumber(), {"clients": 3}),
+        ([Partitioner().load_partition(number) for number in range(3)], {}),
+    ],
+)
+def test_a_partition_is_a_client_and_may_be_empty(source, options) -> None:
+    made = Federation.from_datasets(source, target="label", features="image", **options)
+    assert made.sizes.tolist() == [0, 1, 2]
+    assert made.client(2)[1].tolist() == [0, 1]
+
+
+def test_a_client_without_rows_has_no_say_in_types_and_shapes() -> None:
+    nobody = Table({name: np.zeros(0) for name in ROWS})
+    made = Federation.from_datasets([nobody, Table(ROWS)], target="label", features="image")
+    assert (made.inputs.dtype, made.targets.dtype) == (torch.uint8, torch.int64)
+    assert made.sizes.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        (Table(ROWS), {}, "by is missing; name the column"),
+        (Partitioner(), {"by": "user"}, "by is 'user', but every client has a data set of its own; leave by out"),
+        (WithoutNumber(), {}, "does not say how many partitions it has; give their number, such as clients=100"),
+        (Partitioner(), {"clients": 2}, "clients is 2, but the assignment numbers 3"),
+        ([], {}, "there is no client at all"),
+        (
+            [Table(ROWS), Table({"image": ROWS["image"]})],
+            {},
+            "client 1 lacks the column 'label', which the others have",
+        ),
+        (
+            [Table(ROWS), Table(ROWS | {"image": np.zeros((3, 5))})],
+            {},
+            r"shapes \[\(2, 2\), \(5,\)\]; all clients must agree",
+        ),
+        (
+            [Table(ROWS), Table(ROWS | {"label": [0, None, 1]})],
+            {},
+            "column 'label' of client 1 has no value in 1 of 3 rows",
+        ),
+        ([3], {}, "the table is a int"),
+    ],
+)
+def test_sources_that_do_not_fit_get_a_sentence(source, options, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_datasets(source, **{"target": "label", "features": "image"} | options)
+
+
+def test_splits_and_streams_get_a_sentence() -> None:
+    class Splits(dict):
+        column_names = {"train": ["label"]}  # noqa: RUF012
+
+    class Streamed:
+        column_names = ("user", "label")
+
+        def __getitem__(self, name: str) -> None: ...
+
+    with pytest.raises(InputError, match=r"the splits 'train'; give one of them, such as dataset\['train'\]"):
+        Federation.from_datasets(Splits(train=Table(ROWS)), by="user", target="label")
+    with pytest.raises(InputError, match="is streamed; load it without streaming=True"):
+        Federation.from_datasets(Streamed(), by="user", target="label")
+
+
+def test_a_hugging_face_data_set_is_read() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"user": ["b", "a", "b"], "x": [0.5, 1.5, 2.5], "y": [0, 1, 1]})
+    made = Federation.from_datasets(rows, by="user", target="y")
+    assert made.names == ("a", "b")
+    assert made.client(1)[0].tolist() == [[0.5], [2.5]]
+    with pytest.raises(InputError, match="the splits 'train'"):
+        Federation.from_datasets(datasets.DatasetDict(train=rows), by="user", target="y")
+    with pytest.raises(InputError, match="is streamed"):
+        Federation.from_datasets(rows.to_iterable_dataset(), by="user", target="y")
+
+
+def test_a_partitioner_of_flwr_datasets_is_read() -> None:
+    datasets, partitioner = pytest.importorskip("datasets"), pytest.importorskip("flwr_datasets.partitioner")
+    split = partitioner.IidPartitioner(num_partitions=2)
+    split.dataset = datasets.Dataset.from_dict({"x": [0.5, 1.5, 2.5], "y": [0, 1, 1]})
+    made = Federation.from_datasets(split, target="y")
+    assert sorted(made.sizes.tolist()) == [1, 2]
+
+
+X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 3
+WHOLE = TensorDataset(X, Y)
+
+
+class Rows(Dataset):
+    """Counts how often a row is read."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows, self.reads = rows, 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.reads += 1
+        return X[self.rows[index]], int(Y[self.rows[index]])
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        yield from (Rows(0, 4, 2)[at] for at in range(3))
+
+
+def rows_of(client: object) -> list[float]:
+    """The first feature of every row, which tells rows apart."""
+    return Federation.from_clients([client]).client(0)[0][:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        Rows(0, 4, 2),
+        Subset(WHOLE, [0, 4, 2]),
+        Subset(Subset(WHOLE, [4, 2, 0]), [2, 0, 1]),
+        Subset(Rows(2, 4, 0), torch.tensor([2, 1, 0])),
+        ConcatDataset([Rows(0), Rows(4, 2)]),
+        Stream(),
+        DataLoader(Rows(0, 4, 2), batch_size=2),
+        DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True),
+        DataLoader(Rows(0, 4, 2), batch_size=None),
+        DataLoader(Stream(), batch_size=2),
+        DataLoader(Stream(), batch_size=None),
+    ],
+)
+def test_a_client_may_be_a_data_set_or_a_loader_and_rows_keep_their_order(client) -> None:
+    assert rows_of(client) == [0.0, 8.0, 4.0]
+    assert Federation.from_loaders([client]).client(0)[1].tolist() == [0, 1, 2]
+
+
+def test_a_shuffling_loader_makes_the_same_federation_every_time_and_draws_nothing() -> None:
+    loader = DataLoader(WHOLE, batch_size=3, shuffle=True)
+    before = torch.get_rng_state()
+    assert rows_of(loader) == X[:, 0].tolist() == rows_of(loader)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_collate_function_is_respected() -> None:
+    def collate(items):
+        return torch.stack([x for x, _ in items]) + 100, torch.tensor([y for _, y in items])
+
+    before = torch.get_rng_state()
+    assert rows_of(DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True, collate_fn=collate)) == [100.0, 108.0, 104.0]
+    by_row = DataLoader(Rows(0, 4), batch_size=None, collate_fn=lambda item: (item[0] + 1, item[1]))
+    assert rows_of(by_row) == [1.0, 9.0]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_clients_may_come_from_a_generator_and_be_unequal_empty_or_of_one_row() -> None:
+    made = Federation.from_clients(Rows(*range(size)) for size in (3, 0, 1))
+    assert made.sizes.tolist() == [3, 0, 1]
+    mixed = Federation.from_clients([(X[:2], Y[:2]), Rows(), ([], []), DataLoader(Rows(5)), Subset(WHOLE, [])])
+    assert mixed.sizes.tolist() == [2, 0, 0, 1, 0]
+
+
+def test_a_list_of_two_rows_is_two_rows() -> None:
+    made = Federation.from_loaders([[(1.0, 0), (2.0, 1)]])
+    assert made.client(0)[0].tolist() == [1.0, 2.0]
+    assert made.client(0)[1].tolist() == [0, 1]
+
+
+def test_a_dict_of_clients_names_them() -> None:
+    assert Federation.from_clients({"zoe": Rows(1), "al": (X[:2], Y[:2])}).names == ("zoe", "al")
+    assert Federation.from_loaders({7: Rows(1), 3: Rows(2)}).names == (7, 3)
+
+
+class Shifted(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return self.tensors[0][index] + 1, self.tensors[1][index]
+
+
+def test_tensors_are_read_at_once_unless_their_data_set_makes_something_of_them() -> None:
+    x, y = stack_dataset(Subset(WHOLE, np.array([3, 1])))
+    assert torch.equal(x, X[[3, 1]])
+    assert torch.equal(y, Y[[3, 1]])
+    assert torch.equal(stack_dataset(Shifted(X, Y))[0], X + 1)
+    assert torch.equal(stack_dataset(Subset(Shifted(X, Y), [3, 1]))[0], X[[3, 1]] + 1)
+
+
+class Dicts(Rows):
+    def __getitem__(self, index: int) -> dict:
+        return {"image": X[index], "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ([DataLoader(WHOLE, sampler=SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
+        ([DataLoader(WHOLE, sampler=RandomSampler(WHOLE, replacement=True))], "a sampler of its own"),
+        ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a sampler of its own"),
+        (
+            [DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)],
+            r"drop_last=True, which loses rows; give its dataset",
+        ),
+        ([DataLoader(WHOLE, sampler=WeightedRandomSampler([1.0] * 10, 5))], r"a sampler of its own.*Subset\("),
+        (
+            [DataLoader(Dicts(0, 1))],
+            r"clients\[0\]\[0\] is a dict with 'image', 'label'; it must be a pair .*collate_fn",
+        ),
+        (
+            [DataLoader(Dicts(0, 1), collate_fn=lambda items: items[0])],
+            r"a dict with 'image', 'label'; it must be a pair",
+        ),
+        ([Rows(0), Dicts(0)], r"clients\[1\]\[0\] is a dict"),
+        (DataLoader(WHOLE), "clients is one DataLoader; give a list with one per client, or deal its rows out"),
+        (WHOLE, "clients is one Dataset; give a list with one per client"),
+        ([TensorDataset(X)], r"clients\[0\] has 1 tensors; it must have two"),
+        ([iter([(X[0], 0), (X[0, :1], 0)])], r"clients\[0\]\[1\] input is float32 of shape \(1,\)"),
+        ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .*from_loaders takes lists of rows"),
+        ([Rows()], "clients hold no data at all"),
+        (iter([]), "clients is empty; there must be at least one client"),
+    ],
+)
+def test_clients_that_cannot_be_read_get_a_sentence_with_the_fix(clients, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_clients(clients)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "sentence"),
+    [
+        ([3], r"loaders\[0\] is a int; it must be a DataLoader, a Dataset or rows"),
+        ([X], r"loaders\[0\] is a Tensor"),
+        ([["row"]], r"loaders\[0\]\[0\] is a str; it must be a pair"),
+        (DataLoader(WHOLE), "clients is one DataLoader"),
+    ],
+)
+def test_loaders_that_are_none_get_a_sentence(loaders, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Federation.from_loaders(loaders)
+
+
+def test_batches_of_different_shapes_are_refused() -> None:
+    def pad(items):
+        widest = 1 + int(max(x[0] for x, _ in items))
+        return torch.zeros(len(items), widest), torch.zeros(len(items))
+
+    with pytest.raises(InputError, match="pad or crop all to one public shape in collate_fn"):
+        Federation.from_clients([DataLoader(Rows(0, 1, 2), batch_size=2, collate_fn=pad)])
+
+
+def test_integer_labels_of_different_widths_may_be_mixed() -> None:
+    inputs, targets, sizes = concatenate_clients(
+        [(np.zeros((1, 2)), np.array([1], dtype=np.int32)), (torch.ones(2, 2), [2, 3])]
+    )
+    assert inputs.shape == (3, 2)
+    assert targets.tolist() == [1, 2, 3]
+    assert sizes == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("clients", "sentence"),
+    [
+        ([], "clients is empty"),
+        ([([], [])], "clients hold no data at all"),
+        ([([[1.0]], [1, 2])], r"clients\[0\] has 1 inputs and 2 targets"),
+        ([([[1.0]], [1]), ([[1.0, 2.0]], [1])], r"clients\[1\] inputs is float64 of shape \(2,\) per row"),
+        ([([], []), (np.zeros((1, 2), np.uint8), [1]), (np.zeros((1, 2)), [1])], r"clients\[2\] inputs is float64"),
+        ([np.zeros((2, 2))], r"clients\[0\] is a ndarray; it must be a pair"),
+        ([([["a"]], [1])], r"clients\[0\] inputs has dtype <U1"),
+    ],
+)
+def test_clients_that_do_not_fit_together_are_named(clients: list, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        concatenate_clients(clients)
+
+
+@pytest.mark.parametrize(
+    ("item", "target"), [(torch.ones(2), 1), (np.ones(2), np.int64(1)), ([1.0, 1.0], torch.tensor(1)), (1.0, 1)]
+)
+def test_items_may_be_tensors_arrays_lists_or_numbers(item: object, target: object) -> None:
+    inputs, targets = stack_dataset([(item, target)] * 3)
+    assert torch.equal(inputs, torch.ones_like(inputs))
+    assert inputs.shape[0] == 3
+    assert targets.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        (3, "dataset is a int"),
+        ([], "dataset is empty"),
+        ([(1.0, 1), 7], r"dataset\[1\] is a int; it must be a pair"),
+        ([(object(), 1)], r"dataset\[0\] input is a object.*transform that makes tensors"),
+        ([(torch.ones(2), 1), (torch.ones(3), 1)], r"dataset\[1\] input is float32 of shape \(3,\)"),
+        ([(1.0, 1), (1.0, 0.5)], r"dataset\[1\] target is float64"),
+        (TensorDataset(torch.ones(2)), "dataset has 1 tensors"),
+    ],
+)
+def test_datasets_that_cannot_be_stacked_are_named(dataset: object, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        stack_dataset(dataset)

@@ -1,0 +1,406 @@
+"""What a run says of itself: on the case that each message is for, and on no healthy one."""
+
+import math
+
+import pytest
+import torch
+
+from dpfedexp import (
+    Federation,
+    FixedSize,
+    Full,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_fedadam,
+    dp_fedavg,
+    fedavg,
+    fedexp,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.core.local_rate import HELPED
+from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.advice import FEW_CLIENTS, FIRST_LOOK, LARGE_EPSILON, WINDOW, Watch, preflight
+from dpfedexp.engine.plan import (
+    EPSILONS,
+    ROUNDS,
+    Plan,
+    alignment,
+    default_delta,
+    is_longer_than_noise,
+    plans,
+    sampling_rates,
+)
+from dpfedexp.errors import AdviceWarning
+from dpfedexp.models import linear_regression
+from tests.engine.small import Crash, crash_after
+from tests.mechanisms.local_laplace import LocalLaplace
+
+D, M = 400, 1000
+FIXED = dp_fedavg(clip=1.0, noise_multiplier=5.0)
+ADAPTIVE = cdp_fedexp(clip="adaptive", noise_multiplier=5.0)
+
+
+def watch(algorithm=FIXED, **options):
+    return Watch(Plan.of(algorithm, Full(), M, D, 50), **options)
+
+
+def nowhere():
+    return 0.0, 1.0
+
+
+def record(number, **values):
+    return {"round": number, "eta_g": 1.0, "clip": 1.0, "epsilon_total": 1.0} | values
+
+
+def codes(advice):
+    return [one.code for one in advice]
+
+
+def walk(algorithm, rounds, signal=0.0, seed=0, eta_g=1.0):
+    """The advice of rounds whose means are noise plus a push of the given share of the clip, always the same way."""
+    ours = watch(algorithm)
+    generator, way = torch.Generator().manual_seed(seed), torch.zeros(D, dtype=torch.float64)
+    v = ours.plan.mechanism.noise_variance(M, M)
+    w = torch.zeros(D, dtype=torch.float64)
+
+    def norms():
+        return float(w.norm()), float(w.norm())
+
+    way[0] = signal * ours.plan.mechanism.clip
+    for number in range(1, rounds + 1):
+        c_bar = way + math.sqrt(v) * torch.randn(D, generator=generator, dtype=torch.float64)
+        w += eta_g * c_bar
+        line = record(number, eta_g=eta_g, update_norm=float(c_bar.norm()), clip=ours.plan.mechanism.clip)
+        ours.seen(line, norms)
+    ours.end(norms)
+    return codes(ours.advice)
+
+
+def test_noise_alone_is_called_so_and_ends_with_a_verdict():
+    # Each of two tests takes noise for a signal once in a hundred runs.
+    dead = [walk(FIXED, 50, seed=seed) for seed in range(20)]
+    assert sum("dead" in said for said in dead) >= 15
+    assert sum("drowned" in said for said in dead) >= 10, "two looks before the end, each at two thirds"
+    assert all(set(said) <= {"dead", "drowned"} for said in dead)
+
+
+@pytest.mark.parametrize("eta_g", [1.0, 7.0])
+def test_a_signal_that_no_single_round_shows_is_heard_over_all_of_them(eta_g):
+    # Noise of norm 0.1C, a push of 0.02C: 4% more squared length in a round, of which the deviation is 7%.
+    assert [walk(FIXED, 50, signal=0.02, seed=seed, eta_g=eta_g) for seed in range(10)] == [[]] * 10
+
+
+def test_the_length_test_has_its_level_and_its_power():
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.randn(2000, 5, 30, generator=generator, dtype=torch.float64)
+    rejected = sum(is_longer_than_noise(one.square().sum(1).tolist(), [1.0] * 5, 30) for one in draws) / 2000
+    assert abs(rejected - 0.01) < 5.5 * math.sqrt(0.01 * 0.99 / 2000)
+    assert all(is_longer_than_noise((1.5 * one).square().sum(1).tolist(), [1.0] * 5, 30) for one in draws[:50])
+
+
+def test_alignment_is_standardised_for_random_directions_of_any_lengths():
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.linspace(0.5, 3.0, 12, dtype=torch.float64)
+    found = []
+    for _ in range(3000):
+        ways = torch.randn(12, 200, generator=generator, dtype=torch.float64)
+        moves = lengths[:, None] * ways / ways.norm(dim=1, keepdim=True)
+        found.append(alignment(lengths.tolist(), float(moves.sum(0).norm()), 200))
+    found = torch.tensor(found)
+    # 5.5 standard errors of a mean and of a standard deviation of 3000 draws with little excess kurtosis.
+    assert abs(float(found.mean())) < 5.5 / math.sqrt(3000)
+    assert float(found.std()) == pytest.approx(1.0, abs=0.1)
+    assert alignment([1.0], 1.0, 10) == 0.0
+
+
+def told(algorithm=FIXED, at=(3.0, 3.0), start_norm=0.0, **fields):
+    """The codes of a run whose rounds have these values, those at its end after a bar."""
+    ours, noise = (
+        watch(algorithm, start_norm=start_norm),
+        math.sqrt(D * watch(algorithm).plan.mechanism.noise_variance(M, M)),
+    )
+    count = max(len(values) for values in fields.values())
+    for number in range(count):
+        line = {name: values[number % len(values)] for name, values in ({"update_norm": [0.5]} | fields).items()}
+        line |= {"update_norm": noise * line.get("clip", 1.0)} if line["update_norm"] == "noise" else {}
+        ours.seen(record(number + 1, **line), lambda: at)
+    during = codes(ours.advice)
+    return [*during, "|", *codes(ours.end(lambda: at))]
+
+
+RISING, FALLING = [1.2**n for n in range(WINDOW)], [0.8**n for n in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "given"),
+    [
+        ("not-finite | dead", {"update_norm": [1.0, 1.0, math.nan, 1.0, 1.0]}),
+        ("diverging |", {HELPED.field: [0.3] * 14}),
+        ("|", {HELPED.field: [0.8] * 14}),
+        ("diverging | moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "update_norm": ["noise"], "eta_g": [2.0]}),
+        ("| moving-clip", {"algorithm": ADAPTIVE, "clip": RISING, "eta_g": [2.0]}),
+        ("far-clip | moving-clip", {"algorithm": ADAPTIVE, "clip": FALLING, "eta_g": [2.0]}),
+        ("|", {"algorithm": ADAPTIVE, "clip": [0.9, 1.1] * 15, "eta_g": [2.0]}),
+        ("|", {"clip": FALLING}),
+        ("| no-extrapolation", {"algorithm": ADAPTIVE, "eta_g": [1.0, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0]}),
+        ("|", {"algorithm": ADAPTIVE, "eta_g": [1.0, 1.0, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0]}),
+        ("|", {"eta_g": [1.0] * 8}),
+        ("exploded | dead", {"update_norm": [5e3] * FIRST_LOOK, "at": (1e5, 1e5), "start_norm": 3.0}),
+        ("|", {"update_norm": [5e3] * FIRST_LOOK, "at": (1e5, 1e5), "start_norm": 30.0}),
+        ("| dead", {"test_loss": [2.30] * 8}),
+        ("| dead", {"test_loss": [2.30, 2.31, 2.4, 2.5, 2.6, 2.7]}),
+        ("|", {"test_loss": [2.30, 2.2, 2.1, 2.0, 1.9, 1.8]}),
+        ("|", {"test_loss": [2.30, 2.30]}),
+        ("|", {"test_loss": [-1.0, -1.5, -2.0, -2.5, -3.0]}),
+        ("|", {"test_loss": [0.3 + 0.01 * n for n in range(8)], "test_accuracy": [0.8 + 0.01 * n for n in range(8)]}),
+        ("|", {"nonprivate_training_loss": [2.0] * 8}),
+        ("|", {"update_norm": [None] * 29, "at": (0.0, 1.0)}),
+        (
+            "|",
+            {
+                "algorithm": dp_fedadam(clip=1.0, noise_multiplier=5.0),
+                "update_norm": ["noise"],
+                "clip": [1.0] * 29,
+                "at": (0.0, 1.0),
+            },
+        ),
+    ],
+)
+def test_each_message_is_said_in_its_case_and_in_no_other(expected, given):
+    assert told(**given) == expected.split()
+
+
+def test_noise_is_no_verdict_where_the_servers_own_metric_improved():
+    """The tests can miss a signal that a model lives on: what the server measured itself comes first."""
+    noise = math.sqrt(D * watch().plan.mechanism.noise_variance(M, M))
+    for metric, dead in (({"test_accuracy": 0.02}, False), ({"test_accuracy": 0.0}, True), ({}, True)):
+        ours = watch()
+        for number in range(1, 2 * FIRST_LOOK):
+            line = record(number, update_norm=noise, **{name: 0.1 + number * by for name, by in metric.items()})
+            ours.seen(line, lambda n=number: (math.sqrt(n) * noise, 1.0))
+        ours.end(lambda n=number: (math.sqrt(n) * noise, 1.0))
+        assert codes(ours.advice) == (["drowned", "dead"] if dead else [])
+    assert ours.advice[-1].sentence.startswith("Nothing shows that this run learnt anything: in 39 rounds")
+
+
+PROBLEM = synthetic_regression(200, 30, seed=0)
+
+
+def run(algorithm, lr=0.003, rounds=25, clients=PROBLEM.federation, **options):
+    return train(
+        linear_regression(30),
+        clients,
+        algorithm,
+        local=Sgd(lr=lr, steps=10),
+        rounds=rounds,
+        progress=False,
+        device="cpu",
+        **options,
+    )
+
+
+def test_a_healthy_run_has_nothing_to_say():
+    done = run(cdp_fedexp(clip=0.3, noise_multiplier=2.0, delta=1e-5), lr=0.02)
+    assert [one for one in done.advice if one.level == "warning" and one.code != "large-epsilon"] == []
+    assert done.verdict is None
+    assert run(fedexp()).advice == ()
+
+
+@pytest.mark.parametrize(("mechanism", "epsilon"), [("central-gaussian", 0.02), ("privunit", 0.2)])
+def test_a_drowned_run_warns_before_and_ends_with_its_verdict(mechanism, epsilon):
+    with pytest.warns(AdviceWarning) as caught:
+        done = run(dp_fedavg(clip=0.01, mechanism=mechanism, target_epsilon=epsilon))
+    assert str(caught[0].message).startswith(("The noise drowns", "There will be more noise"))
+    assert done.advice[0].code in ("no-signal", "mostly-noise")
+    assert done.advice[-1].code == "dead"
+    assert done.verdict.startswith("Nothing shows that this run learnt anything: in 25 rounds neither")
+    assert "Nothing shows that this run learnt anything" in repr(done)
+
+
+def test_training_that_diverges_to_nothing_is_found():
+    """Updates that are not finite count as zero, so nothing but noise is released, and an adaptive clip falls for ever."""
+    done = run(cdp_fedexp(clip="adaptive", target_epsilon=8.0), lr=1e6, rounds=40)
+    assert {"vanishing", "dead"} <= set(codes(done.advice))
+    assert done.history[0]["update_norm"] > 0
+
+
+def test_advice_goes_to_whoever_asked_for_it_and_notes_are_no_warnings(recwarn):
+    heard = []
+    done = run(ldp_fedexp(clip=0.3, noise_multiplier=0.7), on_advice=heard.append, rounds=6)
+    assert heard == list(done.advice)
+    assert "large-epsilon" in codes(heard)
+    assert [one for one in recwarn if one.category is AdviceWarning] == []
+    with pytest.raises(InputError, match="on_advice is 3; it must be a function"):
+        run(fedavg(), on_advice=3)
+
+
+def test_a_resumed_run_says_what_the_whole_one_says(tmp_path):
+    clients = Federation.from_clients([(torch.ones(2, 30), torch.ones(2)) for _ in range(5)])
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=50.0)
+    given = {"clients": clients, "rounds": 12, "on_advice": lambda advice: None}
+    whole = run(algorithm, **given)
+    with pytest.raises(Crash):
+        run(algorithm, checkpoint=tmp_path, on_round=crash_after(7), **given)
+    resumed = run(algorithm, checkpoint=tmp_path, resume=True, **given)
+    assert resumed.advice == whole.advice
+    assert codes(whole.advice) == ["few-clients", "dead"]
+
+
+MNIST = 8_186
+"""About the parameters of the paper's network."""
+
+
+def plan(algorithm=None, clients=1000, dimension=MNIST, rounds=50, participation=None, **options):
+    algorithm = algorithm or cdp_fedexp(**({"clip": 0.3} | options))
+    return Plan.of(algorithm, participation or Full(), clients, dimension, rounds)
+
+
+def said(*args, **options):
+    return {advice.code: advice for advice in preflight(plan(*args, **options))}
+
+
+def test_the_papers_settings_for_mnist_give_no_reason_to_speak():
+    assert said(noise_multiplier=5.0) == {}
+    assert said(noise_multiplier=5.0, clip="adaptive") == {}
+    assert said(target_epsilon=8.0) == {}
+    assert said(target_epsilon=8.0, dimension=500) == {}
+
+
+def test_the_noise_share_is_the_formula_of_each_setting():
+    central = plan(noise_multiplier=5.0, participation=Poisson(0.25), adjacency="replace-one")
+    assert central.noise_share == pytest.approx(5.0 * math.sqrt(MNIST) / (0.25 * 1000))
+    local = plan(ldp_fedexp(clip=0.3, noise_multiplier=0.7), participation=FixedSize(250))
+    assert local.noise_share == pytest.approx(0.7 * math.sqrt(MNIST) / math.sqrt(250))
+    assert local.best_signal == pytest.approx(math.sqrt(50) / local.noise_share)
+
+
+@pytest.mark.parametrize(("mechanism", "clients"), [("central-gaussian", 5000), ("privunit", 50)])
+def test_the_clients_needed_are_just_enough_for_a_signal(mechanism, clients):
+    given = {"clip": 1.0, "mechanism": mechanism, "target_epsilon": 2.0}
+    needed = plan(dp_fedavg(**given), clients=clients, dimension=300).clients_needed
+    enough, short = (
+        plan(dp_fedavg(**given), clients=int(c), dimension=300) for c in (needed, needed - needed // 50 - 1)
+    )
+    assert short.best_signal < 1 <= enough.best_signal
+
+
+def test_the_epsilon_for_a_signal_gives_one():
+    drowned = plan(dp_fedavg(clip=1.0, target_epsilon=1.0), clients=50, dimension=2000)
+    at = drowned.epsilon_for_signal()
+    assert at > drowned.epsilon
+    heard = plan(dp_fedavg(clip=1.0, target_epsilon=at), clients=50, dimension=2000)
+    assert heard.best_signal == pytest.approx(1.0, rel=1e-6)  # calibration is exact to 1e-9 in z
+
+
+def test_three_clients_are_told_to_consider_record_level_privacy():
+    (found,) = preflight(plan(target_epsilon=8.0, clients=3, dimension=1000))
+    assert (found.level, found.code) == ("warning", "few-clients")
+    assert found.sentence.startswith("3 clients: client-level privacy can't work here")
+    for words in ("record-level privacy", "z = 8.5", "d = 1,000", "about 38 clients", "ε ≈ 310", "13 times"):
+        assert words in found.sentence
+    assert "few-clients" in said(noise_multiplier=1.0, clients=FEW_CLIENTS - 1, dimension=2)
+    assert "few-clients" not in said(noise_multiplier=1.0, clients=FEW_CLIENTS, dimension=2)
+
+
+def test_a_model_too_large_for_its_clients_is_told_how_many_it_takes():
+    found = said(target_epsilon=8.0, clients=1000, dimension=11_000_000)["mostly-noise"]
+    assert found.level == "warning"
+    assert "about 4,000 clients" in found.sentence
+    assert "central-gaussian" not in found.sentence
+    # The same model with as many clients has a signal, if only over many rounds.
+    assert {"mostly-noise", "no-signal"} & said(target_epsilon=8.0, clients=4100, dimension=11_000_000).keys() == set()
+    hopeless = said(target_epsilon=0.1, clients=1000, dimension=11_000_000)["no-signal"]
+    assert hopeless.level == "warning"
+    assert "could be told from noise" in hopeless.sentence
+
+
+def test_local_noise_that_drowns_the_mean_is_told_of_a_trusted_server():
+    found = said(ldp_fedexp(clip=1.0, target_epsilon=1.0), dimension=100_000)["no-signal"]
+    assert "mechanism 'central-gaussian'" in found.sentence
+    assert "clients at this ε and δ" in found.sentence
+    privunit = said(dp_fedavg(clip=1.0, mechanism="privunit", target_epsilon=8.0), dimension=100_000)["no-signal"]
+    assert "z =" not in privunit.sentence, "PrivUnit has no noise multiplier"
+
+
+def test_rounds_with_more_noise_than_signal_are_noted_and_fewer_recommended_where_that_is_enough():
+    many = said(target_epsilon=8.0, rounds=400, dimension=20_000)["noisy-rounds"]
+    assert many.level == "note"
+    fewer = int(many.sentence.split("With ")[1].split(" rounds")[0])
+    assert 10 <= fewer < 400
+    assert plan(target_epsilon=8.0, rounds=fewer, dimension=20_000).noise_share <= 1
+    assert plan(target_epsilon=8.0, rounds=fewer + 2, dimension=20_000).noise_share > 1
+    strong = said(target_epsilon=1.0)["noisy-rounds"]
+    assert "instead of" not in strong.sentence, "two rounds train nothing"
+
+
+@pytest.mark.parametrize(("delta", "level"), [(2e-3, "warning"), (5e-4, "note"), (1e-4, None), (1e-5, None)])
+def test_delta_is_held_against_one_over_the_clients(delta, level):
+    found = said(target_epsilon=8.0, delta=delta).get("delta")
+    assert (found and found.level) == level
+    assert found is None or "delta = 1e-05" in found.sentence
+
+
+def test_the_default_delta_is_never_remarked_on():
+    for clients in (20, 999, 10_000, 12_163, 10**8):
+        delta = default_delta(clients)
+        assert delta <= 1e-5
+        assert "delta" not in said(target_epsilon=8.0, clients=clients, delta=delta)
+    with pytest.raises(InputError, match="population is 0; it must be a positive whole number"):
+        default_delta(0)
+
+
+def test_an_epsilon_that_promises_next_to_nothing_is_said():
+    assert said(target_epsilon=LARGE_EPSILON).get("large-epsilon") is None
+    assert said(target_epsilon=LARGE_EPSILON + 1)["large-epsilon"].level == "warning"
+    assert "ε = 289" in said(ldp_fedexp(clip=0.3, noise_multiplier=0.7), dimension=100)["large-epsilon"].sentence
+
+
+def test_sampling_is_recommended_to_a_large_population_and_costs_little_noise():
+    options = {"clients": 100_000, "target_epsilon": 4.0, "delta": 1e-6}
+    found = said(**options)["sampling"]
+    assert found.level == "note"
+    rate = float(found.sentence.split("Poisson(")[1].split(")")[0])
+    full = plan(**options)
+    # A tenth more noise in the mean than with everybody is enough for the same ε.
+    sampled = plan(
+        noise_multiplier=1.1 * rate * full.noise_multiplier, clients=100_000, delta=1e-6, participation=Poisson(rate)
+    )
+    assert sampled.noise_share == pytest.approx(1.1 * full.noise_share)
+    assert sampled.epsilon < full.epsilon
+    assert "sampling" not in said(noise_multiplier=5.0, clients=100_000, participation=Poisson(0.5), rounds=2)
+    assert "sampling" not in said(ldp_fedexp(clip=1.0, target_epsilon=4.0, delta=1e-6), clients=100_000, dimension=10)
+    assert "sampling" not in said(target_epsilon=4.0, clients=1500)
+
+
+def test_what_promises_nothing_and_what_says_nothing_about_its_noise_get_no_advice(monkeypatch):
+    assert preflight(plan(fedavg(), clients=3)) == []
+    unknown = plan(dp_fedavg(clip=1.0, mechanism="local-gaussian", target_epsilon=8.0))
+    object.__setattr__(unknown, "mechanism", LocalLaplace(1.0, MNIST, 1.0))
+    assert (unknown.noise_share, unknown.best_signal, unknown.clients_needed, unknown.verdict) == (None,) * 4
+    assert unknown.epsilon_for_signal() is None
+    assert preflight(unknown) == []
+
+
+def test_warnings_come_before_notes():
+    levels = [advice.level for advice in preflight(plan(target_epsilon=25.0, clients=100_000, delta=5e-6, rounds=500))]
+    assert levels == ["warning", "note", "note"]
+
+
+def test_the_grid_has_a_row_for_each_rate_epsilon_and_number_of_rounds():
+    rows = list(plans(1000, 100, delta=1e-5, epsilons=(1.0, 8.0), rounds=(20, 50)))
+    assert [(row.epsilon, row.rounds) for row in rows] == [(1.0, 20), (1.0, 50), (8.0, 20), (8.0, 50)]
+    assert len(list(plans(1000, 100, delta=1e-5))) == len(EPSILONS) * len(ROUNDS)
+    assert [row.verdict for row in plans(1000, 20_000, delta=1e-5, epsilons=(0.01, 0.5, 4.0, 16.0), rounds=(50,))] == [
+        "no signal",
+        "mostly noise",
+        "noisy rounds",
+        "clear",
+    ]
+    assert [sampling_rates(count) for count in (1000, 10_000, 100_000)] == [[1.0], [1.0, 0.1], [1.0, 0.1, 0.01]]
+    with pytest.raises(InputError, match="epsilon is empty"):
+        list(plans(10, 10, delta=1e-5, epsilons=()))
+    with pytest.raises(InputError, match="dimension is 0; it must be a positive whole number"):
+        plan(target_epsilon=8.0, dimension=0)

@@ -1,0 +1,208 @@
+"""What is committed is what its records say: tables, charts, claims, page and figures are rebuilt and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import statistics
+from collections import defaultdict
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from reproduction.paper import SECTIONS, sections
+from reproduction.paper.results import record as recording
+from reproduction.paper.results.collected import Results, file_of, images_of, key_of, missing
+from reproduction.paper.results.record import MNIST, Record
+from reproduction.paper.results.size import Size
+from reproduction.suite import command, page
+from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.run import Lines
+
+from dpfedexp.engine import plot
+from dpfedexp.report.document import Section
+from dpfedexp.report.page import saved_sections
+from tests.sizes import sized
+
+COMMITTED = Path(__file__).parents[2] / "reproduction" / "experiments" / "results"
+SIZE = Size(seeds=5)
+WITH_RUNS = [name for name in SECTIONS if name != "table1"]
+TWO_PARTY = "two-party"
+"""Recorded by `reproduction/benchmarks/two_party.py accuracy` in the same form; no section of the paper's page."""
+PROVENANCE = ("commit", "dirty", "versions", "device", "seconds", "recorded_in")
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Equal, but for the last digits of sums and logarithms, which another processor may round another way."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-12)
+    return ours == theirs
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_table_is_rebuilt_from_the_records_alone(name, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_DATA", "/nowhere")
+    (section,) = sections.rebuild([name], SIZE, COMMITTED)
+    ours, theirs = json.loads(section.to_json()), json.loads((COMMITTED / f"{name}.json").read_text(encoding="utf-8"))
+    for part in theirs:
+        assert same(ours[part], theirs[part]), (
+            f"{part}: python -m reproduction paper all --recorded --out reproduction/experiments/results"
+        )
+
+
+def test_a_number_in_a_record_reaches_the_table(tmp_path):
+    """The comparison above can fail: one accuracy changed by a hundredth of a point is another table."""
+    records = recording.read(file_of(COMMITTED, "mnist"))
+    records[0].finals["test_accuracy"] += 5e-4
+    recording.write(file_of(tmp_path, "mnist"), records)
+    (section,) = sections.rebuild(["mnist"], SIZE, tmp_path)
+    assert not same(json.loads(section.to_json())["tables"], _committed("mnist")["tables"])
+
+
+def _committed(name: str) -> dict[str, Any]:
+    return json.loads((COMMITTED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_rebuilt_from_the_committed_sections_and_links_no_file_that_is_not_committed(tmp_path, monkeypatch):
+    folder = tmp_path / "reproduction" / "experiments" / "results"
+    folder.mkdir(parents=True)
+    for file in (*COMMITTED.glob("*.json"), *COMMITTED.glob("*.svg")):
+        shutil.copy(file, folder)
+    monkeypatch.chdir(tmp_path)
+    page = sections.write_page(Path("reproduction/experiments/results"))
+    assert page.read_text(encoding="utf-8") == (COMMITTED / "report.html").read_text(encoding="utf-8")
+
+
+def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch):
+    charts = [chart for section in saved_sections(COMMITTED) for chart in section.charts]
+    assert {path.stem for path in COMMITTED.glob("*.svg")} == {chart.name for chart in charts}
+    made_with = {re.search(r"Matplotlib v([\d.]+)", path.read_text()).group(1) for path in COMMITTED.glob("*.svg")}
+    if made_with != {matplotlib.__version__.rpartition("+")[0] or matplotlib.__version__}:
+        pytest.skip(f"the figures were drawn with matplotlib {', '.join(sorted(made_with))}, which draws other lines")
+    # The layout is settled by whichever format is drawn first, so it is the same here as in `draw`.
+    monkeypatch.setattr(plot, "FORMATS", ("png", "svg"))
+    for chart in charts[:: sized(3, 1)]:
+        _, path = plot.draw(chart, tmp_path)
+        (words, numbers), (right, places) = _drawn(path), _drawn(COMMITTED / path.name)
+        assert words == right, chart.name
+        assert numbers == pytest.approx(places, abs=1e-4), chart.name
+
+
+def _drawn(path: Path) -> tuple[list[str], list[float]]:
+    """What a figure says, and where: a processor has last bits of its own, and the names of a figure's parts are hashes of them."""
+    text = path.read_text()
+    for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([pmC][0-9a-f_]{8,})"', text))):
+        text = text.replace(name, f"part-{number}")
+    return re.split(r"\d+\.\d+", text), [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize("name", WITH_RUNS)
+def test_every_line_has_every_field_of_provenance_and_names_its_origin(name):
+    lines = file_of(COMMITTED, name).read_text(encoding="utf-8").splitlines()
+    assert lines
+    for line in lines:
+        tree = json.loads(line)
+        assert tree.keys() == {field.name for field in fields(Record)}
+        assert tree["section"] == name
+        if tree["recorded_in"] is None:
+            assert all(tree[field] is not None for field in PROVENANCE[:-1]), tree["name"]
+            assert re.fullmatch("[0-9a-f]{40}", tree["commit"])
+            assert {"dpfedexp", "torch", "numpy", "python"} <= tree["versions"].keys()
+            assert tree["dirty"] is False, "a committed result comes from committed source"
+        else:
+            # From before these lines: what was never recorded is null, not made up later.
+            assert re.fullmatch("[0-9a-f]{40}", tree["recorded_in"]["commit"])
+            assert tree["recorded_in"]["file"].startswith("experiments/results/")
+            assert [tree[field] for field in PROVENANCE[:4]] == [None] * 4
+
+
+@pytest.mark.parametrize("name", WITH_RUNS)
+def test_no_line_is_left_over_and_none_is_there_twice(name):
+    records = recording.read(file_of(COMMITTED, name))
+    images = images_of(records)
+    assert images in (None, MNIST)
+    planned = {key_of(run, images) for run in sections.MAKERS[name].planned(SIZE)}
+    keys = [record.key for record in records]
+    assert len(set(keys)) == len(keys)
+    assert set(keys) == planned
+
+
+def test_a_changed_setting_of_the_paper_is_missing_and_named(monkeypatch):
+    """No committed result answers for a default that is another one now."""
+    records = recording.read(file_of(COMMITTED, "mnist"))
+    results = Results(records, MNIST)
+    runs = sections.MAKERS["mnist"].planned(SIZE)
+    settings = runs[0].settings
+    local = settings.local.model_copy(update={"proximal": 0.1})
+    changed = type(runs[0])(settings.model_copy(update={"local": local}), runs[0].name, runs[0].curves)
+    assert missing(runs, results) == []
+    assert missing([changed], results) == [changed]
+    assert "local.proximal is 0.1 now and was 0.0" in results.why_missing(changed)
+
+
+def test_the_page_on_two_aggregators_shows_what_was_recorded():
+    page = (COMMITTED.parents[2] / "docs" / "two-party.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    reached = defaultdict(list)
+    for record in recording.read(file_of(COMMITTED, TWO_PARTY)):
+        kind = record.name.removeprefix("two-party: ").rsplit(", seed", 1)[0]
+        reached[kind].append(100 * record.finals["test_accuracy"])
+    assert {kind: len(values) for kind, values in reached.items()} == dict.fromkeys(
+        ("local", "central", "two-party", "two-party-one-sided"), 5
+    )
+    for kind, values in reached.items():
+        shown = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert any(shown in row and re.match(rf"\| {kind}[ ,]", row) for row in rows), (kind, shown)
+
+
+def test_the_folder_of_results_holds_no_cache():
+    names = {path.name for path in COMMITTED.iterdir() if path.is_dir() and path.name != ".cache"}
+    assert names == {*WITH_RUNS, TWO_PARTY}
+    assert all([file.name for file in (COMMITTED / name).iterdir()] == [recording.FILE] for name in names)
+
+
+SUITE = Path(__file__).parents[2] / "reproduction" / "experiments" / "suite"
+AGAIN = "python -m reproduction suite --recorded --out reproduction/experiments/suite"
+
+
+@pytest.fixture(scope="module")
+def rebuilt() -> Section:
+    return page.section(list(PROBLEMS), command.size(quick=False, seeds=3), Lines(SUITE).result)
+
+
+def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, tmp_path):
+    committed = json.loads((SUITE / "suite.json").read_text(encoding="utf-8"))
+    for part, value in json.loads(rebuilt.to_json()).items():
+        assert same(value, committed[part]), f"{part}: {AGAIN}"
+    assert page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
+        encoding="utf-8"
+    ), AGAIN
+
+
+def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):
+    """Every mean and every server rate that the tables show is among the numbers against ε, and no other."""
+    shown = {}
+    for table in rebuilt.tables:
+        if found := re.fullmatch(r"ε = (\d+)", table.title):
+            for name, _, *cells in table.rows:
+                for label, cell in zip(table.columns[2:-1], cells[:-1], strict=True):
+                    rate = re.search(r"\[(.+)\]", cell)
+                    shown[name, label, float(found[1])] = float(cell.split()[0]), float(rate[1]) if rate else None
+    numbers = {
+        (problem["name"], contender["label"], point["epsilon"]): (point["mean"], point["server_rate"])
+        for problem in rebuilt.data["problems"]
+        for contender in problem["contenders"]
+        for point in contender["points"]
+    }
+    assert numbers.keys() == shown.keys()
+    for key, (mean, rate) in numbers.items():
+        assert mean == pytest.approx(shown[key][0], abs=0.0051 if mean > 2 else 0.000051), key
+        assert rate == shown[key][1], key

@@ -1,0 +1,288 @@
+"""The suite of real federations: problems, contenders, runs that are recorded as they end, and tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reproduction.paper.results.planned import Result
+from reproduction.suite import command, made_up, page, plan, roles, run, stored, table, tables
+from reproduction.suite.contenders import CONTENDERS, DELTA
+from reproduction.suite.plan import LEADING, Size, SuiteRun, best_rate, grid
+from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.run import Lines, Place, run_suite
+from reproduction.suite.stored import Rows, split
+
+from dpfedexp.core.losses import resolve
+from dpfedexp.errors import InputError
+
+ADVANTAGE = {
+    "fit": 0.04,
+    "safe": 0.03,
+    "fedavg": 0.0,
+    "plain": -0.1,
+    "auto": 0.03,
+    "fedavg-tuned": 0.02,
+    "fedadam-tuned": 0.0,
+}
+
+
+def made_up_result(run: SuiteRun, advantage: dict[str, float] = ADVANTAGE) -> Result:
+    """Better near the middle of the grid, at larger ε and at server rate 2; every seed shifts all contenders alike."""
+    quality = advantage[run.contender_name] + 0.02 * math.log2(run.epsilon / 8.0) + 0.01 * (run.seed - 2)
+    if run.lr is not None:
+        quality -= 0.1 * abs(math.log10(run.lr / run.problem.centre))
+    if run.server_rate is not None:
+        quality -= 0.01 * abs(math.log2(run.server_rate / 2.0))
+    return {"finals": {"test_accuracy": 0.8 + quality, "test_loss": 0.3 * math.exp(-3.0 * quality)}}
+
+
+MADE_UP = [name for name in PROBLEMS if name.startswith(("regression", "classes"))]
+
+
+def rows_of(owners, blocks=None):
+    owner = np.asarray(owners)
+    numbers = np.arange(len(owner), dtype=np.float32)
+    return Rows(numbers[:, None], numbers, owner, owner if blocks is None else np.asarray(blocks))
+
+
+def test_no_block_is_on_both_sides_and_no_client_holds_more_than_its_share():
+    owners = np.random.default_rng(0).integers(0, 50, size=2000)
+    arrays = split(rows_of(owners, owners // 3), most_rows=10)
+    train = owners[arrays["targets"].astype(int)]
+    test = owners[arrays["test_targets"].astype(int)]
+    assert not set(train // 3) & set(test // 3)
+    assert np.bincount(arrays["client"]).max() == 10
+    assert len(np.unique(arrays["client"])) == arrays["client"].max() + 1
+    # The same owner has the same number, and no two share one.
+    assert len(set(zip(train, arrays["client"], strict=True))) == len(set(train))
+
+
+def test_a_stored_problem_survives_the_disk_and_a_missing_one_says_how_to_get_it(tmp_path):
+    arrays = split(rows_of(np.arange(300) % 40), 5)
+    stored.write(tmp_path / "chem97.npz", arrays)
+    assert all(np.array_equal(stored.read("chem97", tmp_path)[name], arrays[name]) for name in arrays)
+    with pytest.raises(InputError, match="python -m reproduction suite --prepare"):
+        stored.read("insteval", tmp_path)
+    (tmp_path / "insteval.npz").write_bytes(b"no archive")
+    with pytest.raises(InputError, match="not a readable"):
+        stored.read("insteval", tmp_path)
+
+
+def test_a_users_history_holds_strictly_earlier_ratings_only():
+    rating = np.array([5.0, 1.0, 3.0, 4.0])
+    when = np.array([10, 20, 20, 30])
+    genres = np.eye(2)[[0, 0, 1, 0]]
+    history = tables._history(rating, when, genres)
+    assert np.allclose(history[0], 0.0)  # nothing is earlier
+    changed = rating.copy()
+    changed[2:] = 0.5
+    assert np.array_equal(tables._history(changed, when, genres)[:3], history[:3])
+
+
+def test_speeches_belong_to_names_that_recur_and_stage_directions_to_nobody():
+    said = "To be, or not to be: that is the question! " * 2
+    play = "ACT I.\n\n" + "".join(f"Ham.\n{said}[Exit.]\n\n" for _ in range(3)) + f"Once.\n{said * 5}\n\n"
+    spoken = roles.speeches(play)
+    assert set(spoken) == {"HAM"}
+    assert "exit" not in spoken["HAM"]
+    assert set(spoken["HAM"]) <= set(roles.SYMBOLS)
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_with_spread_0_one_model_fits_every_client_and_with_more_none_does(spread):
+    loaded = made_up.regression(spread, seed=1, clients=100)
+    x, y = loaded.clients.inputs.double(), loaded.clients.targets.double()
+    residual = y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    # Targets are stored in single precision; at spread 2 the residual is of the size of the spread.
+    assert residual.abs().max() < 1e-4 if spread == 0.0 else residual.square().mean() > 1.0
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_made_up_problems_follow_from_their_seed_and_fit_their_model(name):
+    first, second, other = (PROBLEMS[name].load(seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.clients.inputs, second.clients.inputs)
+    assert not torch.equal(first.clients.inputs, other.clients.inputs)
+    inputs, targets = first.clients.prepare(*first.test)
+    assert resolve(first.loss, targets)(first.model(inputs), targets).shape == (len(targets),)
+
+
+TODAY = [name for name, one in CONTENDERS.items() if one.algorithm is not None and not one.why_missing]
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_every_contender_promises_the_same_epsilon_and_delta_with_an_adaptive_clip(name):
+    contender = CONTENDERS[name]
+    algorithm = contender.algorithm(2.0, contender.server_rates[0] if contender.server_rates else None)
+    assert (algorithm.target_epsilon, algorithm.delta) == (2.0, DELTA)
+    assert type(algorithm.clip).__name__ == "AdaptiveClip"
+
+
+TINY = Size(seeds=1, headline_seeds=1, grid_seeds=1, epsilons=(8.0,), headline_epsilons=())
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The made-up regression with 30 clients, two rounds and two local steps."""
+    problem = replace(
+        PROBLEMS["regression-2"],
+        make=lambda folders, seed: made_up.regression(2.0, seed, clients=30),
+        rounds=2,
+        steps=2,
+    )
+    monkeypatch.setitem(PROBLEMS, "regression-2", problem)
+    plan._loaded.cache_clear()
+    yield problem
+    plan._loaded.cache_clear()
+
+
+def test_a_finished_suite_is_not_run_again(tiny, tmp_path, monkeypatch):
+    lines, outcome = run_suite(["regression-2"], TINY, tmp_path, Place())
+    assert not outcome.failed
+    assert not outcome.stopped
+    # The grid has 9 runs; FedAvg at the best rate and at server rate 1 is one of them.
+    assert len(lines.records) >= 9 + 1 + 4 + 5
+    assert len({record.key for record in lines.records}) == len(lines.records)
+    monkeypatch.setattr(run, "_one", lambda *rest: pytest.fail("a recorded run was made again"))
+    again, _ = run_suite(["regression-2"], TINY, tmp_path, Place())
+    assert [record.to_line() for record in again.records] == [record.to_line() for record in lines.records]
+
+
+def test_a_suite_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_numbers(tiny, tmp_path, monkeypatch):
+    whole, _ = run_suite(["regression-2"], TINY, tmp_path / "whole", Place())
+    stopped, outcome = run_suite(["regression-2"], TINY, tmp_path / "cut", Place(limit_seconds=0.0))
+    assert outcome.stopped
+    assert not stopped.records
+    path = tmp_path / "cut" / "suite" / "runs.jsonl"
+    path.parent.mkdir(parents=True)
+    kept = [record.to_line() for record in whole.records[:5]]
+    # Killed while it wrote the sixth line.
+    path.write_text("\n".join([*kept, whole.records[5].to_line()[:40]]), encoding="utf-8")
+    rest, outcome = run_suite(["regression-2"], TINY, tmp_path / "cut", Place())
+    assert [record.to_line() for record in rest.records[:5]] == kept
+    assert not outcome.stopped
+    assert {record.key: record.finals for record in rest.records} == {
+        record.key: record.finals for record in whole.records
+    }
+
+
+def test_other_data_make_other_runs(tiny, tmp_path):
+    lines = Lines(tmp_path)
+    one = SuiteRun("regression-2", "fedavg", 8.0, 0, 0.03)
+    lines.data(tiny, "these data")
+    lines.add(
+        one,
+        {"finals": {"test_loss": 1.0}, "curves": {}},
+        1.0,
+        dict.fromkeys(("commit", "dirty", "versions", "device", "recorded_in")),
+    )
+    assert lines.result(one) is not None
+    lines.data(tiny, "other data")
+    assert lines.result(one) is None
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_made(tiny, tmp_path, monkeypatch):
+    whole = SuiteRun.run
+
+    def fails(self, folders, device):
+        if self.lr == tiny.rates[-1]:
+            raise RuntimeError("no memory")
+        return whole(self, folders, device)
+
+    monkeypatch.setattr(SuiteRun, "run", fails)
+    lines, outcome = run_suite(["regression-2"], TINY, tmp_path, Place())
+    assert len(lines.records) == 8
+    assert len(outcome.failed) == 1
+    assert "no memory" in outcome.failed[0]
+
+
+def test_an_unknown_problem_is_one_sentence():
+    with pytest.raises(InputError, match=r"regresion-2.*Did you mean 'regression-2'"):
+        command.suite(["regresion-2"], TINY, Place(), Path("nowhere"), False, lambda text: None)
+
+
+def test_a_problem_without_its_data_is_left_out_with_a_sentence(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFEDEXP_SUITE", str(tmp_path / "empty"))
+    for name in set(PROBLEMS) - {"chem97", "regression-2"}:
+        monkeypatch.delitem(PROBLEMS, name)
+    out = tmp_path / "out"
+    heard: list[str] = []
+    command.suite([], Size(), Place(limit_seconds=0.0), out, False, heard.append)
+    assert any(text.startswith("chem97 is left out") and "--prepare" in text for text in heard)
+    assert (out / "suite.md").exists()
+
+
+ACCURACY, LOSS = PROBLEMS["classes-0"], PROBLEMS["regression-2"]
+
+
+def test_no_local_rate_is_chosen_while_the_grid_has_a_hole():
+    hole = grid(LOSS, "fedavg", LEADING, Size())[-1][-1]
+    assert best_rate(LOSS, lambda run: None if run == hole else made_up_result(run), Size()) is None
+
+
+def test_a_tuned_contender_shows_its_best_server_rate_by_name():
+    for problem in (ACCURACY, LOSS):
+        cell = table.cell(problem, "fedavg-tuned", LEADING, problem.centre, Size(), made_up_result)
+        assert cell.server_rate == 2.0
+        assert cell.show(problem).endswith("[2]")
+
+
+def test_the_difference_is_paired_so_that_what_a_seed_does_to_both_cancels():
+    size = Size()
+    cells = [table.cell(ACCURACY, name, LEADING, ACCURACY.centre, size, made_up_result) for name in ("safe", "fedavg")]
+    gain = table.difference(ACCURACY, *cells)
+    assert cells[0].error > 0.5  # over seeds alone, in points
+    assert gain.gain == pytest.approx(3.0)
+    assert gain.error == pytest.approx(0.0, abs=1e-9)
+    assert gain.seeds == 5
+    assert not gain.worse
+
+
+@pytest.mark.parametrize("problem", [ACCURACY, LOSS])
+def test_worse_by_more_than_a_standard_error_is_marked_for_accuracy_and_for_loss(problem):
+    behind = ADVANTAGE | {"safe": -0.05}
+    made, gains = table.at_epsilon(
+        {problem: problem.centre}, 2.0, ("safe", "fedavg"), Size(), lambda run: made_up_result(run, behind)
+    )
+    assert gains[problem.name].worse
+    assert gains[problem.name].gain < 0
+    assert made.rows[0][-1].startswith("−")
+    assert made.rows[0][-1].endswith(table.MARK)
+
+
+@pytest.mark.parametrize(
+    ("diverged", "worse"), [(["safe"], True), (["fedavg"], False), (["safe", "fedavg"], False)], ids=str
+)
+def test_a_run_that_diverged_is_worse_than_one_that_did_not(diverged, worse):
+    def lookup(run):
+        result = made_up_result(run)
+        return {"finals": dict.fromkeys(result["finals"])} if run.contender_name in diverged else result
+
+    made, gains = table.at_epsilon({LOSS: LOSS.centre}, 8.0, ("safe", "fedavg"), Size(), lookup)
+    assert [cell == "diverged" for cell in made.rows[0][2:4]] == ["safe" in diverged, "fedavg" in diverged]
+    assert gains[LOSS.name].worse == worse
+
+
+@pytest.mark.parametrize(("short", "mark"), [(0.005, False), (0.02, True)])
+def test_the_automatic_rate_is_marked_beyond_a_point_or_two_per_cent(short, mark):
+    behind = ADVANTAGE | {"auto": ADVANTAGE["safe"] - short}
+    made, gaps = table.automatic_rates([ACCURACY, LOSS], (8.0, 2.0), Size(), lambda run: made_up_result(run, behind))
+    assert len(gaps) == 2 * 2
+    assert all(gap.too_large == mark for gap in gaps)
+    assert not any(gap.collapses for gap in gaps)
+    assert math.isclose(gaps[0].loss, 100 * short, rel_tol=1e-6)
+    assert all((table.MARK in cell) == mark for row in made.rows for cell in row[4:])
+
+
+def test_the_page_leads_with_epsilon_8_says_what_was_selected_and_counts_its_claims(tmp_path):
+    made = page.section([ACCURACY.name, LOSS.name], Size(), made_up_result)
+    assert made.tables[0].title == "ε = 8"
+    assert any("on the test data" in paragraph for paragraph in made.text)
+    assert [claim.holds for claim in made.claims] == [True, True, True]
+    assert made.claims[0].seen == "10 of 10"  # two problems at five ε
+    written = page.write_markdown(made, tmp_path).read_text(encoding="utf-8")
+    assert written.count("\n## ") == len(made.tables) + len(made.charts)
