@@ -19,6 +19,10 @@ from dpfedexp.machine import has_triton
 from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 
 Saved = Any
+INPUT = 0
+"""The number of the value that the data are, among those that a core has prepared."""
+KEYS = -1
+"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
 
 
 @dataclass(frozen=True)
