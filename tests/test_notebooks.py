@@ -35,10 +35,6 @@ def modules(requirements: list[str]) -> set[str]:
     return {re.match(r"[\w-]+", text)[0].replace("-", "_").lower() for text in requirements}
 
 
-def test_there_are_nine():
-    assert [path.name[:3] for path in STORED] == [f"0{number}-" for number in range(1, 10)]
-
-
 @notebooks
 def test_it_is_valid_and_holds_no_outputs(path):
     notebook = read(path)
@@ -72,16 +68,6 @@ def test_it_imports_what_its_first_cell_installs(path):
         elif isinstance(node, ast.ImportFrom):
             used.add((node.module or "").partition(".")[0])
     assert used <= known
-
-
-@notebooks
-def test_it_says_what_one_learns_and_what_comes_next(path):
-    prose = sources(path, "markdown")
-    assert prose[0].startswith("# ")
-    assert len(re.findall(r"^- ", prose[0], flags=re.MULTILINE)) == 3
-    assert "## Next" in prose[-1]
-    links = re.findall(r"\]\(([^)#:]+)\)", "\n".join(prose))
-    assert [link for link in links if not (TUTORIALS / link).is_file()] == []
 
 
 @pytest.fixture

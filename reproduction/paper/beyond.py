@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dpfedexp.config import Settings
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper.comparison import line
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.results.collected import Results

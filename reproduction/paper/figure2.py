@@ -15,10 +15,11 @@ from dpfedexp.core.clipping import clip, row_norms
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.step_size import AnyRule, initial_memory, next_step
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.mechanisms import Mechanism
 from dpfedexp.models import linear_regression
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper.experiments import experiment
 from reproduction.paper.published import SETTINGS
 from reproduction.paper.results.collected import Results

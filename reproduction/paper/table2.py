@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from dpfedexp.config import Settings
+from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.files import finite
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.published import ALGORITHMS, CLIP_GRID, RATE_GRID, SETTINGS, TABLE_2
 from reproduction.paper.results.collected import Results

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.files import finite, replace_text
-from dpfedexp.report.document import Chart, Claim, Panel, Section, Series, Table
+from dpfedexp.report.document import Claim, Section, Table
 from reproduction.suite import table
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.plan import HEADLINE, LEADING, RIVALS, Size, best_rate, grid

@@ -19,60 +19,29 @@ from dpfedexp.errors import InputError, nearest, require
 
 def mnist_cdp_net() -> nn.Sequential:
     """The paper's network for central privacy, d = 5046; its only ReLU is between the linear layers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 4),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 8, 4),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
+    features = nn.Conv2d(1, 4, 4), nn.MaxPool2d(2), nn.Conv2d(4, 8, 4), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*features, nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def mnist_ldp_net() -> nn.Sequential:
     """The paper's network for local privacy, d = 237; it has no ReLU at all."""
-    return nn.Sequential(
-        nn.Conv2d(1, 2, 4),
-        nn.MaxPool2d(2),
-        nn.Conv2d(2, 1, 4),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16, 10),
-    )
+    features = nn.Conv2d(1, 2, 4), nn.MaxPool2d(2), nn.Conv2d(2, 1, 4), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*features, nn.Linear(16, 10))
 
 
 def mnist_relu_net() -> nn.Sequential:
     """The CDP network with a ReLU after each convolution, d = 5046; better conditioned on standardised inputs."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 8, 4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
+    return _with_relus(nn.Conv2d(1, 4, 4), nn.Conv2d(4, 8, 4), nn.Linear(128, 32))
 
 
 def cifar_net() -> nn.Sequential:
     """Two convolutions and two linear layers for 32×32 images in colour, d = 16,986."""
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
+    return _with_relus(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 16, 5), nn.Linear(400, 32))
+
+
+def _with_relus(first: nn.Conv2d, second: nn.Conv2d, hidden: nn.Linear) -> nn.Sequential:
+    features = first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*features, hidden, nn.ReLU(), nn.Linear(hidden.out_features, 10))
 
 
 class LinearRegression(nn.Linear):
@@ -169,20 +138,9 @@ def lstm_classifier(vocab: int, embed: int = 8, hidden: int = 64, classes: int =
     return LstmClassifier(vocab, embed, hidden, classes)
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    factory.__name__: factory
-    for factory in (
-        mnist_cdp_net,
-        mnist_ldp_net,
-        mnist_relu_net,
-        cifar_net,
-        linear_regression,
-        linear,
-        mlp,
-        resnet18_gn,
-        lstm_classifier,
-    )
-}
+_SMALL = (mnist_cdp_net, mnist_ldp_net, mnist_relu_net, cifar_net)
+_GENERAL = (linear_regression, linear, mlp, resnet18_gn, lstm_classifier)
+MODELS: dict[str, Callable[..., nn.Module]] = {factory.__name__: factory for factory in (*_SMALL, *_GENERAL)}
 
 
 def build(name: str, seed: int, **settings: Any) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp, dp_fedavg, fedavg
-from dpfedexp import processes as pool
+from dpfedexp import machine as pool
 from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power

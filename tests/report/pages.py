@@ -9,7 +9,7 @@ from reproduction.paper import sections
 from reproduction.paper.results.size import Size
 
 from dpfedexp.engine.run import RunFacts
-from tests.reproduction.paper.fabricated import Fabricated
+from tests.reproduction.fabricated import Fabricated
 
 EVIL = "<script>alert('x')</script>"
 
