@@ -8,9 +8,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -234,8 +234,11 @@ def train(
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
             try:
-                end = End.of(tell(callbacks, "resumed", open_run.history)) or _rounds(
-                    simulation, open_run, measure, evaluate_every, limit, completed
+                stop = tell(callbacks, "resumed", open_run.history)
+                end = (
+                    End(stop.reason, stop.source)
+                    if stop is not None
+                    else _rounds(simulation, open_run, measure, evaluate_every, limit, completed)
                 )
             except KeyboardInterrupt:
                 if run_folder is not None:
@@ -256,16 +259,11 @@ def train(
         return run
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
 
     reason: str | None = None
     decided: Source | Literal["hand", ""] = ""
-
-    @staticmethod
-    def of(stop: Stop | None) -> End | None:
-        return None if stop is None else End(stop.reason, stop.source)
 
 
 def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
@@ -337,11 +335,11 @@ def _rounds(
         record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)
-        end = End.of(completed(record))
+        stop = completed(record)
         # After the last round there is nothing left to stop.
-        if end is not None and number < rounds:
+        if stop is not None and number < rounds:
             open_run.stop()
-            return end
+            return End(stop.reason, stop.source)
     return End()
 
 
@@ -388,9 +386,10 @@ def evaluation_of(
     metrics: Mapping[str, Metric] | None = None,
 ) -> Measuring | None:
     """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
+    counted = f" of {len(test)}" if isinstance(test, (tuple, list)) else ""
     require(
-        test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
-        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
+        test is None or counted == " of 2",
+        f"test is a {type(test).__name__}{counted}; it must be a pair (inputs, targets).",
     )
     check_metrics(metrics)
     require(
@@ -424,18 +423,12 @@ def evaluation_of(
     return Measuring(model, simulation, measure, asks=True)
 
 
-def _kind(test: Any) -> str:
-    counted = isinstance(test, (tuple, list))
-    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
-
-
 class Measuring:
     """Metrics of released parameters, in a copy of the model that no client trains.
 
-    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
-    set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
-
-    `asks` is whether `evaluate` leaves the parameters as they were.
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. Where
+    `evaluate` only `asks`, as a test set does, frozen parameters are not copied, and nothing is where all modules are torch's own,
+    which remember nothing in eval mode.
     """
 
     def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
@@ -490,23 +483,16 @@ def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Ite
     if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
         yield lambda record: None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     times = recorded("terminal", {"elapsed": None}, secure=simulation.system is not None)
     whose = "" if simulation.larger is None else LARGER
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
-        TextColumn("{task.fields[shown]}"),
+    with progress.Progress(
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
+        progress.TextColumn("{task.fields[shown]}"),
         transient=True,
     ) as bar:
         row = bar.add_task(simulation.algorithm.name, total=rounds, shown="")
