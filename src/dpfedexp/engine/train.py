@@ -202,7 +202,15 @@ def train(
             round_progress(simulation, rounds, enabled=progress) as show_progress,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
-            commentary = Commentary(_plan(simulation, int(rounds)), description.start.w, on_advice or _warn)
+            plan = Plan.of(
+                simulation.algorithm,
+                simulation.participation,
+                simulation.population,
+                simulation.task.layout.dimension,
+                int(rounds),
+                mechanism=simulation.mechanism,
+            )
+            commentary = Commentary(plan, description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
             how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
             how |= {} if aggregation == "plain" else {"aggregation": aggregation}
@@ -220,9 +228,8 @@ def train(
                 return stop
 
             def made(end: End) -> Run:
-                reported = open_run.state.reported.cpu()
                 return Run(
-                    _with_parameters(model, simulation, reported),
+                    _with_parameters(model, simulation, open_run.state.reported.cpu()),
                     open_run.history,
                     _statement(simulation, open_run, end),
                     open_run.ledger,
@@ -243,7 +250,12 @@ def train(
             except KeyboardInterrupt:
                 if run_folder is not None:
                     run_folder.close()
-                raise Interrupted(_interrupted(open_run), made(End("somebody interrupted it.", "hand"))) from None
+                where = "" if folder is None else f", and resume=True goes on in {str(folder)!r}"
+                raise Interrupted(
+                    f"interrupted after {open_run.state.round} of {description.rounds} rounds; this exception's `run` holds "
+                    f"them{where}.",
+                    made(End("somebody interrupted it.", "hand")),
+                ) from None
             except Exception as error:
                 if run_folder is not None:
                     run_folder.close()
@@ -275,18 +287,6 @@ def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | Non
         f"out is {str(out)!r} and checkpoint is {str(checkpoint)!r}; out holds the checkpoint too, so leave checkpoint out.",
     )
     return RunFolder(out, resume=resume)
-
-
-def _interrupted(open_run: OpenRun) -> str:
-    done, planned = open_run.state.round, open_run.description.rounds
-    sentence = f"interrupted after {done} of {planned} rounds; this exception's `run` holds them"
-    return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
-
-
-def _plan(run: Simulation, rounds: int) -> Plan:
-    return Plan.bound(
-        run.algorithm, run.mechanism, run.participation, run.population, run.task.layout.dimension, rounds
-    )
 
 
 def _warn(advice: Advice) -> None:
@@ -367,8 +367,9 @@ def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacySt
 def _followed(team: Team, simulation: Simulation, model: nn.Module) -> Run:
     """What a rank other than 0 returns: the same run, without its ledger."""
     w, history, statement, stopped = team.follow(simulation)
-    trained = _with_parameters(model, simulation, w)
-    return Run(trained, history, statement, Ledger.in_memory(), simulation.trainer.name, stopped)
+    return Run(
+        _with_parameters(model, simulation, w), history, statement, Ledger.in_memory(), simulation.trainer.name, stopped
+    )
 
 
 def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) -> nn.Module:
@@ -442,7 +443,9 @@ class Measuring:
         self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
 
     def __call__(self, state: State) -> dict[str, float]:
-        model = self.copy if self.forgets else self._fresh()
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        held = {id(parameter): parameter for parameter in frozen}
+        model = self.copy if self.forgets else copy.deepcopy(self.copy, held)
         self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
         if not isinstance(found, Mapping):
@@ -450,10 +453,6 @@ class Measuring:
                 f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
             )
         return {name: _number(name, value) for name, value in found.items()}
-
-    def _fresh(self) -> nn.Module:
-        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
-        return copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
 
 
 def _is_torchs_own(module: nn.Module) -> bool:
