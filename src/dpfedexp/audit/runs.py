@@ -191,7 +191,7 @@ def observe(
 ) -> Observed:
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
     clip, noise = clip_and_noise(algorithm)
-    run, models = _run(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
+    run, models = run_canaries(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
     event = run.ledger.charges()[0][0]
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
     sums = np.diff(models, axis=0) * expected / clip
@@ -211,14 +211,15 @@ def _canaries(values: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(rows[i : i + 1], _FAR * values[i : i + 1]) for i in range(len(values))]
 
 
-def _run(
+def run_canaries(
     algorithm: Algorithm,
     clients: Sequence[tuple[Tensor, Tensor]],
     rounds: int,
     seed: int,
     *,
-    secure: bool,
+    secure: bool = False,
     participation: Participation | None = None,
+    local: Sgd = Sgd(lr=0.1, steps=1, batch_size=1),
 ) -> tuple[Run, Floats]:
     """The run, and the models that it showed, the first one included: [rounds + 1, d]."""
     start = linear_regression(clients[0][0].shape[1])
@@ -232,7 +233,7 @@ def _run(
         start,
         Federation.from_clients(clients),
         algorithm,
-        local=Sgd(lr=0.1, steps=1, batch_size=1),
+        local=local,
         rounds=rounds,
         seed=seed,
         device="cpu",
@@ -276,7 +277,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
     views, claims = [], []
     for world, own in enumerate((1.0, 0.0)):
         values[0] = own
-        run, models = _run(algorithm, _canaries(values), rounds, seed + world, secure=True)
+        run, models = run_canaries(algorithm, _canaries(values), rounds, seed + world, secure=True)
         views.append(_published(algorithm, run, models))
         claims.append(run.ledger.charges()[0][0].strength)
     here, there = views
