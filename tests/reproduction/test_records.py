@@ -148,26 +148,14 @@ def by_key(*runs) -> dict:
     return {key_of(run, None): run for run in runs}
 
 
-def counted(folder: Path, *names: str) -> dict:
-    return by_key(*(Counting(name, str(folder)) for name in names))
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def test_a_failure_keeps_what_was_finished(cache, tmp_path):
-    runs = counted(tmp_path, *"abc")
-    (tmp_path / "b-fails").touch()
-    with pytest.raises(RuntimeError, match="interrupted"):
-        cache.run(runs, None, ONE)
-    assert [cache.load(key) is not None for key in runs] == [True, False, False]
-
-
 @long
 def test_workers_keep_their_own_runs(cache, tmp_path):
-    runs = counted(tmp_path, *"abcd")
+    runs = by_key(*counting(tmp_path, *"abcd"))
     cache.run(runs, None, Place("cpu", jobs=2))
     assert [run.times for run in runs.values()] == [1, 1, 1, 1]
     assert all(cache.load(key).curves == {"value": [run.name]} for key, run in runs.items())

@@ -170,14 +170,13 @@ def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int 
         observe(dp_fedavg(clip=0.5, noise_multiplier=z), signs, rounds, seed, secure=True, participation=Poisson(RATE))
         for z in (SAMPLED_NOISE, LITTLE_NOISE)
     )
-    return [
-        *bounds(secure[0], confidence),
-        *bounds(seeded[0], confidence),
-        *bounds(sampled, confidence),
-        repetition(secure, secure[0].name, confidence),
-        repetition(seeded, seeded[0].name, confidence),
-        *participation(who, confidence),
-    ]
+    return _findings([secure, seeded], sampled, who, confidence)
+
+
+def _findings(full: list[list[Observed]], sampled: Observed, who: Observed, confidence: float) -> list[Result]:
+    found = [result for seen in (*(runs[0] for runs in full), sampled) for result in bounds(seen, confidence)]
+    found += [repetition(runs, runs[0].name, confidence) for runs in full]
+    return found + participation(who, confidence)
 
 
 def observe(
@@ -223,10 +222,10 @@ def run_canaries(
 ) -> tuple[Run, Floats]:
     """The run, and the models that it showed, the first one included: [rounds + 1, d]."""
     start = linear_regression(clients[0][0].shape[1])
-    models = [_parameters(start)]
+    models = [_flat(start.parameters())]
 
     def look(model: nn.Module) -> dict[str, float]:
-        models.append(_parameters(model))
+        models.append(_flat(model.parameters()))
         return {}
 
     run = train(
@@ -247,8 +246,8 @@ def run_canaries(
     return run, np.stack(models)
 
 
-def _parameters(model: nn.Module) -> Floats:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+def _flat(values: Iterable[Tensor]) -> Floats:
+    return torch.cat([value.detach().flatten() for value in values]).double().numpy()
 
 
 def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
@@ -316,12 +315,7 @@ def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int =
     full = [observe_flower(dp_fedavg(clip=0.5, noise_multiplier=NOISE / 2), signs, rounds) for _ in range(2)]
     sampled = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=SAMPLED_NOISE), signs, rounds, Poisson(RATE))
     who = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=LITTLE_NOISE), signs, rounds, Poisson(RATE))
-    return [
-        *bounds(full[0], confidence),
-        *bounds(sampled, confidence),
-        repetition(full, full[0].name, confidence),
-        *participation(who, confidence),
-    ]
+    return _findings([full], sampled, who, confidence)
 
 
 def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson | None = None) -> Observed:
@@ -332,7 +326,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
 
     clip, noise = clip_and_noise(algorithm)
     start = linear_regression(len(signs)).state_dict()
-    models = [_flat(start)]
+    models = [_flat(start.values())]
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -342,7 +336,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
             strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, **place)
 
             def look(_: int, arrays: ArrayRecord) -> None:
-                models.append(_flat(arrays.to_torch_state_dict()))
+                models.append(_flat(arrays.to_torch_state_dict().values()))
 
             strategy.start(_grid(signs), ArrayRecord(start), evaluate_fn=look)
             event = strategy.mechanism.event(strategy.sampling)
@@ -351,10 +345,6 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / clip
     name = "Flower" + (", Poisson" if sampling else "")
     return Observed(name, sums, signs.double().numpy(), event, noise)
-
-
-def _flat(state: dict[str, Tensor]) -> np.ndarray:
-    return torch.cat([value.flatten() for value in state.values()]).double().numpy()
 
 
 def _grid(signs: Tensor) -> Any:
