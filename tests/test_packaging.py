@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dpfedexp
-from tests.release.changelog import UNRELEASED, sections
+from tests.release.__main__ import UNRELEASED, sections
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpfedexp"

@@ -104,14 +104,19 @@ def test_a_ledger_line_without_an_end_is_refused_before_it_is_read_whole(tmp_pat
         Ledger.open(path, read_only=True)
 
 
-def test_a_checkpoint_that_claims_huge_tensors_is_refused(tmp_path):
-    header = json.dumps(
-        {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
-    ).encode()
-    (tmp_path / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path)
-    (tmp_path / CHECKPOINT).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+def huge(path):
+    shape = {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
+    header = json.dumps(shape).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [huge, lambda path: path.write_bytes((2**62).to_bytes(8, "little") + b"{}"), lambda path: torch.save({}, path)],
+    ids=["huge tensors", "huge header", "a pickle"],
+)
+def test_a_checkpoint_that_claims_too_much_or_is_a_pickle_is_refused(tmp_path, write):
+    write(tmp_path / CHECKPOINT)
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
 
@@ -130,12 +135,6 @@ def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
     assert not (tmp_path / "trapped").exists()
 
 
-def test_a_checkpoint_that_is_a_pickle_is_refused_and_never_loaded(tmp_path):
-    torch.save({"w": torch.zeros(3)}, tmp_path / CHECKPOINT)
-    with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path)
-
-
 def calls(tree: ast.AST):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -147,20 +146,9 @@ def calls(tree: ast.AST):
 
 def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
     """Only the names; `literal_eval` reads literals and nothing else."""
-    forbidden = {
-        "pickle",
-        "cPickle",
-        "dill",
-        "cloudpickle",
-        "joblib",
-        "shelve",
-        "marshal",
-        "torch.load",
-        "eval",
-        "exec",
-    }
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load", "eval"}
     kinds = ("broadcast_object_list", "scatter_object_list", "all_gather_object", "gather_object", "send_object_list")
-    forbidden |= {"os.system", *(f"dist.{kind}" for kind in (*kinds, "recv_object_list"))}
+    forbidden |= {"exec", "os.system", *(f"dist.{kind}" for kind in (*kinds, "recv_object_list"))}
     for path in SOURCE.rglob("*.py"):
         for name, node in calls(ast.parse(path.read_text(encoding="utf-8"))):
             assert name not in forbidden, f"{path.name} line {node.lineno}: {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from reproduction.paper.results.record import MNIST, Record, key
 from reproduction.paper.results.size import QUICK_CLIENTS, shrink
 from reproduction.paper.results.spread import paired
 
+import dpfedexp
 from dpfedexp import algorithms
 from dpfedexp.config import settings as configuration
 from dpfedexp.errors import InputError
@@ -55,6 +57,35 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
     (tmp_path / "runs.jsonl").write_text(RECORD.to_line() + "\n" + line + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"line 2 of .*runs.jsonl' is not the record of a run"):
         recording.read(tmp_path / "runs.jsonl")
+
+
+def test_the_commit_is_recorded_and_whether_the_source_differs_from_it(tmp_path, monkeypatch):
+    def imported(folder: str) -> tuple[str | None, bool | None]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "__init__.py").touch()
+        monkeypatch.setattr(dpfedexp, "__file__", str(tmp_path / folder / "__init__.py"))
+        recording.commit.cache_clear()
+        return recording.commit()
+
+    def git(*arguments):
+        named = ("git", "-c", "user.name=n", "-c", "user.email=e@example.com")
+        return subprocess.run([*named, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    try:
+        assert imported("src/dpfedexp") == (None, None)
+        git("init", "-q")
+        git("add", "-A")
+        git("commit", "-qm", "one")
+        (tmp_path / "results.json").write_text("results are no source")
+        head = git("rev-parse", "HEAD").strip()
+        assert imported("src/dpfedexp") == (head, False)
+        assert imported("lib/site-packages/dpfedexp") == (None, None), (
+            "the repository around a wheel is somebody else's"
+        )
+        (tmp_path / "src" / "dpfedexp" / "new.py").touch()
+        assert imported("src/dpfedexp") == (head, True)
+    finally:
+        recording.commit.cache_clear()
 
 
 ONE = Place("cpu", jobs=1)
@@ -117,26 +148,14 @@ def by_key(*runs) -> dict:
     return {key_of(run, None): run for run in runs}
 
 
-def counted(folder: Path, *names: str) -> dict:
-    return by_key(*(Counting(name, str(folder)) for name in names))
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def test_a_failure_keeps_what_was_finished(cache, tmp_path):
-    runs = counted(tmp_path, *"abc")
-    (tmp_path / "b-fails").touch()
-    with pytest.raises(RuntimeError, match="interrupted"):
-        cache.run(runs, None, ONE)
-    assert [cache.load(key) is not None for key in runs] == [True, False, False]
-
-
 @long
 def test_workers_keep_their_own_runs(cache, tmp_path):
-    runs = counted(tmp_path, *"abcd")
+    runs = by_key(*counting(tmp_path, *"abcd"))
     cache.run(runs, None, Place("cpu", jobs=2))
     assert [run.times for run in runs.values()] == [1, 1, 1, 1]
     assert all(cache.load(key).curves == {"value": [run.name]} for key, run in runs.items())
@@ -159,9 +178,6 @@ def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(cache):
     assert record.device.startswith("cpu")
 
 
-GIVEN = {"data", "model", "algorithm", "local", "participation", "run"}
-
-
 @pytest.mark.parametrize("name", names())
 def test_every_choice_of_the_algorithm_is_spelled_out(name):
     algorithm = in_full(experiment(name))["algorithm"]
@@ -179,6 +195,15 @@ def test_every_choice_of_the_algorithm_is_spelled_out(name):
 def test_where_a_run_happens_does_not_count(change):
     settings = experiment("synthetic-cdp-fedexp")
     assert in_full(settings) == in_full(vary(settings, change))
+
+
+CHANGES = {"run.seed": 1, "algorithm.clip": 0.31, "local.lr": 0.002, "data.clients": 13, "run.precision": "tf32"}
+
+
+@pytest.mark.parametrize("change", [*CHANGES.items(), ("algorithm.numerator", "free")])
+def test_whatever_the_result_depends_on_counts(change):
+    settings = experiment("synthetic-cdp-fedexp")
+    assert key(in_full(settings), None) != key(in_full(vary(settings, dict([change]))), None)
 
 
 def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
