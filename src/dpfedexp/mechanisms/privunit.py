@@ -217,17 +217,11 @@ class PrivUnit(Mechanism):
         )
 
     def check_model(self, dimension: int) -> None:
-        require(
-            self.dimension == dimension,
-            f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.",
-        )
+        matches = self.dimension == dimension
+        require(matches, f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.")
         # Constants that do not exist must show before a report is paid for.
-        require(
-            math.isfinite(self.direction.log_m) and self.scalar.k >= 1, "PrivUnit has no constants for these epsilons."
-        )
-
-    def width(self, dimension: int) -> int:
-        return dimension
+        exist = math.isfinite(self.direction.log_m) and self.scalar.k >= 1
+        require(exist, "PrivUnit has no constants for these epsilons.")
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         delta = clipped.vectors
