@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.errors import InputError, LedgerError
+from tests.sizes import sized
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
 values = st.recursive(
@@ -43,13 +43,12 @@ known = [
     "count",
     "options",
     "delta",
-    "secure",
     "adaptive",
     "target_epsilon",
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(50, 1000), deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sections),
@@ -59,16 +58,6 @@ known = [
 def test_any_tree_is_settings_or_one_sentence(tree):
     with contextlib.suppress(InputError):
         config.parse(tree).check()
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=400), st.sampled_from([None, 1, 3]))
-def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        with contextlib.suppress(InputError):
-            assert read_idx(file.name, dimensions).nbytes <= len(data) * 2000
 
 
 def limited(code: str, megabytes: int = 400) -> str:
@@ -167,16 +156,11 @@ def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
         "shelve",
         "marshal",
         "torch.load",
-        "dist.broadcast_object_list",
-        "dist.scatter_object_list",
-        "dist.all_gather_object",
-        "dist.gather_object",
-        "dist.send_object_list",
-        "dist.recv_object_list",
         "eval",
         "exec",
-        "os.system",
     }
+    kinds = ("broadcast_object_list", "scatter_object_list", "all_gather_object", "gather_object", "send_object_list")
+    forbidden |= {"os.system", *(f"dist.{kind}" for kind in (*kinds, "recv_object_list"))}
     for path in SOURCE.rglob("*.py"):
         for name, node in calls(ast.parse(path.read_text(encoding="utf-8"))):
             assert name not in forbidden, f"{path.name} line {node.lineno}: {name}"

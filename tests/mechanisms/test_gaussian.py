@@ -93,13 +93,6 @@ def test_the_free_rule_charges_exactly_the_event_of_dp_fedavg():
     assert LocalGaussian(RADIUS, 0.7, "free").event(Sampling()) == LocalGaussian(RADIUS, 0.7).event(Sampling())
 
 
-def test_the_event_of_adaptive_clipping_charges_its_count():
-    """Andrew et al.: z⁻² = z_Δ⁻² + (2σ_b)⁻², in both adjacencies."""
-    for adjacency, both in (("replace-one", 2.0), ("add-remove", 1.0)):
-        event = CentralGaussian(RADIUS, 5.00626, adjacency, votes=(within_clip(50.0),)).event(Sampling())
-        assert event.mu == pytest.approx(both / 5.0, rel=1e-5)
-
-
 FREE_CLIENTS = torch.arange(1)
 
 
