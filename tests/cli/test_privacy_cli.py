@@ -148,6 +148,12 @@ def test_verify_passes_an_honest_run_and_fails_a_dishonest_one(run):
         assert CliRunner().invoke(app, ["verify", str(run), *flags], catch_exceptions=False).exit_code == 1, "damaged"
 
 
+@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_plot_writes_pictures(tmp_path, name, magic):
+    call("plot", "--out", tmp_path / name, "-z", 5, "-z", 10, "--rounds", 20)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,6 +170,8 @@ def test_verify_passes_an_honest_run_and_fails_a_dishonest_one(run):
         (["epsilon", "--mechanism", "privunit", "--gamma", "paper"], "dimension is None"),
         (["epsilon", "-z", 5, "--clients", 0], "clients is 0"),
         (["noise", "--epsilon", -1], "target_epsilon is -1"),
+        (["plot", "--mechanism", "privunit"], "mechanism is 'privunit'"),
+        (["plot", "--out", "a.txt"], "'a.txt'"),
         (["explain", "nowhere"], "'nowhere'"),
     ],
 )

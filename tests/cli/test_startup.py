@@ -31,7 +31,7 @@ for command in json.loads(sys.argv[1]):
 HELP = [
     "--help",
     *(f"{name} --help" for name in ("demo", "train", "init", "plan", "report", "privacy", "flower", "audit")),
-    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "explain", "verify")),
+    *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify")),
     *("flower new --help", "flower up --help"),
 ]
 CLOSED_FORM = {

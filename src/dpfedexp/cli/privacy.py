@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -42,6 +42,7 @@ TargetOption = Annotated[float, typer.Option("--epsilon", "--target-epsilon", "-
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a run.")]
 INCOMPLETE = 4
 """The exit code where a claim can't be checked, because something is missing."""
+PICTURES = (".png", ".svg", ".pdf")
 _VERDICTS = {
     "holds": "[bold green]The claim holds.[/]",
     "false": "[bold red]THE CLAIM DOES NOT HOLD. Do not rely on it.[/]",
@@ -95,10 +96,10 @@ class Round:
         )
 
 
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of `Round` in place of its parameter `one`."""
+def takes_options(command: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
+    """The command with the fields of `Round`, but for some, in place of its parameter `one`."""
     hints, fields = (get_type_hints(made, include_extras=True) for made in (command, Round))
-    defaults = {field.name: field.default for field in dataclasses.fields(Round)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Round) if field.name not in without}
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
@@ -192,6 +193,56 @@ def rounds(
         )
     about = {"mechanism": one.mechanism.value, "noise_multiplier": noise_multiplier, "target_epsilon": target}
     _show_cost(event, affordable, delta, about, as_json)
+
+
+@app.command()
+@functools.partial(takes_options, without=("epsilon0", "epsilon1", "epsilon2", "gamma"))
+def plot(
+    one: Round,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write: .png, .svg or .pdf.")] = Path(
+        "privacy.png"
+    ),
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option("--noise-multiplier", "-z", help="Repeat for several.")
+    ] = None,
+    rounds: RoundsOption = 50,
+    delta: DeltaOption = 1e-5,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw ε over rounds for several noise multipliers, and the noise that a target ε needs."""
+    import numpy as np
+
+    from dpfedexp.accounting.calibrate import calibrate_noise
+    from dpfedexp.accounting.compose import epsilon_curve
+    from dpfedexp.engine.plot import Panel, Series, figure, save_figure
+
+    name = one.mechanism.value
+    require(
+        MECHANISMS[name].tunes == "noise_multiplier",
+        f"mechanism is {name!r}, which has no noise multiplier to draw; it must be central-gaussian or local-gaussian.",
+    )
+    require(out.suffix in PICTURES, f"the picture is {out.name!r}; its name must end in {', '.join(PICTURES)}.")
+    noises = noise_multiplier or ([2.0, 5.0, 10.0, 20.0] if one.mechanism == CENTRAL else [0.7, 2.0, 5.0, 10.0])
+    at = sorted({int(t) for t in np.geomspace(1, rounds, 24).round()})
+    curves = [Series(f"z = {z:g}", at, epsilon_curve(one.event(z), at, delta)) for z in sorted(noises)]
+    targets = np.geomspace(0.5, 32.0, 9).tolist()
+    needed = [calibrate_noise(one.event, target_epsilon=e, delta=delta, rounds=rounds) for e in targets]
+    total, need = f"total ε at δ = {delta:g}", f"noise needed for {rounds} rounds"
+    panels = [
+        Panel("ε over rounds", "rounds", total, curves, log_x=True, log_y=True),
+        Panel(need, total, "noise multiplier z", [Series(need, targets, needed)], log_x=True, log_y=True),
+    ]
+    rate = one.sampling_rate
+    title = f"{name}, {one.adjacency.value}" + (f", q = {rate:g}" if rate < 1.0 else "")
+    try:
+        save_figure(figure(panels, title), out)
+    except OSError as error:
+        raise InputError(f"the picture {str(out)!r} can't be written: {error.strerror}.") from None
+    if as_json:
+        about = {"mechanism": name, "noise_multiplier": noises[0], "file": str(out)}
+        _show_cost(one.event(noises[0]), rounds, delta, about, as_json)
+    else:
+        typer.echo(f"Written: {out}")
 
 
 @app.command()
