@@ -22,13 +22,29 @@ SAMPLINGS = [Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.3)]
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: sampling.kind)
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_a_central_mechanism_charges_the_event_of_its_settings(sampling, adjacency):
+def test_a_mechanism_charges_the_event_of_its_settings(sampling, adjacency):
+    assert LocalGaussian(0.3, 0.7).event(sampling) == local_gaussian(0.7, sampling)
+    assert LocalGaussian(0.3, 0.7, "naive").event(sampling) == local_gaussian(0.7, sampling, squares=True)
     plain = CentralGaussian(0.3, 5.0, adjacency)
     paper = CentralGaussian(0.3, 5.0, adjacency, "paper", 7.0, (within_clip(4.0),))
     assert plain.event(sampling) == central_gaussian(5.0, adjacency, sampling)
     joint = central_gaussian(5.0, adjacency, sampling, scalar_multiplier=7.0, votes=(("within clip", 4.0),))
     assert paper.event(sampling) == joint
     assert [query.name for query in joint.queries] == ["update", "squared norms", "within clip"]
+    if sampling.kind == "full":
+        # A bit moves from −½ to ½ whatever the vector does, so its shift comes on top of the joint one.
+        replaced = joint.under("replace-one").mu
+        assert replaced == pytest.approx(math.hypot(joint_mu(1.0, 5.0, 7.0), 1.0 / 4.0), rel=1e-14)
+        return
+    # One side of a sampled pair is a round without the client, so the two worst cases no longer exclude each other.
+    assert joint.joint_mu is joint.other_mu is None
+    assert not joint.exact
+    shifts = (1.0 / 5.0, 1.0 / 7.0, 0.5 / 4.0)
+    assert joint.radius == pytest.approx(math.hypot(*shifts), rel=1e-14)
+    both = 2.0 if adjacency == "replace-one" else 1.0
+    assert joint.mu == pytest.approx(math.hypot(both * shifts[0], shifts[1], both * shifts[2]), rel=1e-14)
+    if sampling.kind == "poisson":
+        assert compose([(plain.event(sampling), 20)], 1e-5).epsilon < compose([(joint, 20)], 1e-5).epsilon
 
 
 VOTES = (("within clip", 4.0), ("loss", 5.0), ("loss fell", 7.0))
@@ -51,67 +67,24 @@ def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds
         assert two == pytest.approx(one_by_one, rel=1e-9)
 
 
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_under_sampling_votes_are_composed_with_the_update_and_cost_something(adjacency):
-    sampling = Sampling("poisson", 0.1)
-    alone = central_gaussian(5.0, adjacency, sampling)
-    asking = central_gaussian(5.0, adjacency, sampling, votes=VOTES)
-    assert asking.joint_mu is None
-    assert not asking.exact
-    assert asking.mu == pytest.approx(central_gaussian(5.0, adjacency, votes=VOTES).mu, rel=1e-12)
-    costs = [compose([(event, 20)], 1e-5).epsilon for event in (alone, asking)]
-    assert costs[0] < costs[1]
-
-
-def test_a_release_of_votes_has_some_and_each_has_noise():
+def test_what_has_no_noise_is_refused_and_not_left_out_of_the_charge():
     with pytest.raises(InputError, match="votes is empty"):
         votes_only(())
     with pytest.raises(InputError, match="'loss' has noise 0"):
         votes_only((("loss", 0.0),))
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: sampling.kind)
-def test_a_local_mechanism_charges_the_event_of_its_settings(sampling):
-    assert LocalGaussian(0.3, 0.7).event(sampling) == local_gaussian(0.7, sampling)
-    assert LocalGaussian(0.3, 0.7, "naive").event(sampling) == local_gaussian(0.7, sampling, squares=True)
-
-
-def test_squared_norms_without_a_noise_are_refused_and_not_left_out_of_the_charge():
     with pytest.raises(InputError, match="scalar_multiplier is missing"):
         CentralGaussian(0.3, 5.0, numerator="paper").event(Sampling())
-
-
-Z, SCALAR, COUNT = 5.0, 2.0, 3.0
-
-PAPER = CentralGaussian(0.3, Z, numerator="paper", scalar_multiplier=SCALAR)
-
-SEPARATE = math.hypot(2.0 / Z, 1.0 / SCALAR)
-
-
-@pytest.mark.parametrize("sampling", [Sampling("poisson", 0.3), Sampling("fixed", 0.3)], ids=str)
-def test_a_sampled_round_has_no_joint_discount(sampling):
-    """One side of a sampled pair is a round without the client, so the two worst cases no longer exclude each other."""
-    event = PAPER.event(sampling)
-    assert event.joint_mu is None
-    assert event.mu == pytest.approx(SEPARATE, rel=1e-14)
-    assert event.radius == pytest.approx(math.hypot(1.0 / Z, 1.0 / SCALAR), rel=1e-14)
-
-
-def test_the_count_is_charged_beside_the_joint_shift():
-    """A bit moves from −½ to ½ whatever the vector does, so its shift of 1 comes on top."""
-    event = CentralGaussian(0.3, Z, "replace-one", "paper", SCALAR, (within_clip(COUNT),)).event(Sampling())
-    assert event.mu == pytest.approx(math.hypot(joint_mu(1.0, Z, SCALAR), 1.0 / COUNT), rel=1e-14)
-    assert [query.name for query in event.queries] == ["update", "squared norms", "within clip"]
+    with pytest.raises(InputError, match=r"rate is 0\.5 with full participation"):
+        Sampling("full", 0.5)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_full_rounds_beside_fixed_cohorts_under_add_remove_leave_the_price_of_those_pushed_out(order):
     """A full round moves by r, a fixed cohort by 2r: 3 and 5 of them make √(3 + 5·4)·r, and not √8·r."""
-    full = central(Z, adjacency="add-remove")
-    fixed = central(Z, rate=0.1, kind="fixed", adjacency="add-remove")
+    full = central(5.0, adjacency="add-remove")
+    fixed = central(5.0, rate=0.1, kind="fixed", adjacency="add-remove")
     both = compose([(full, 3), (fixed, 5)][::order], 1e-5)
-    assert both.epsilon == pytest.approx(gdp.epsilon(math.sqrt(3 + 5 * 4) / Z, 1e-5), rel=1e-9)
-    assert both.epsilon > 1.3 * gdp.epsilon(math.sqrt(8) / Z, 1e-5)
+    assert both.epsilon == pytest.approx(gdp.epsilon(math.sqrt(3 + 5 * 4) / 5.0, 1e-5), rel=1e-9)
 
 
 CENTRAL, LOCAL = PureEvent(0.1, "central"), PureEvent(0.1, "local")
@@ -135,6 +108,8 @@ def test_answers_that_a_server_adds_into_one_release_cost_their_sum_at_every_del
         charges.append((event, 1))
     assert compose(charges, 1e-5).epsilon >= 2.0 - 1e-4
     assert LOCAL.beside([LOCAL] * 5) == LOCAL, "reports are randomised one by one"
+    assert CENTRAL.hosted(4) == (PureEvent(0.4, "central"), 1)
+    assert LOCAL.hosted(4) == (LOCAL, 4)
 
 
 def test_in_a_cohort_of_fixed_size_one_client_pushes_another_out():
@@ -150,11 +125,6 @@ def test_replacing_is_leaving_out_and_taking_in():
     assert other_adjacency([(CENTRAL, 3)], 1e-5) == (None, NOT_LEFT_OUT)
     turned, _ = other_adjacency([(PureEvent(0.5, "central", "add-remove"), 1)], 0.0)
     assert turned.epsilon_total == 1.0
-
-
-def test_a_group_costs_its_size_in_the_centre_and_as_many_reports_locally():
-    assert CENTRAL.hosted(4) == (PureEvent(0.4, "central"), 1)
-    assert LOCAL.hosted(4) == (LOCAL, 4)
 
 
 @pytest.mark.parametrize(

@@ -15,26 +15,16 @@ from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
 from dpfedexp.errors import InputError
 
 
-def test_full_participation_is_exact_gdp_per_round_and_in_total():
+def test_full_participation_has_an_exact_figure_per_round_and_in_total():
     cost = guarantee(central(5.0), 50, 1e-5)
     assert cost.epsilon_total == pytest.approx(15.4562, abs=5e-5)
     assert cost.epsilon_round == pytest.approx(gdp.epsilon(0.4, 1e-5), rel=1e-12)
     assert (cost.accountant, cost.adjacency, cost.setting, cost.rounds) == (GAUSSIAN, "replace-one", "central", 50)
     assert cost.mu_total == pytest.approx(0.4 * math.sqrt(50))
-
-
-def test_local_gaussian_has_a_per_round_and_a_total_figure():
-    cost = guarantee(local(0.7), 50, 1e-5)
-    assert cost.epsilon_round == pytest.approx(15.658, abs=5e-4)
-    assert cost.epsilon_total == pytest.approx(289.34, abs=5e-3)
-
-
-def test_privunit_is_pure_per_round_and_tight_in_total():
-    cost = guarantee(exact_event(2.0, 2.0, 2.0), 50, 1e-5)
-    assert cost.epsilon_round == pytest.approx(6.0, abs=1e-9)
-    assert cost.delta_round == 0.0
-    assert cost.pure_epsilon_total == pytest.approx(300.0, abs=1e-9)
-    assert cost.epsilon_total == pytest.approx(289.67, abs=5e-3)
+    of_local, of_report = (guarantee(event, 50, 1e-5) for event in (local(0.7), exact_event(2.0, 2.0, 2.0)))
+    assert (of_local.epsilon_round, of_local.epsilon_total) == pytest.approx((15.658, 289.34), abs=5e-3)
+    assert (of_report.epsilon_round, of_report.epsilon_total) == pytest.approx((6.0, 289.67), abs=5e-3)
+    assert (of_report.delta_round, of_report.pure_epsilon_total) == (0.0, pytest.approx(300.0, abs=1e-9))
 
 
 def test_joint_mu_is_what_is_charged_where_the_mechanism_proves_it():
@@ -91,14 +81,11 @@ def test_adjacencies_and_settings_are_never_mixed(other, field):
         compose([(central(5.0), 1), (other, 1)], 1e-5)
 
 
-def test_one_non_private_round_makes_everything_infinite():
+def test_nothing_costs_nothing_and_one_non_private_round_everything():
+    for nothing in ([], [(central(5.0), 0)]):
+        assert (compose(nothing, 1e-5).epsilon, compose(nothing, 1e-5).exact) == (0.0, True)
     total = compose([(central(5.0), 10), (NonPrivateEvent(), 1)], 1e-5)
     assert (total.epsilon, total.accountant) == (math.inf, NOT_PRIVATE)
-
-
-def test_nothing_released_costs_nothing():
-    assert compose([], 1e-5).epsilon == 0.0
-    assert compose([(central(5.0), 0)], 1e-5).epsilon == 0.0
 
 
 def test_bad_input_is_a_sentence():

@@ -7,7 +7,6 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,59 +56,30 @@ def test_mu_and_epsilon_are_inverse_to_each_other(log_epsilon, log_delta):
     assert gdp.epsilon(gdp.mu(epsilon, delta), delta) == pytest.approx(epsilon, rel=1e-9, abs=1e-12)
 
 
-def test_mu_squared_adds():
-    assert gdp.compose([3.0, 4.0]) == 5.0
-    assert gdp.compose([]) == 0.0
-
-
-def test_advantage_is_delta_at_epsilon_zero():
-    for mu in (1e-3, 0.5, 2.8, 9.0):
-        assert gdp.advantage(mu) == pytest.approx(gdp.delta(0.0, mu), rel=1e-12)
-
-
-def test_random_settings_agree_with_dp_accounting_pld_to_1e_minus_3():
-    random = np.random.default_rng(0)
-    for _ in range(40):
-        z, rounds, delta = (
-            10 ** random.uniform(-0.3, 1.5),
-            int(10 ** random.uniform(0, 3)),
-            10 ** random.uniform(-9, -2),
-        )
-        mu = math.sqrt(rounds) / z
-        # One Gaussian of the composed μ, on a grid of 2000 points per standard deviation: pessimistic, so never below.
-        pld = privacy_loss_distribution.from_gaussian_mechanism(1 / mu, value_discretization_interval=mu / 500)
-        theirs, ours = pld.get_epsilon_for_delta(delta), gdp.epsilon(mu, delta)
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
-        assert ours <= theirs * (1 + 1e-9) + 1e-12
-
-
-def test_epsilon_at_the_ends():
+def test_the_curve_at_its_ends():
     assert gdp.epsilon(math.inf, 1.0) == 0.0  # δ = 1 promises nothing, whatever was released
-    assert gdp.epsilon(math.inf, 0.999) == math.inf
-    assert gdp.epsilon(0.0, 0.0) == 0.0
-    assert gdp.epsilon(1.0, 0.0) == math.inf
-    assert gdp.epsilon(1.0, gdp.advantage(1.0)) == 0.0
+    assert (
+        gdp.epsilon(math.inf, 0.999) == gdp.epsilon(1.0, 0.0) == gdp.mu(math.inf, 0.1) == gdp.mu(1.0, 1.0) == math.inf
+    )
+    assert (
+        gdp.epsilon(0.0, 0.0) == gdp.epsilon(1.0, gdp.advantage(1.0)) == gdp.mu(1.0, 0.0) == gdp.delta(0.0, 0.0) == 0.0
+    )
     assert 0.0 < gdp.epsilon(1.0, gdp.advantage(1.0) * (1 - 1e-9)) < 1e-6
-
-
-def test_delta_at_the_ends():
-    assert gdp.delta(0.0, 0.0) == 0.0
     assert gdp.delta(-1.0, 0.0) == pytest.approx(1.0 - math.exp(-1.0), rel=1e-14)
-    assert gdp.delta(3.0, math.inf) == 1.0
-    assert gdp.delta(math.inf, 3.0) == 0.0
-    assert gdp.delta(0.0, 1.0) == pytest.approx(gdp.advantage(1.0), rel=1e-14)
-
-
-def test_mu_at_the_ends():
-    assert gdp.mu(math.inf, 0.1) == math.inf
-    assert gdp.mu(1.0, 1.0) == math.inf
-    assert gdp.mu(1.0, 0.0) == 0.0
+    assert (gdp.delta(3.0, math.inf), gdp.delta(math.inf, 3.0)) == (1.0, 0.0)
+    for mu in (1e-3, 0.5, 1.0, 9.0):
+        assert gdp.advantage(mu) == pytest.approx(gdp.delta(0.0, mu), rel=1e-12)
     assert gdp.delta(0.0, gdp.mu(0.0, 0.3)) == pytest.approx(0.3, rel=1e-12)
     for delta in (0.6, 0.5, 1e-5, 1e-200):
         for epsilon in (1e-9, 1e-3, 1.0, 50.0, 1e4):
             found = gdp.mu(epsilon, delta)
             # At ε = 1e-9 and δ = 1e-200 two nearly equal numbers are subtracted, which leaves about 7 digits of log δ.
             assert gdp.log_delta(epsilon, found) == pytest.approx(math.log(delta), rel=1e-6, abs=1e-9)
+    assert (gdp.compose([3.0, 4.0]), gdp.compose([])) == (5.0, 0.0)
+    assert (joint_mu(1.0, 5.0, math.inf), joint_mu(0.0, 1.0, 1.0)) == (0.4, 0.0)
+    assert joint_mu(1.0, 0.0, 1.0) == joint_mu(1.0, 1.0, 0.0) == math.inf
+    with pytest.raises(InputError, match="scalar_noise is -1"):
+        joint_mu(1.0, 1.0, -1.0)
 
 
 def brute_force(clip: float, vector_noise: float, scalar_noise: float) -> float:
@@ -149,12 +119,3 @@ def test_paper_settings_cost_what_the_notes_say(d, joint, separate):
     rounds, delta = math.sqrt(50), 1e-5
     assert gdp.epsilon(rounds * joint_mu(1.0, 5.0, scalar_noise), delta) == pytest.approx(joint, abs=5e-4)
     assert gdp.epsilon(rounds * math.hypot(0.4, 1 / scalar_noise), delta) == pytest.approx(separate, abs=5e-4)
-
-
-def test_joint_mu_at_the_ends():
-    assert joint_mu(1.0, 5.0, math.inf) == 0.4
-    assert joint_mu(1.0, 0.0, 1.0) == math.inf
-    assert joint_mu(1.0, 1.0, 0.0) == math.inf
-    assert joint_mu(0.0, 1.0, 1.0) == 0.0
-    with pytest.raises(InputError, match="scalar_noise is -1"):
-        joint_mu(1.0, 1.0, -1.0)

@@ -11,7 +11,7 @@ from events_by_hand import central, local
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.accounting import NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
+from dpfedexp.accounting import Guarantee, NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.charges import central_gaussian, votes_only
 from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.statement import membership_advantage, strength
@@ -49,20 +49,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_number_of_the_text_is_in_the_json(name):
+def test_text_and_json_say_the_same(name):
+    """Every number of the text is in the JSON, which reads back to the same statement; tables fit 80 columns."""
     case = CASES[name]
     values = json.loads(case.to_json())
-    values.pop("text")
-    known = set(NUMBER.findall(json.dumps(values)))
-    assert set(NUMBER.findall(case.text)) <= known
-
-
-def test_a_statement_that_does_not_say_so_is_neither_exact_nor_of_a_large_delta():
-    values = json.loads(CASES["central"].to_json())
-    for name in ("exact", "large_delta"):
-        del values[name]
-    silent = PrivacyStatement.from_json(json.dumps(values))
-    assert (silent.exact, silent.large_delta) == (False, False)
+    assert values.pop("text") == case.text == str(case)
+    assert set(NUMBER.findall(case.text)) <= set(NUMBER.findall(json.dumps(values)))
+    assert PrivacyStatement.from_json(case.to_json()) == case
+    assert (_PUSHED_OUT in case.text) is (name == "add-remove, fixed size")
+    if case.private and case.rounds:
+        assert ("is exactly epsilon" in case.text) is case.exact
+        assert ("is at most epsilon" in case.text) is not case.exact
+    for width in (80, 120):
+        wrapped = wrap(case.text, width)
+        assert max(map(len, wrapped.splitlines())) <= width
+        assert wrapped.split() == case.text.split()
 
 
 @pytest.mark.parametrize("version", [1, 3, None])
@@ -70,18 +71,6 @@ def test_a_statement_of_another_version_is_one_sentence(version):
     values = json.loads(CASES["central"].to_json()) | {"version": version}
     with pytest.raises(InputError, match=f"its version is {version}, and this library reads version 2"):
         PrivacyStatement.from_json(json.dumps(values))
-
-
-def test_a_client_that_joins_a_fixed_size_cohort_is_said_to_push_another_out():
-    for name, case in CASES.items():
-        assert (_PUSHED_OUT in case.text) is (name == "add-remove, fixed size")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_json_reads_back_to_the_same_statement(name):
-    assert PrivacyStatement.from_json(CASES[name].to_json()) == CASES[name]
-    assert str(CASES[name]) == CASES[name].text
-    assert json.loads(CASES[name].to_json())["text"] == CASES[name].text
 
 
 def test_private_text_names_who_whom_how_much_and_what_is_left_out():
@@ -100,6 +89,14 @@ def test_private_text_names_who_whom_how_much_and_what_is_left_out():
     assert "trusted to add the noise" in text
     assert "by trying several of them" in text
     assert "This is a weak guarantee" in text
+    assert "noise came from a seed" in text
+    assert "seed" not in CASES["add-remove, sampled"].text
+    stopped = CASES["central, stopped early"].text
+    assert "all 20 rounds" in stopped
+    assert "The plan is 50 rounds, which would cost epsilon = 15.4562" in stopped
+    assert "not private" in CASES["not private"].text
+    assert CASES["not private"].text.count(".") == 1
+    assert json.loads(CASES["not private"].to_json())["epsilon_total"] is None
 
 
 def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
@@ -111,34 +108,6 @@ def test_a_statement_names_every_vote_and_says_that_the_figures_cover_them():
     assert json.loads(said.to_json())["votes"] == ["within clip", "mean loss", "loss fell"]
     assert PrivacyStatement.from_json(said.to_json()) == said
     assert "noisy mean" not in CASES["central"].text
-
-
-def test_local_text_gives_both_figures_and_does_not_trust_the_server():
-    for name, one, total in (("local", "15.6582", "289.3387"), ("privunit", "6.0000", "289.6706")):
-        text = CASES[name].text
-        assert f"epsilon = {one}" in text
-        assert f"epsilon = {total}" in text
-        assert "nobody has to be trusted" in text
-        assert "very weak" in text
-    assert "With no delta at all the total is epsilon = 300.0000" in CASES["privunit"].text
-
-
-def test_non_private_run_says_so_in_one_sentence():
-    text = CASES["not private"].text
-    assert "not private" in text
-    assert text.count(".") == 1
-    assert json.loads(CASES["not private"].to_json())["epsilon_total"] is None
-
-
-def test_simulation_says_that_its_noise_came_from_a_seed():
-    assert "noise came from a seed" in CASES["central"].text
-    assert "seed" not in CASES["add-remove, sampled"].text
-
-
-def test_early_stop_states_spent_and_planned():
-    text = CASES["central, stopped early"].text
-    assert "all 20 rounds" in text
-    assert "The plan is 50 rounds, which would cost epsilon = 15.4562" in text
 
 
 def test_text_shows_both_adjacencies_side_by_side_whichever_was_charged():
@@ -163,6 +132,9 @@ def test_local_text_shows_both_readers_and_what_the_second_figure_rests_on():
     assert re.search(r"against readers of the models +0\.3051 +2\.6242 +exact", case.text)
     assert "at least 1000 clients in every round add their noise as promised and keep it to themselves" in case.text
     assert "There is no add-remove figure" in case.text
+    assert "nobody has to be trusted" in case.text
+    assert "very weak" in case.text
+    assert "With no delta at all the total is epsilon = 300.0000" in CASES["privunit"].text
     few = CASES["local, few report"]
     assert few.models_only.epsilon_total > case.models_only.epsilon_total
     assert not few.models_only.exact
@@ -186,21 +158,6 @@ def test_a_delta_of_one_in_the_clients_or_more_is_called_large(delta, clients, l
     assert ("a delta this large allows" in case.text) is large
 
 
-def test_text_says_exactly_only_of_exact_totals():
-    for name, case in CASES.items():
-        if case.private and case.rounds:
-            assert ("is exactly epsilon" in case.text) is case.exact, name
-            assert ("is at most epsilon" in case.text) is not case.exact, name
-
-
-def test_tables_fit_80_columns_and_wrapping_breaks_no_figure():
-    for case in CASES.values():
-        for width in (80, 120):
-            wrapped = wrap(case.text, width)
-            assert max(map(len, wrapped.splitlines())) <= width
-            assert wrapped.split() == case.text.split()
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(z=st.floats(0.3, 300), rounds=st.integers(1, 500))
 def test_printed_figures_are_never_below_the_proven_ones(z, rounds):
@@ -210,43 +167,20 @@ def test_printed_figures_are_never_below_the_proven_ones(z, rounds):
     assert float(case.shown["attack_success_percent"]) >= 100 * case.attack_success - 1e-9
 
 
-def test_advantage_is_exact_for_gaussian_rounds():
-    case = CASES["central"]
-    assert case.membership_advantage == pytest.approx(gdp.delta(0.0, 0.4 * math.sqrt(50)), rel=1e-12)
-    assert case.attack_success == pytest.approx(0.92135, abs=1e-5)
+def test_a_statement_is_of_the_dearest_round_the_exact_advantage_and_one_word_for_epsilon():
+    case = statement([(central(5.0), 10), (central(2.0), 1)])
+    assert (case.epsilon_round, case.rounds) == (compose([(central(2.0), 1)], 1e-5).epsilon, 11)
+    assert CASES["central"].membership_advantage == pytest.approx(gdp.delta(0.0, 0.4 * math.sqrt(50)), rel=1e-12)
+    assert CASES["central"].attack_success == pytest.approx(0.92135, abs=1e-5)
+    words = {0.5: "strong", 8.0: "moderate", 15.5: "weak", 289.0: "very weak", math.inf: "none"}
+    assert {epsilon: strength(epsilon) for epsilon in words} == words
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0, 20.0, 800.0, 1e5])
 def test_advantage_of_epsilon_delta_is_the_total_variation_bound(epsilon):
     delta = 1e-5
-    from dpfedexp.accounting import Guarantee
-
     bound = membership_advantage(Guarantee(epsilon, delta, "replace-one", "local", "x"))
     if epsilon < 700:
         assert bound == pytest.approx((math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1), rel=1e-12)
     assert delta <= bound + 1e-18
     assert bound <= 1.0
-
-
-def test_advantage_covers_the_exact_one_of_privunit():
-    from dpfedexp.accounting import privunit
-
-    event = exact_event(0.2, 0.2, 0.1)
-    exact = privunit.delta([(event, 5)], 0.0)
-    assert membership_advantage(compose([(event, 5)], 1e-5)) >= exact > 0.1
-
-
-def test_large_epsilon_is_called_weak():
-    assert [strength(e) for e in (0.5, 8.0, 15.5, 289.0, math.inf)] == [
-        "strong",
-        "moderate",
-        "weak",
-        "very weak",
-        "none",
-    ]
-
-
-def test_epsilon_of_one_round_is_the_most_expensive_one():
-    case = statement([(central(5.0), 10), (central(2.0), 1)])
-    assert case.epsilon_round == compose([(central(2.0), 1)], 1e-5).epsilon
-    assert case.rounds == 11

@@ -50,9 +50,6 @@ class LocalLaplace(Mechanism):
     def spread(self) -> float:
         return 2.0 * self.clip * math.sqrt(self.dimension) / self.epsilon
 
-    def width(self, dimension: int) -> int:
-        return dimension
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise) -> Report:
         rows = clipped.vectors
         centred = noise.uniform(clients, rows.shape[1]).to(rows.device) - 0.5

@@ -10,7 +10,6 @@ from scipy import stats
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.core.clipping import Clipped, clip
-from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit
@@ -54,8 +53,7 @@ def test_taking_the_cap_with_probability_gamma_would_point_away():
     assert float(right.mean()) == pytest.approx(constants.m, rel=0.02)
 
 
-@pytest.mark.parametrize("d", [2, 3, 237, 5046, 10**7])
-@pytest.mark.parametrize("epsilon1", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize(("d", "epsilon1"), [(2, 2.0), (3, 0.5), (237, 6.0), (5046, 2.0), (10**7, 0.5)])
 def test_log_m_agrees_with_fifty_digits(d, epsilon1):
     """m = E⟨V,u⟩, evaluated from p, γ and q at 50 digits; the printed formula overflows near d = 1000."""
     constants = direction(d, 2.0, epsilon1)
@@ -68,9 +66,9 @@ def test_log_m_agrees_with_fifty_digits(d, epsilon1):
     assert abs(constants.log_m - float(log_m)) < 1e-9
 
 
-@pytest.mark.parametrize("d", [2, 3, 237, 10**6])
+@pytest.mark.parametrize("d", [2, 237, 10**6])
 @pytest.mark.parametrize("gamma", ["exact", "optimal"])
-@pytest.mark.parametrize(("epsilon0", "epsilon1"), [(2.0, 2.0), (0.5, 4.0), (4.0, 1.0)])
+@pytest.mark.parametrize(("epsilon0", "epsilon1"), [(0.5, 4.0), (4.0, 1.0)])
 def test_the_exact_density_ratio_is_within_epsilon(d, gamma, epsilon0, epsilon1):
     """The density of V is constant inside the cap and outside it; its mass is computed from γ, not taken from q."""
     constants = direction(d, epsilon0, epsilon1, gamma)
@@ -82,16 +80,13 @@ def test_the_exact_density_ratio_is_within_epsilon(d, gamma, epsilon0, epsilon1)
     assert constants.epsilon == pytest.approx(ratio, abs=1e-9)
 
 
-def test_the_papers_gamma_wastes_budget_in_high_dimension():
+def test_the_papers_gamma_wastes_budget_in_high_dimension_and_is_unsound_in_two():
     """NOTES: the true ε is 5.586 at ε₀ = ε₁ = ε₂ = 2, and the exact γ is 1.235 times the paper's."""
     paper, exact = direction(5046, 2.0, 2.0, "paper"), direction(5046, 2.0, 2.0)
     assert paper.epsilon + 2.0 == pytest.approx(5.586, abs=1e-3)
     assert exact.gamma / paper.gamma == pytest.approx(1.235, abs=1e-3)
-
-
-def test_the_papers_gamma_is_unsound_in_two_dimensions_and_the_event_says_so():
     event = PrivUnit(1.0, 2, gamma="paper").event(Sampling())
-    assert event.epsilon > event.nominal + 0.1
+    assert event.epsilon > event.nominal + 0.1, "and the event says so"
     assert PrivUnit(1.0, 2).event(Sampling()).epsilon == pytest.approx(6.0, abs=1e-9)
 
 
@@ -104,7 +99,7 @@ def test_exact_gamma_and_optimal_split_cut_the_variance_as_in_the_notes():
     assert math.log(optimal.p / (1 - optimal.p)) == pytest.approx(1.34, abs=0.02)
 
 
-@pytest.mark.parametrize("d", [2, 3, 10, 237])
+@pytest.mark.parametrize("d", [2, 3, 237])
 def test_heights_have_the_exact_distribution(d):
     """Kolmogorov–Smirnov against the mixture of the two truncated laws of ⟨V,u⟩."""
     constants = direction(d, 2.0, 2.0)
@@ -123,37 +118,23 @@ def test_heights_have_the_exact_distribution(d):
     assert stats.kstest(drawn, mixture).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("d", [2, 3, 237, 100_000])
-def test_v_is_a_unit_vector_at_the_drawn_height(d):
-    unit = torch.zeros(20, d)
+@pytest.mark.parametrize(("d", "count"), [(2, 20), (237, 20), (100_000, 20), (10**7, 1)])
+def test_v_is_a_unit_vector_at_the_drawn_height(d, count):
+    unit = torch.zeros(count, d)
     unit[:, 0] = 1.0
     generator = torch.Generator().manual_seed(0)
-    uniform = torch.rand(20, 2, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(count, 2, generator=generator, dtype=torch.float64)
     constants = direction(d, 2.0, 2.0)
-    v = sample_direction(unit, constants, torch.randn(20, d, generator=generator), uniform)
-    assert torch.allclose(v.double().norm(dim=1), torch.ones(20, dtype=torch.float64), atol=1e-6)
+    v = sample_direction(unit, constants, torch.randn(count, d, generator=generator), uniform)
+    assert torch.allclose(v.double().norm(dim=1), torch.ones(count, dtype=torch.float64), atol=1e-6)
     assert torch.allclose(v[:, 0].double(), sample_height(constants, uniform), atol=1e-6)
 
 
-def test_ten_million_dimensions_are_drawn_without_rejection():
-    d = 10**7
-    mechanism = PrivUnit(1.0, d)
-    delta = torch.zeros(1, d)
-    delta[0, 0] = 1.0
-    report = mechanism.randomize(clip(delta, 1.0), torch.zeros(1, dtype=torch.int64), Streams(0).at("local noise", 1))
-    assert float(report.vector.double().norm()) == pytest.approx(1.0, abs=1e-6)
-    assert math.isfinite(mechanism.direction.log_m)
-
-
-def test_a_zero_update_is_sent_with_mean_zero():
+def test_a_zero_update_has_mean_zero_and_changes_nothing_that_its_neighbours_draw():
     mechanism = PrivUnit(0.3, 10)
     _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 100_000))
     assert bool(torch.isfinite(c).all())
     assert torch.all(c.double().mean(0).abs() < 5 * c.double().std(0) / math.sqrt(100_000))
-
-
-def test_a_zero_row_does_not_change_what_its_neighbours_draw():
-    mechanism = PrivUnit(0.3, 10)
     rows = clip(torch.randn(4, 10, generator=torch.Generator().manual_seed(0)), 0.3)
     with_zero = Clipped(torch.cat([rows.vectors, torch.zeros(1, 10)]), torch.ones(5, dtype=torch.bool))
     noise = Streams(0).at("local noise", 1)
@@ -161,24 +142,6 @@ def test_a_zero_row_does_not_change_what_its_neighbours_draw():
     together = mechanism.randomize(with_zero, torch.arange(5), noise)
     assert torch.equal(alone.vector, together.vector[:4])
     assert torch.equal(alone.level, together.level[:4])
-
-
-def test_the_papers_integer_test_for_the_sign_misses_in_float32():
-    """Algorithm `norm-privunit` literally: r̂ ≥ 0 exactly when m‖c‖/a + b is an integer."""
-    mechanism = PrivUnit(0.3, 237)
-    r_hat, c = mechanism.reconstruct(reports(mechanism, torch.full((1, 237), 0.01), 2000))
-    j = c.norm(dim=1) * mechanism.direction.m / mechanism.scalar.a + mechanism.scalar.b
-    literal = j == j.round()
-    assert float((literal == (r_hat >= 0)).double().mean()) < 0.99
-
-
-def test_r_hat_and_s_hat_come_back_from_c_alone():
-    mechanism = PrivUnit(0.3, 237)
-    report = reports(mechanism, torch.full((1, 237), 0.01), 2000)
-    r_hat, c = mechanism.reconstruct(report)
-    recovered, s_hat = mechanism.recover(c)
-    assert torch.allclose(recovered, r_hat)
-    assert torch.allclose(s_hat, mechanism.scalar.squared_norm(r_hat))
 
 
 def variance_at_the_clip(mechanism):
@@ -200,54 +163,44 @@ def test_no_share_for_the_norm_has_less_variance_than_the_best_split(epsilon, di
 
 
 def test_the_best_split_spends_all_of_epsilon_and_no_more():
-    for epsilon in (0.5, 6.0, 20.0, 100.0, 200.0):
+    for epsilon in (0.5, 6.0, 20.0, 200.0):
         split = best_split(epsilon, 50)
         assert sum(split) == pytest.approx(epsilon, rel=1e-12)
         assert split[2] < 25.0
-    for epsilon in (0.5, 6.0, 20.0):
-        event = PrivUnit(1.0, 50, *best_split(epsilon, 50)).event(Sampling())
-        assert event.epsilon == pytest.approx(epsilon, abs=1e-9)
-        assert event.nominal == pytest.approx(epsilon, abs=1e-12)
-    for epsilon in (0.0, 500.5):
-        with pytest.raises(InputError, match="epsilon is"):
-            best_split(epsilon, 50)
+        if epsilon <= 20.0:
+            event = PrivUnit(1.0, 50, *split).event(Sampling())
+            assert event.epsilon == pytest.approx(epsilon, abs=1e-9)
+            assert event.nominal == pytest.approx(epsilon, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("call", "words"),
     [
-        ((1, 2.0, 2.0), "2 parameters"),
-        ((10, 0.0, 2.0), "epsilon0"),
-        ((10, 2.0, -1.0), "epsilon1"),
-        ((10, 2.0, 2.0, "x"), "gamma"),
+        (lambda: direction(1, 2.0, 2.0), "2 parameters"),
+        (lambda: direction(10, 0.0, 2.0), "epsilon0"),
+        (lambda: direction(10, 2.0, -1.0), "epsilon1"),
+        (lambda: direction(10, 2.0, 2.0, "x"), "gamma"),
+        (lambda: best_split(0.0, 50), "epsilon is"),
+        (lambda: best_split(500.5, 50), "epsilon is"),
+        (lambda: best_split(500.0, 50), r"epsilon is 500\.0 a round, which leaves nothing random"),
+        (lambda: ScalarDP(0.0, 1.0), "epsilon2"),
+        (lambda: ScalarDP(60.001, 1.0), "epsilon2"),
+        *(
+            (lambda e=e: ScalarDP(e, 1e4).recover_level(torch.ones(1)), "two levels")
+            for e in (math.log(4), math.log(9))
+        ),
     ],
 )
-def test_wrong_settings_are_refused_by_name(arguments, named):
-    with pytest.raises(InputError, match=named):
-        direction(*arguments)
+def test_wrong_settings_are_refused_by_name(call, words):
+    assert ScalarDP(60.0, 1.0).epsilon2 == 60.0
+    with pytest.raises(InputError, match=words):
+        call()
 
 
-def test_a_split_of_an_epsilon_that_leaves_nothing_random_is_a_sentence():
-    with pytest.raises(InputError, match=r"epsilon is 500\.0 a round, which leaves nothing random"):
-        best_split(500.0, 50)
-
-
-@pytest.mark.parametrize(("dimension", "exponent"), [(4, -13), (16, -14), (17, -15), (64, -15), (65, -16), (5000, -19)])
+@pytest.mark.parametrize(("dimension", "exponent"), [(4, -13), (16, -14), (17, -15), (5000, -19)])
 def test_the_step_is_two_to_the_minus_twelve_of_the_power_of_two_below_a_typical_coordinate(dimension, exponent):
     assert PrivUnit(1.0, dimension).secure().step == 2.0**exponent
     assert 2.0**-13 < PrivUnit(1.0, dimension).secure().step * dimension**0.5 <= 2.0**-12
-
-
-def test_every_coordinate_of_a_report_is_a_whole_number_of_steps_and_the_row_keeps_its_length():
-    mechanism = PrivUnit(1.0, 17).secure()
-    rows = torch.randn(50, 17, generator=torch.Generator().manual_seed(0))
-    report = mechanism.randomize(clip(rows, 1.0), torch.arange(50), ChaChaNoise())
-    units = report.vector.double() / mechanism.step
-    assert report.vector.dtype == torch.float32
-    assert torch.equal(units, units.round())
-    # A coordinate moves by at most half a step: the length by at most √17/2 steps, 6.3e-5.
-    torch.testing.assert_close(report.vector.double().norm(dim=1), torch.ones(50).double(), rtol=0, atol=6.4e-5)
-    assert report.level.shape == (50,)
 
 
 def levels(scalar, r, count=400_000, seed=0):
@@ -255,33 +208,18 @@ def levels(scalar, r, count=400_000, seed=0):
     return scalar.randomize(torch.full((count,), r, dtype=torch.float64), uniform)
 
 
-def test_k_is_the_ceiling_of_the_exponential_not_the_exponential_of_the_ceiling():
-    """The box's literal e^⌈ε₂/3⌉ would be 2.718 at ε₂ = 2."""
-    assert ScalarDP(2.0, 1.0).k == 2
-    assert ScalarDP(3.0, 1.0).k == 3
-    assert ScalarDP(6.0, 1.0).k == 8
-    assert ScalarDP(3 * math.log(4), 1.0).k == 4
-
-
+@pytest.mark.parametrize("fraction", [0.0, 0.13, 0.4, 1.0])
 @pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
-@pytest.mark.parametrize("fraction", [0.0, 0.13, 1.0])
-def test_magnitude_is_unbiased(epsilon2, fraction):
-    scalar = ScalarDP(epsilon2, 0.3)
-    drawn = scalar.magnitude(levels(scalar, fraction * 0.3))
-    assert abs(float(drawn.mean()) - fraction * 0.3) < 5 * float(drawn.std()) / math.sqrt(len(drawn))
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.4, 1.0])
-@pytest.mark.parametrize("epsilon2", [1.0, 2.0, 4.0])
-def test_squared_norm_is_biased_low_by_exactly_the_rounding_term(epsilon2, fraction):
+def test_magnitude_is_unbiased_and_squared_norm_biased_low_by_exactly_the_rounding_term(epsilon2, fraction):
     """E[ŝ] = r² − (C/k)²(f − ½)²: 1/(1+c₂) in place of 1/(1+c₁), the proof's misprint, would be far off."""
     clip = 0.3
     scalar = ScalarDP(epsilon2, clip)
     r = fraction * clip
-    drawn = scalar.squared_norm(scalar.magnitude(levels(scalar, r)))
     f = math.modf(scalar.k * fraction)[0]
-    expected = r * r - (clip / scalar.k) ** 2 * (f - 0.5) ** 2
-    assert abs(float(drawn.mean()) - expected) < 5 * float(drawn.std()) / math.sqrt(len(drawn))
+    r_hat = scalar.magnitude(levels(scalar, r))
+    squared = r * r - (clip / scalar.k) ** 2 * (f - 0.5) ** 2
+    for drawn, expected in ((r_hat, r), (scalar.squared_norm(r_hat), squared)):
+        assert abs(float(drawn.mean()) - expected) < 5 * float(drawn.std()) / math.sqrt(len(drawn))
 
 
 @pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
@@ -294,35 +232,18 @@ def test_randomised_response_has_the_exact_ratio(epsilon2):
     others = counts[1:] / counts.sum()
     share = (1 - expected) / scalar.k
     assert torch.allclose(others, torch.full_like(others, share), atol=5 * math.sqrt(share / 400_000))
+    assert int(levels(scalar, 1.0 + 1e-7, 10_000).max()) == scalar.k, "a norm above the clip by rounding"
 
 
-def test_a_norm_above_the_clip_by_rounding_does_not_reach_a_level_above_k():
-    scalar = ScalarDP(2.0, 0.1)
-    assert int(levels(scalar, 0.1 * (1 + 1e-7), 10_000).max()) == scalar.k
-
-
-CLIPS = (1e-4, 1.0, 1e4)
-
-
-@pytest.mark.parametrize("radius", CLIPS)
-@pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0, 9.0])
+@pytest.mark.parametrize(("epsilon2", "radius"), [(0.5, 1e-4), (2.0, 1.0), (5.0, 1e4), (9.0, 1e-4)])
 def test_levels_are_recovered_from_magnitudes_in_every_unit(epsilon2, radius):
     scalar = ScalarDP(epsilon2, radius)
     levels = torch.arange(scalar.k + 1)
     for kind in (torch.float32, torch.float64):
         magnitude = scalar.magnitude(levels).abs().to(kind) * (1 + 1e-6)
         assert torch.equal(scalar.recover_level(magnitude), levels), "where the paper's integer test fails in float32"
-
-
-@pytest.mark.parametrize("radius", CLIPS)
-@pytest.mark.parametrize("epsilon2", [math.log(4.0), math.log(9.0), math.log(4.0) + 1e-6])
-def test_levels_of_one_magnitude_are_refused_in_every_unit(epsilon2, radius):
-    with pytest.raises(InputError, match="two levels"):
-        ScalarDP(epsilon2, radius).recover_level(torch.tensor([radius]))
-
-
-def test_the_range_of_epsilon2_includes_60_and_not_0():
-    assert ScalarDP(60.0, 1.0).epsilon2 == 60.0
-    for wrong in (0.0, -1.0, 60.001):
-        with pytest.raises(InputError, match="epsilon2"):
-            ScalarDP(wrong, 1.0)
+    mechanism = PrivUnit(0.3, 237)
+    r_hat, c = mechanism.reconstruct(reports(mechanism, torch.full((1, 237), 0.01), 2000))
+    recovered, s_hat = mechanism.recover(c)
+    assert torch.allclose(recovered, r_hat)
+    assert torch.allclose(s_hat, mechanism.scalar.squared_norm(r_hat))

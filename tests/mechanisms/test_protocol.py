@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dpfedexp.flower.guard import Refused
 from dpfedexp.flower.helper import HelperFile
 from dpfedexp.mechanisms.aggregation import Answer, BadSeeds, PrivateKey, Round, new_key, seal, set_digest, unmasked
 from dpfedexp.mechanisms.text import encode
+from tests.sizes import sized
 
 from .parties import CLIENTS, MECHANISM, charges, helper_file, public_key, round_of, rows, seeds, sent
 
@@ -51,107 +51,86 @@ def test_a_round_gives_the_sum_of_the_rows_and_the_helpers_noise_bit_for_bit(fil
     answer = file.helper(Silence).answer(round_, seeds(messages))
     assert torch.equal(from_words(unmasked(words, answer.words)), units.sum(0))
     assert answer.digest == set_digest(round_, seeds(messages))
+    repeated = sent(round_, public_key(file), units)
+    for node, message in messages.items():
+        assert message.sealed != repeated[node].sealed
+        assert not np.array_equal(message.words, repeated[node].words)
 
+    # Dropouts need no recovery: the helper answers for whoever is there.
     again = round_of(number=2)
     messages = sent(again, public_key(file), units)
+    there = list(messages)[2:7]
     streams = iter([Streams(1).at("vector", 1), Streams(1).at("scalars", 1)])
-    noisy = file.helper(lambda: next(streams)).answer(again, seeds(messages))
+    noisy = file.helper(lambda: next(streams)).answer(again, seeds(messages, there))
     drawn = MECHANISM.noise_units(round_.columns, "helper", Streams(1).at("vector", 1), Streams(1).at("scalars", 1))
-    words = [message.words for message in messages.values()]
-    assert torch.equal(from_words(unmasked(words, noisy.words)), units.sum(0) + drawn)
+    words = [messages[node].words for node in there]
+    assert torch.equal(from_words(unmasked(words, noisy.words)), units[2:7].sum(0) + drawn)
     assert charges(file) == 2
 
 
-def test_dropouts_need_no_recovery(file):
-    round_, units = round_of(), rows()
-    messages = sent(round_, public_key(file), units)
-    there = list(messages)[2:7]
-    answer = file.helper(Silence).answer(round_, seeds(messages, there))
-    assert torch.equal(from_words(unmasked([messages[n].words for n in there], answer.words)), units[2:7].sum(0))
+class HostileServer:
+    """Asks a helper for a round and its clients as `change` says, or asks twice."""
+
+    def __init__(self, file):
+        self.helper, self.key, self.round = file.helper(), public_key(file), round_of()
+        self.everybody = self.seeds(self.round)
+
+    def seeds(self, round_):
+        return seeds(sent(round_, self.key, rows()))
+
+    def ask(self, some=None, **change):
+        return self.helper.answer(replace(self.round, **change), self.everybody if some is None else some)
+
+    def then(self, **change):
+        """An honest round first, and then one whose clients sealed their seeds for it as well."""
+        self.ask()
+        self.helper.answer(replace(self.round, **change), self.seeds(replace(self.round, **change)))
+
+    def first(self, sealed):
+        """The first client's seed is another one."""
+        (node, good), *rest = self.everybody
+        self.ask([(node, sealed(node, good)), *rest])
 
 
-def asked_by_a_hostile_server(name, file, round_, messages):
-    """The helper is asked for something that it must refuse; returns the words of the refusal."""
-    helper, key = file.helper(), public_key(file)
-    everybody = seeds(messages)
-    if name == "singleton set":
-        helper.answer(round_, everybody[:1])
-    elif name == "too few":
-        helper.answer(round_, everybody[:3])
-    elif name == "one client twice":
-        helper.answer(round_, [*everybody[:3], everybody[0]])
-    elif name == "repeated round":
-        helper.answer(round_, everybody)
-        again = replace(round_, nonce="ab" * 16)
-        helper.answer(again, seeds(sent(again, key, rows())))
-    elif name == "repeated nonce":
-        helper.answer(round_, everybody)
-        helper.answer(round_, everybody)
-    elif name == "two sets":
-        helper.answer(round_, everybody)
-        helper.answer(round_, everybody[:-1])
-    elif name == "old nonce":
-        helper.answer(round_, everybody)
-        later = replace(round_, number=2)
-        helper.answer(later, seeds(sent(later, key, rows())))
-    elif name == "old round":
-        later = round_of(number=5)
-        helper.answer(later, seeds(sent(later, key, rows())))
-        helper.answer(round_, everybody)
-    elif name == "swapped clip":
-        larger = replace(MECHANISM, clip=0.75)
-        helper.answer(replace(round_, clip=0.75, mechanism=encode(larger)), everybody)
-    elif name == "clip beside the mechanism":
-        helper.answer(replace(round_, clip=0.75), everybody)
-    elif name == "less noise":
-        quieter = replace(MECHANISM, noise_multiplier=1.9)
-        helper.answer(replace(round_, mechanism=encode(quieter)), everybody)
-    elif name == "another run":
-        helper.answer(replace(round_, run="another"), everybody)
-    elif name == "another dimension":
-        helper.answer(replace(round_, columns=round_.columns + 1), everybody)
-    elif name == "swapped clients":
-        (a, first), (b, second), *rest = everybody
-        helper.answer(round_, [(a, second), (b, first), *rest])
-    elif name == "forged ciphertext":
-        node, good = everybody[0]
-        helper.answer(round_, [(node, good[:-1] + bytes([good[-1] ^ 1])), *everybody[1:]])
-    elif name == "another helper's seed":
-        node, _ = everybody[0]
-        other = PrivateKey(bytes(range(32))).public
-        helper.answer(round_, [(node, seal(bytes(32), other, round_.info(node))), *everybody[1:]])
-    elif name == "a central mechanism":
-        text = encode(replace(MECHANISM)).replace('"kind":"two-party"', '"kind":"central-gaussian"')
-        helper.answer(replace(round_, mechanism=text.replace('"strict":false,', "")), everybody)
+def swapped(everybody):
+    (a, first), (b, second), *rest = everybody
+    return [(a, second), (b, first), *rest]
 
 
+OTHER_KEY = PrivateKey(bytes(range(32))).public
+CENTRAL = encode(MECHANISM).replace('"kind":"two-party"', '"kind":"central-gaussian"').replace('"strict":false,', "")
 HOSTILE = {
-    "singleton set": ("no fewer than 4", 0),
-    "too few": ("no fewer than 4", 0),
-    "one client twice": ("twice", 0),
-    "repeated round": ("every round is answered once", 1),
-    "repeated nonce": ("every round is answered once", 1),
-    "two sets": ("every round is answered once", 1),
-    "old nonce": ("nonce was answered before", 1),
-    "old round": ("rounds go up", 1),
-    "swapped clip": ("don't open", 0),
-    "clip beside the mechanism": ("the mechanism says 0.5", 0),
-    "less noise": ("don't open", 0),
-    "another run": ("don't open", 0),
-    "another dimension": ("don't open", 0),
-    "swapped clients": ("seeds of 2 clients don't open", 0),
-    "forged ciphertext": ("seeds of 1 clients don't open", 0),
-    "another helper's seed": ("seeds of 1 clients don't open", 0),
-    "a central mechanism": ("has no helper", 0),
+    "too few": (lambda s: s.ask(s.everybody[:3]), "no fewer than 4", 0),
+    "one client twice": (lambda s: s.ask([*s.everybody[:3], s.everybody[0]]), "twice", 0),
+    "repeated round": (lambda s: s.then(nonce="ab" * 16), "every round is answered once", 1),
+    "two sets": (lambda s: (s.ask(), s.ask(s.everybody[:-1])), "every round is answered once", 1),
+    "old nonce": (lambda s: s.then(number=2), "nonce was answered before", 1),
+    "old round": (lambda s: (s.helper.answer(r := round_of(number=5), s.seeds(r)), s.ask()), "rounds go up", 1),
+    "swapped clip": (lambda s: s.ask(clip=0.75, mechanism=encode(replace(MECHANISM, clip=0.75))), "don't open", 0),
+    "clip beside the mechanism": (lambda s: s.ask(clip=0.75), "the mechanism says 0.5", 0),
+    "less noise": (lambda s: s.ask(mechanism=encode(replace(MECHANISM, noise_multiplier=1.9))), "don't open", 0),
+    "another run": (lambda s: s.ask(run="another"), "don't open", 0),
+    "another dimension": (lambda s: s.ask(columns=s.round.columns + 1), "don't open", 0),
+    "swapped clients": (lambda s: s.ask(swapped(s.everybody)), "seeds of 2 clients don't open", 0),
+    "forged ciphertext": (
+        lambda s: s.first(lambda node, good: good[:-1] + bytes([good[-1] ^ 1])),
+        "seeds of 1 clients don't open",
+        0,
+    ),
+    "another helper's seed": (
+        lambda s: s.first(lambda node, good: seal(bytes(32), OTHER_KEY, s.round.info(node))),
+        "seeds of 1 clients don't open",
+        0,
+    ),
+    "a central mechanism": (lambda s: s.ask(mechanism=CENTRAL), "has no helper", 0),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_helper_refuses_a_server_that_asks_for_more(name, file):
-    words, paid = HOSTILE[name]
-    round_ = round_of()
+    asks, words, paid = HOSTILE[name]
     with pytest.raises(InputError, match=words):
-        asked_by_a_hostile_server(name, file, round_, sent(round_, public_key(file), rows()))
+        asks(HostileServer(file))
     assert charges(file) == paid
 
 
@@ -166,8 +145,7 @@ def test_a_bad_seed_is_named_and_the_others_may_be_asked_for_again(file):
     assert charges(file) == 1
 
 
-@pytest.mark.parametrize("dropped", ["by the server", "by the helper"])
-def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(dropped, file):
+def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(file):
     round_ = round_of()
     messages = sent(round_, public_key(file), rows())
     answer = file.helper().answer(round_, seeds(messages)[1:])
@@ -177,21 +155,19 @@ def test_dropped_seeds_are_noticed_by_whoever_takes_the_masks_off(dropped, file)
         MECHANISM.decode(from_words(total), CLIENTS, CLIENTS)
 
 
-def test_each_limit_of_the_helpers_file_is_kept(tmp_path):
-    for number, (limits, words) in enumerate(
-        [
-            ({"max_clip": 0.4}, "above this helper's max_clip"),
-            ({"per_round": 0.1}, "max_epsilon_per_round"),
-            ({"total": 0.1}, "max_epsilon_total"),
-        ]
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        file = helper_file(folder, **limits)
-        round_ = round_of()
-        with pytest.raises(InputError, match=words):
-            file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
-        assert charges(file) == 0
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_clip": 0.4}, "above this helper's max_clip"),
+        ({"per_round": 0.1}, "max_epsilon_per_round"),
+        ({"total": 0.1}, "max_epsilon_total"),
+    ],
+)
+def test_each_limit_of_the_helpers_file_is_kept(tmp_path, limits, words):
+    file, round_ = helper_file(tmp_path, **limits), round_of()
+    with pytest.raises(InputError, match=words):
+        file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
+    assert charges(file) == 0
 
 
 def test_a_row_that_would_fill_the_helpers_memory_is_refused_before_it_is_charged(file):
@@ -242,25 +218,6 @@ def test_two_servers_share_the_helpers_budget_and_its_nonces(tmp_path):
         assert ledger.guarantee(1e-5).epsilon <= 15.0
 
 
-def test_sets_that_differ_by_one_client_in_successive_rounds_are_charged_until_the_budget_is_spent(tmp_path):
-    """What their difference shows is what two rounds cost; there is no third where the budget is for two."""
-    one = 10.0
-    file = helper_file(tmp_path, total=one)
-    refused = None
-    for number in range(1, 100):
-        round_ = round_of(number=number)
-        messages = seeds(sent(round_, public_key(file), rows()))
-        try:
-            file.helper().answer(round_, messages[: CLIENTS - number % 2])
-        except InputError as reason:
-            refused = (number, str(reason))
-            break
-    with Ledger.open(file.ledger, read_only=True) as ledger:
-        assert ledger.guarantee(1e-5).epsilon <= one < ledger.would_cost(ledger.entries[0].event, 1e-5).epsilon
-        assert len(ledger) == refused[0] - 1
-    assert "max_epsilon_total" in refused[1]
-
-
 def test_an_old_back_up_of_the_helpers_ledger_is_refused(tmp_path):
     file = helper_file(tmp_path)
 
@@ -269,14 +226,10 @@ def test_an_old_back_up_of_the_helpers_ledger_is_refused(tmp_path):
         return file.helper().answer(round_, seeds(sent(round_, public_key(file), rows())))
 
     ask(1)
-    copies = [path for path in tmp_path.iterdir() if path.is_file() and path.name.startswith("helper")]
-    back_up = tmp_path / "back-up"
-    back_up.mkdir()
-    for path in copies:
-        shutil.copy2(path, back_up)
+    back_up = {path: path.read_bytes() for path in tmp_path.glob("helper*") if path.is_file()}
     ask(2)
-    for path in back_up.iterdir():
-        shutil.copy2(path, tmp_path)
+    for path, content in back_up.items():
+        path.write_bytes(content)
     with pytest.raises(Refused, match="was put back together with its anchor") as refused:
         ask(3)
     assert str(tmp_path) not in refused.value.shown
@@ -307,19 +260,8 @@ def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path):
     assert PrivateKey.load(tmp_path / "key").public == public
     with pytest.raises(InputError, match="never replaced"):
         new_key(tmp_path / "key")
-
-
-def test_a_public_key_of_small_order_is_refused():
     with pytest.raises(InputError, match="helper_key"):
-        seal(bytes(32), "00" * 32, b"info")
-
-
-def test_masks_and_seeds_are_new_for_every_message(file):
-    round_, units = round_of(), rows()
-    first, second = (sent(round_, public_key(file), units) for _ in range(2))
-    for node in first:
-        assert first[node].sealed != second[node].sealed
-        assert not np.array_equal(first[node].words, second[node].words)
+        seal(bytes(32), "00" * 32, b"a public key of small order")
 
 
 MURDER = """
@@ -357,19 +299,19 @@ if place == "before the answer":
 """
 
 
-@pytest.mark.parametrize(
-    ("place", "paid"),
-    [
-        ("before the charge", 0),
-        ("after the charge", 1),
-        ("before the anchor", 1),
-        ("before the noise", 1),
-        ("before the answer", 1),
-        ("never", 1),
-    ],
-)
-def test_a_helper_that_is_killed_has_given_no_answer_that_it_did_not_charge(place, paid, file):
-    folder = file.path.parent
+PLACES = [
+    "before the charge",
+    "before the noise",
+    "after the charge",
+    "before the anchor",
+    "before the answer",
+    "never",
+]
+
+
+@pytest.mark.parametrize("place", sized(PLACES[:2], PLACES))
+def test_a_helper_that_is_killed_has_given_no_answer_that_it_did_not_charge(place, file):
+    folder, paid = file.path.parent, place != "before the charge"
     # The ledger exists, so that only the charge itself is in question.
     first = round_of(run="before")
     file.helper().answer(first, seeds(sent(first, public_key(file), rows())))

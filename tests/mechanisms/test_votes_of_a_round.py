@@ -10,26 +10,20 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfedexp import Poisson, Sgd, cdp_fedexp, dp_fedavg, train
+from dpfedexp import Poisson, cdp_fedexp, dp_fedavg
 from dpfedexp.accounting import Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.votes import Vote, within_clip
-from dpfedexp.data import synthetic_regression
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, NoPrivacy
 from dpfedexp.mechanisms.text import decode, encode
-from dpfedexp.models import linear_regression
 
 FULL, HALF = Sampling(), Sampling("poisson", 0.5)
 BEFORE = {
     "free": {
-        "w": ["0x1.0e93520000000p+0", "-0x1.a3389e0000000p-4", "-0x1.1916180000000p+0"],
-        "clip": ["0x1.0000000000000p+0", "0x1.5c304efce19a6p-1", "0x1.358beea79b740p-1", "0x1.de3b7c77f45b8p-2"],
-        "eta_g": ["0x1.01a75e073677bp+3", "0x1.f9563b3409aa9p+1", "0x1.204afb7ae372ep+2", "0x1.76db02fd1d7dfp+2"],
-        "eps": "0x1.fffffffffffe2p+2",
         "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":2.4130116615115993,"adjacency":"replace-one",'
         '"numerator":"free","scalar_multiplier":null,"count_noise":12.004581443979065}',
         "event": "42cfcf7ccbf4197d",
@@ -37,10 +31,6 @@ BEFORE = {
         "secure": ["0x1.5be8444444444p-4", "-0x1.474eeeeeeeeefp-7", "-0x1.007399999999ap-3"],
     },
     "paper": {
-        "w": ["0x1.d2468c0000000p-1", "-0x1.94e5f60000000p-6", "-0x1.ed94f40000000p-1"],
-        "clip": ["0x1.0000000000000p-1", "0x1.f317b91f27ce0p-2", "0x1.e6a757d591193p-2", "0x1.b1fdd0f33ac96p-2"],
-        "eta_g": ["0x1.204bf292e002ep+3", "0x1.d99efaafed044p+1", "0x1.800b7dce5898cp+2", "0x1.d2883307bd5c3p+2"],
-        "eps": "0x1.3fe985b8d5731p+3",
         "text": '{"kind":"central-gaussian","clip":0.5,"noise_multiplier":2.121320343559643,"adjacency":"replace-one",'
         '"numerator":"paper","scalar_multiplier":1.6,"count_noise":3.0}',
         "event": "cd3a1fb29b987849",
@@ -48,10 +38,6 @@ BEFORE = {
         "secure": ["-0x1.ed59999999a00p-9", "0x1.fef8111111111p-3", "-0x1.e957aaaaaaaabp-5"],
     },
     "add-remove": {
-        "w": ["0x1.5e68200000000p-2", "0x1.e5c0ec0000000p-6", "-0x1.3441150000000p-2"],
-        "clip": ["0x1.0000000000000p+0", "0x1.485257a4e7304p-1", "0x1.55e1c1b51c7b7p-1", "0x1.248216b03d3a9p-1"],
-        "eta_g": ["0x1.0000000000000p+0", "0x1.0000000000000p+0", "0x1.0000000000000p+0", "0x1.0000000000000p+0"],
-        "eps": "0x1.de6d32abd9188p+1",
         "text": '{"kind":"central-gaussian","clip":1.0,"noise_multiplier":1.507556722888818,"adjacency":"add-remove",'
         '"numerator":null,"scalar_multiplier":null,"count_noise":7.5}',
         "event": "91bcc67f4de65d62",
@@ -59,8 +45,8 @@ BEFORE = {
         "secure": ["0x1.730e888888888p-4", None, "-0x1.a200000000000p-4"],
     },
 }
-"""Of three runs with an adaptive clip, computed before there were other votes: parameters, clips, step sizes, ε, the mechanism's
-text and event, and one release of given draws (the fraction within the clip, the statistic, a coordinate), plain and secure."""
+"""Of three runs with an adaptive clip, computed before there were other votes: the mechanism's text and event, and one release of
+given draws (the fraction within the clip, the statistic, a coordinate), plain and secure."""
 RUNS = {
     "free": (cdp_fedexp(clip=AdaptiveClip(), target_epsilon=8.0, step="paper"), {}),
     "paper": (
@@ -74,21 +60,6 @@ RUNS = {
         {"population": 30, "participation": Poisson(0.5)},
     ),
 }
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_the_adaptive_clip_alone_is_what_it_was(name):
-    algorithm, more = RUNS[name]
-    given = {"local": Sgd(lr=0.05, steps=3), "rounds": 4, "seed": 7, "progress": False, "device": "cpu"}
-    run = train(linear_regression(12), synthetic_regression(30, 12, seed=3).federation, algorithm, **given, **more)
-    before = BEFORE[name]
-    assert [value.hex() for value in (record["clip"] for record in run.history)] == before["clip"]
-    # Training is float32 on whatever CPU this is; the clips rest on it only through the bits.
-    weights = next(run.model.parameters()).detach().flatten()[:3].tolist()
-    assert weights == pytest.approx([float.fromhex(value) for value in before["w"]], rel=1e-4)
-    assert [r["eta_g"] for r in run.history] == pytest.approx([float.fromhex(v) for v in before["eta_g"]], rel=1e-4)
-    # Composed by a Fourier transform, whose last bits are a processor's own.
-    assert run.history[-1]["epsilon_total"] == pytest.approx(float.fromhex(before["eps"]), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -173,17 +144,7 @@ def test_votes_on_the_lattice_have_draws_of_their_own_even_from_a_stream_that_re
     assert all(len({round(value, 4) for value in row}) == 3 for row in found), "nor is one the statistic's"
 
 
-def test_strict_votes_are_on_the_lattice_and_near_the_truth():
-    pytest.importorskip("opendp")
-    release = ASKING.secure(strict=True).release(
-        sums_of(ASKING.secure(strict=True)), 40.0, ChaChaNoise(), ChaChaNoise()
-    )
-    for vote in ASKING.votes:
-        assert abs(release.votes[vote.name] - TRUTH[vote.name]) < vote.width * 8 * vote.noise / 40.0
-
-
-@pytest.mark.parametrize("kind", ["plain", "secure", "none"])
-@pytest.mark.parametrize("value", [1e9, -1e9, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("kind", "value"), [("plain", 1e9), ("secure", -math.inf), ("none", math.nan)])
 def test_a_client_that_answers_anything_moves_no_sum_by_more_than_a_half(kind, value):
     mechanism = {"plain": ASKING, "secure": ASKING.secure(), "none": NoPrivacy(0.3, ASKING.votes[1:])}[kind]
     base = sums_of(mechanism).votes
@@ -212,20 +173,11 @@ def test_a_mechanism_with_votes_is_the_same_after_a_journey_as_text_and_old_text
 @pytest.mark.parametrize(
     "votes",
     [
-        {},
         "loss",
         [["loss", 0.0, 1.0]],
-        [["loss", 0.0, 1.0, 0.0]],
-        [["loss", 0.0, 1.0, -1.0]],
-        [["loss", 0.0, 1.0, None]],
-        [["loss", 0.0, 1.0, True]],
-        [["loss", 0.0, 1.0, 1e31]],
-        [["loss", 1.0, 0.0, 1.0]],
-        [["loss", "0", 1.0, 1.0]],
-        [["loss", -math.inf, 1.0, 1.0]],
-        [["loss", math.nan, 1.0, 1.0]],
-        [["", 0.0, 1.0, 1.0]],
-        [[7, 0.0, 1.0, 1.0]],
+        *([["loss", 0.0, 1.0, noise]] for noise in (0.0, -1.0, None, True, 1e31)),
+        *([["loss", low, 0.5, 1.0]] for low in (1.0, "0", -math.inf, math.nan)),
+        *([[name, 0.0, 1.0, 1.0]] for name in ("", 7)),
         [["loss", 0.0, 1.0, 1.0]] * 2,
         [["within clip", 0.0, 1.0, 1.0]],
         [[f"vote {n}", 0.0, 1.0, 1.0] for n in range(17)],
@@ -235,11 +187,5 @@ def test_a_text_whose_votes_make_no_sense_is_refused(votes):
     values = json.loads(encode(ASKING))
     with pytest.raises(InputError, match="vote"):
         decode(json.dumps({**values, "votes": votes}))
-
-
-def test_a_central_mechanism_takes_no_vote_without_noise_and_none_by_the_name_of_its_own_queries():
-    with pytest.raises(InputError, match="noise 0"):
-        CentralGaussian(0.3, 2.0, votes=(Vote("loss", noise=0.0),))
-    for name in ("update", "squared norms"):
-        with pytest.raises(InputError, match="call it otherwise"):
-            CentralGaussian(0.3, 2.0, votes=(Vote(name, noise=1.0),)).event(FULL)
+    with pytest.raises(InputError, match="call it otherwise"):
+        CentralGaussian(0.3, 2.0, votes=(Vote("squared norms", noise=1.0),)).event(FULL)

@@ -1,12 +1,8 @@
-"""From a target ε back to what is needed: noise, rounds, or the ε of one report.
-
-Each inverts `compose`, so it is as tight as the accountant that it inverts, and the answer is always on the safe side
-of the target.
+"""From a target ε back to what is needed: noise, rounds, or the ε of one report, always on the safe side of the target.
 
 `epsilon`, `noise` and `rounds` are the accountant on its own, for rounds of Gaussian noise from whatever framework. The noise
 multiplier z is the standard deviation of the noise on the sum of clipped updates over the clip, as in Opacus, pfl and TensorFlow
-Privacy. Their figures are those for adjacency "add-remove"; replacing a client, which is the default here, moves the sum by twice
-as much.
+Privacy. Their figures are those for adjacency "add-remove"; replacing a client, the default here, moves the sum by twice as much.
 """
 
 from __future__ import annotations
@@ -18,13 +14,12 @@ from typing import Literal
 from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import ADJACENCIES, Adjacency, Event, GaussianEvent, Sampling
-from dpfedexp.errors import InputError, checked, is_count, is_number, require
+from dpfedexp.errors import checked, is_count, is_number, require
 
 Drawn = Literal["poisson", "fixed"]
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12
 _MOST_ROUNDS = 2**40
-_TOLERANCE = 1e-9
 
 
 @checked
@@ -52,30 +47,28 @@ def calibrate_noise(
         once = [] if beside is None else [(event, 1) for event in beside(z)]
         return compose([(make_event(z), rounds), *once], delta).epsilon
 
+    asked = f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}"
     low = high = 1.0
     while epsilon(high) > target_epsilon:
         low, high = high, high * 4.0
-        if high > _MOST_NOISE:
-            raise InputError(
-                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; no noise multiplier "
-                f"up to {_MOST_NOISE:g} reaches it. Raise target_epsilon, or make sure that the mechanism is private."
-            )
+        require(
+            high <= _MOST_NOISE,
+            f"{asked}; no noise multiplier up to {_MOST_NOISE:g} reaches it. Raise target_epsilon, or make sure that the mechanism "
+            "is private.",
+        )
     while low == high or epsilon(low) <= target_epsilon:
         low, high = low / 4.0, low
-        if low < _LEAST_NOISE:
-            raise InputError(
-                f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}; even a noise multiplier "
-                f"of {_LEAST_NOISE:g} costs less, so there is nothing to calibrate. Lower target_epsilon."
-            )
+        require(
+            low >= _LEAST_NOISE,
+            f"{asked}; even a noise multiplier of {_LEAST_NOISE:g} costs less, so there is nothing to calibrate. Lower "
+            "target_epsilon.",
+        )
     return math.exp(_root(lambda x: epsilon(math.exp(x)), target_epsilon, math.log(low), math.log(high)))
 
 
 @checked
 def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
-    """The largest number of rounds of `event` that costs at most `target_epsilon` at `delta`.
-
-    0 when one is too many.
-    """
+    """The largest number of rounds of `event` that costs at most `target_epsilon` at `delta`; 0 when one is too many."""
     _check(target_epsilon, delta, 1)
 
     def fits(rounds: int) -> bool:
@@ -86,11 +79,11 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
     low, high = 1, 2
     while fits(high):
         low, high = high, high * 2
-        if high > _MOST_ROUNDS:
-            raise InputError(
-                f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it, so this mechanism sets no "
-                "limit. Lower target_epsilon or the noise."
-            )
+        require(
+            high <= _MOST_ROUNDS,
+            f"target_epsilon is {target_epsilon:g}; more than {low} rounds fit in it, so this mechanism sets no limit. Lower "
+            "target_epsilon or the noise.",
+        )
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -135,8 +128,8 @@ def _root(epsilon: Callable[[float], float], target: float, low: float, high: fl
     def excess(x: float) -> float:
         return math.log(max(epsilon(x), 1e-300)) - math.log(target)
 
-    x = float(brentq(excess, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-14))
-    step = _TOLERANCE / 4.0
+    step = 1e-9 / 4.0
+    x = float(brentq(excess, low, high, xtol=step, rtol=1e-14))
     while epsilon(x) > target:
         x, step = min(high, x + step), 2.0 * step
     return x
@@ -201,7 +194,7 @@ def noise(
     Args:
         epsilon: what all rounds together may cost.
         rounds: how many sums are released.
-        delta, sampling_rate, sampling, adjacency: as for `epsilon`.
+        delta: as for `epsilon`, and so is what follows it.
 
     Example:
         >>> from dpfedexp.accounting import noise
@@ -230,7 +223,7 @@ def rounds(
     Args:
         epsilon: what all rounds together may cost.
         noise_multiplier: z.
-        delta, sampling_rate, sampling, adjacency: as for `epsilon`.
+        delta: as for `epsilon`, and so is what follows it.
 
     Example:
         >>> from dpfedexp.accounting import rounds

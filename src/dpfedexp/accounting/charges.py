@@ -8,6 +8,7 @@ the mechanism draws from them and the accountant charges them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -19,6 +20,7 @@ from dpfedexp.accounting.events import (
     SQUARES,
     UPDATE,
     Adjacency,
+    BesideSum,
     Event,
     GaussianEvent,
     NoiseBy,
@@ -37,7 +39,7 @@ Votes = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What an event is made from where there is no run yet: `dpfedexp privacy`, tables, sweeps.
+    """What an event is made from, also where there is no run yet: `dpfedexp privacy`, tables, sweeps.
 
     Args:
         noise_multiplier: z of Gaussian noise, on the sum (central) or on each report (local).
@@ -86,10 +88,9 @@ def central_gaussian(
     # Attained, all queries at once: an update of norm C, left out or turned round. Its votes are free to differ as far as they can:
     # an update of norm C may have been longer before it was clipped, and the mechanism takes whatever else a client answers, as no
     # vote is tied to the update or to another vote.
-    full = sampling.kind == "full"
     # Further votes may be tied to the update, as whether training helped is: then no pair of neighbours moves both to the full.
     tied = any(name != "within clip" for name, _ in votes)
-    return _central(adjacency, tuple(queries), sampling, full and not tied, replaced, left_out)
+    return _central(adjacency, queries, sampling, not tied, replaced, left_out)
 
 
 def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
@@ -115,23 +116,22 @@ def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sam
         sampling: who takes part.
     """
     require(len(votes) > 0, "votes is empty; a round without an update must release at least one vote.")
-    queries = tuple(_vote(name, noise, adjacency) for name, noise in votes)
+    queries = [_vote(name, noise, adjacency) for name, noise in votes]
     # Votes are free to differ independently of each other, so the joint shift is that of the votes composed one by one.
     replaced = math.hypot(*(1.0 / noise for _, noise in votes))
-    return _central(adjacency, queries, sampling, sampling.kind == "full", replaced, replaced / 2.0)
+    return _central(adjacency, queries, sampling, True, replaced, replaced / 2.0)
 
 
 def _central(
-    adjacency: Adjacency,
-    queries: tuple[Query, ...],
-    sampling: Sampling,
-    attained: bool,
-    replaced: float,
-    left_out: float,
+    adjacency: Adjacency, queries: Sequence[Query], sampling: Sampling, free: bool, replaced: float, left_out: float
 ) -> GaussianEvent:
-    """The event of these queries, with their joint μ if one client is replaced or left out where that is proven."""
-    event = GaussianEvent("central", adjacency, queries, sampling, attained=attained)
-    if sampling.kind != "full" or len(queries) == 1:
+    """The event of these queries, with their joint μ if one client is replaced or left out where that is proven.
+
+    `free` says that some pair of neighbours moves all the queries as far as they can at once.
+    """
+    full = sampling.kind == "full"
+    event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full and free)
+    if not full or len(queries) == 1:
         return event
     joint, other = (replaced, left_out) if adjacency == "replace-one" else (left_out, replaced)
     return replace(event, joint_mu=joint, other_mu=other)
@@ -155,8 +155,8 @@ def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, 
         squares: whether the server's step size uses the squared norm of every report.
     """
     update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
-    used: Literal["squares", "nothing"] = "squares" if squares else "nothing"
-    return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=used)
+    beside: BesideSum = "squares" if squares else "nothing"
+    return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)
 
 
 def privunit(
@@ -229,17 +229,6 @@ class Direction:
         return math.log(self.p / (1 - self.p)) + math.log((1 - self.q) / self.q)
 
 
-def _direction(dimension: int, p: float, gamma: float, q: float) -> Direction:
-    half = (dimension - 1) / 2
-    log_m = (
-        -betaln(0.5, half)
-        + half * math.log1p(-gamma * gamma)
-        - math.log(dimension - 1)
-        + math.log((p - q) / (q * (1 - q)))
-    )
-    return Direction(dimension, p, gamma, q, float(log_m))
-
-
 @lru_cache(maxsize=256)
 def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule = "exact") -> Direction:
     """PrivUnit's constants.
@@ -263,20 +252,21 @@ def direction(dimension: int, epsilon0: float, epsilon1: float, rule: GammaRule 
             options={"xatol": 1e-6 * total},
         )
         return direction(dimension, float(best.x), total - float(best.x))
-    p = 1 / (1 + math.exp(-epsilon0))
-    half = (dimension - 1) / 2
+    p, half = 1 / (1 + math.exp(-epsilon0)), (dimension - 1) / 2
     if rule == "exact":
         q = 1 / (1 + math.exp(epsilon1))
-        return _direction(dimension, p, math.sqrt(betainccinv(0.5, half, 2 * q)), q)
-    if rule != "paper":
-        raise InputError(f"gamma is {rule!r}; it must be 'exact', 'paper' or 'optimal'.")
-    gamma = math.tanh(epsilon1 / 2) * math.sqrt(math.pi / (2 * (dimension - 1)))
-    require(
-        gamma < 1,
-        f"the paper's rule gives gamma = {gamma:.3f} for epsilon1 = {epsilon1} and {dimension} parameters, an empty cap; "
-        "use gamma='exact'.",
-    )
-    return _direction(dimension, p, gamma, 0.5 * float(betaincc(0.5, half, gamma * gamma)))
+        gamma = math.sqrt(betainccinv(0.5, half, 2 * q))
+    else:
+        require(rule == "paper", f"gamma is {rule!r}; it must be 'exact', 'paper' or 'optimal'.")
+        gamma = math.tanh(epsilon1 / 2) * math.sqrt(math.pi / (2 * (dimension - 1)))
+        require(
+            gamma < 1,
+            f"the paper's rule gives gamma = {gamma:.3f} for epsilon1 = {epsilon1} and {dimension} parameters, an empty cap; "
+            "use gamma='exact'.",
+        )
+        q = 0.5 * float(betaincc(0.5, half, gamma * gamma))
+    log_cap = -betaln(0.5, half) + half * math.log1p(-gamma * gamma) - math.log(dimension - 1)
+    return Direction(dimension, p, gamma, q, float(log_cap + math.log((p - q) / (q * (1 - q)))))
 
 
 def level_count(epsilon2: float) -> int:

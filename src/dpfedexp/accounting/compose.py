@@ -14,7 +14,7 @@ from typing import Literal
 
 from dpfedexp.accounting import gdp, privunit
 from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, PureEvent
-from dpfedexp.errors import InputError, checked, require
+from dpfedexp.errors import checked, require
 
 Setting = Literal["central", "local", "two-party", "none"]
 Charges = Iterable[tuple[Event, int]]
@@ -66,10 +66,7 @@ class PrivacyCost:
 
 @checked
 def compose(charges: Charges, delta: float) -> Guarantee:
-    """The guarantee of all the charges together at δ.
-
-    Kinds of events may be mixed; settings and adjacencies may not.
-    """
+    """The guarantee of all the charges together at δ. Kinds of events may be mixed; settings and adjacencies may not."""
     require(0.0 <= delta < 1.0, f"delta is {delta}; it must be at least 0 and below 1.")
     counts: Counter[Event] = Counter()
     for event, count in charges:
@@ -133,7 +130,8 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
 
 def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) -> tuple[float, str, float | None]:
     mu = gdp.compose(event.mu * math.sqrt(n) for event, n in charges)
-    if not any(is_amplified(event) for event, _ in charges):
+    # In the local setting the observer is the server, in the two-party setting an aggregator: both know who took part.
+    if not any(event.setting == "central" and event.sampling.rate < 1.0 for event, _ in charges):
         exact = all(event.exact for event, _ in charges)
         return gdp.epsilon(mu, delta), GAUSSIAN if exact else GAUSSIAN_BOUND, mu
     from dpfedexp.accounting import pld
@@ -142,23 +140,13 @@ def _gaussian_epsilon(charges: list[tuple[GaussianEvent, int]], delta: float) ->
     return epsilon, accountant, None
 
 
-def is_amplified(event: GaussianEvent) -> bool:
-    """Whether the sampling hides who took part from the observer.
-
-    In the local setting the observer is the server, in the two-party setting an aggregator: both know.
-    """
-    return event.setting == "central" and event.sampling.kind != "full" and event.sampling.rate < 1.0
-
-
 def _common(counts: Iterable[tuple[Event, int]]) -> tuple[Adjacency, Setting]:
     private = [event for event, _ in counts if event.family != "none"]
     for name in ("adjacency", "setting"):
         values = sorted({getattr(event, name) for event in private})
-        if len(values) > 1:
-            raise InputError(
-                f"the charges have {name} {' and '.join(map(repr, values))}; all the rounds of one statement must share "
-                "one, because their guarantees are about different changes of the data."
-            )
-    if not private:
-        return "replace-one", "none"
-    return private[0].adjacency, private[0].setting
+        require(
+            len(values) <= 1,
+            f"the charges have {name} {' and '.join(map(repr, values))}; all the rounds of one statement must share "
+            "one, because their guarantees are about different changes of the data.",
+        )
+    return (private[0].adjacency, private[0].setting) if private else ("replace-one", "none")

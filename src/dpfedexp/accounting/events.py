@@ -62,10 +62,9 @@ class Sampling:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        kinds = ("full", "poisson", "fixed")
-        require(self.kind in kinds, f"sampling is {self.kind!r}; it must be 'full', 'poisson' or 'fixed'.")
+        known, whole = self.kind in ("full", "poisson", "fixed"), self.kind != "full" or self.rate == 1.0
+        require(known, f"sampling is {self.kind!r}; it must be 'full', 'poisson' or 'fixed'.")
         require(0.0 < self.rate <= 1.0, f"sampling rate is {self.rate}; it must be above 0 and at most 1.")
-        whole = self.kind != "full" or self.rate == 1.0
         require(whole, f"sampling rate is {self.rate} with full participation; it must be 1.")
 
 
@@ -337,10 +336,8 @@ class PureEvent(_Event):
     def __post_init__(self) -> None:
         number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
         require(number and self.epsilon >= 0.0, f"epsilon is {self.epsilon!r}; it must be a number, zero or more.")
-        for name, value, words in (
-            ("setting", self.setting, ("central", "local")),
-            ("adjacency", self.adjacency, ("replace-one", "add-remove")),
-        ):
+        for name, words in (("setting", ("central", "local")), ("adjacency", ADJACENCIES)):
+            value = getattr(self, name)
             require(value in words, f"{name} is {value!r}; it must be {words[0]!r} or {words[1]!r}.")
 
     @property
@@ -418,22 +415,16 @@ def from_json(data: dict[str, Any]) -> Event:
         if kind == "GaussianEvent" or fields.get("sampling") is not None:
             fields["sampling"] = Sampling(**fields["sampling"])
         event = _KINDS[kind](**fields)
-        if not isinstance(event, NonPrivateEvent):
-            _check_optional(event)
+        # The fields that a ledger may leave out must be of the right type; the accountants use all the others.
+        attained = getattr(event, "attained", False)
+        require(type(attained) is bool, f"attained is {attained!r}; it must be true or false.")
+        if isinstance(event, GaussianEvent):
+            words, told = get_args(BesideSum), event.beside_sum
+            require(told in words, f"beside_sum is {told!r}; it must be one of {', '.join(words)}.")
+            numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}
+            for name, value in numbers.items():
+                right = value is None or (type(value) in (int, float) and value >= 0.0)
+                require(right, f"{name} is {value!r}; it must be a number, zero or more.")
         return event
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"an event of kind {kind!r} has wrong fields: {error}.") from None
-
-
-def _check_optional(event: GaussianEvent | ReportEvent) -> None:
-    """Whether the fields that a ledger may leave out are of the right type."""
-    require(type(event.attained) is bool, f"attained is {event.attained!r}; it must be true or false.")
-    if isinstance(event, GaussianEvent):
-        require(
-            event.beside_sum in get_args(BesideSum),
-            f"beside_sum is {event.beside_sum!r}; it must be one of {', '.join(get_args(BesideSum))}.",
-        )
-        numbers = {"other_mu": event.other_mu, **{f"diameter of {q.name}": q.diameter for q in event.queries}}
-        for name, value in numbers.items():
-            right = value is None or (type(value) in (int, float) and value >= 0.0)
-            require(right, f"{name} is {value!r}; it must be a number, zero or more.")

@@ -17,10 +17,10 @@ import os
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from dpfedexp.accounting.compose import Guarantee, compose
 from dpfedexp.accounting.events import Event, GaussianEvent, PrivUnitEvent, from_json, to_json
@@ -71,16 +71,17 @@ class Mark:
 
 
 class Witness(Protocol):
-    """Knows elsewhere how far a ledger has come, so that an older or a second copy of it is refused."""
+    """Knows elsewhere how far a ledger has come, so that an older or a second copy of it is refused.
 
-    def check(self, ledger: Ledger) -> None:
-        """Raises `LedgerError` unless the ledger is the newest copy."""
+    `check` raises `LedgerError` unless the ledger is the newest copy; `move` checks it and takes down its mark on disk. After
+    `close` the ledger is charged no more.
+    """
 
-    def move(self, ledger: Ledger) -> None:
-        """Checks the ledger and takes down its mark; returns when that is on disk."""
+    def check(self, ledger: Ledger) -> None: ...
 
-    def close(self) -> None:
-        """The ledger is charged no more."""
+    def move(self, ledger: Ledger) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @checked
@@ -146,11 +147,7 @@ class Ledger:
         path = Path(path)
         if not path.exists():
             raise LedgerError(f"{path} does not exist; a run writes its ledger before its first round.")
-        writer = None
-        if read_only:
-            content = read_chain(path)
-        else:
-            writer, content = ChainWriter.open(path, repair=repair)
+        writer, content = (None, read_chain(path)) if read_only else ChainWriter.open(path, repair=repair)
         try:
             _check_header(path, content.header, config_hash)
             entries = _entries(path, content.records)
@@ -203,31 +200,26 @@ class Ledger:
             raise LedgerError("this ledger was opened for reading; open it without read_only to charge it.")
         entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
         paid = self._paid.get(_release(entry))
-        if paid == event:
-            self._move_witnesses()
-            return False
-        if paid is not None:
+        if paid is not None and paid != event:
             raise LedgerError(
                 f"round {round} is already charged with a different event under the same noise; resume with the settings of the "
                 "run, or begin another one, which has noise of its own and pays for it."
             )
-        self.check_newest()
-        if self._writer is not None:
-            content = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise, "event": to_json(event)}
-            self._writer.append({**(note or {}), **content})
-        self._entries.append(entry)
-        self._paid[_release(entry)] = event
-        self._move_witnesses()
-        return True
+        if paid is None:
+            self.check_newest()
+            if self._writer is not None:
+                named = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise}
+                self._writer.append({**(note or {}), **named, "event": to_json(event)})
+            self._entries.append(entry)
+            self._paid[_release(entry)] = event
+        for witness in self.witnesses:
+            witness.move(self)
+        return paid is None
 
     def check_newest(self) -> None:
         """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
         for witness in self.witnesses:
             witness.check(self)
-
-    def _move_witnesses(self) -> None:
-        for witness in self.witnesses:
-            witness.move(self)
 
     def charges(self) -> list[tuple[Event, int]]:
         """What was charged, as any accountant reads it: each distinct event and how often."""
@@ -239,10 +231,6 @@ class Ledger:
     def guarantee(self, delta: float) -> Guarantee:
         return compose(self.charges(), delta)
 
-    def would_cost(self, event: Event, delta: float) -> Guarantee:
-        """The guarantee after one more round of `event`."""
-        return compose([*self.charges(), (event, 1)], delta)
-
     def check(
         self, budget: Budget, event: Event, *, round: int | None = None, run: str = "", noise: str | None = None
     ) -> None:
@@ -252,7 +240,7 @@ class Ledger:
         """
         if round is not None and noise is not None and self._paid.get((run, round, noise)) == event:
             return
-        after = self.would_cost(event, budget.delta).epsilon
+        after = compose([*self.charges(), (event, 1)], budget.delta).epsilon
         if after > budget.epsilon:
             spent = self.guarantee(budget.delta).epsilon
             which = "the next round" if round is None else f"round {round}"
@@ -336,9 +324,12 @@ def read_chain(path: Path) -> Chain:
     hashes: list[str] = []
     complete, torn = 0, False
     with open(path, "rb") as file:
-        for number, line in _lines(file, path):
-            if not line.endswith(b"\n"):
-                torn = True
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
+            if len(line) > _MAX_LINE or complete + len(line) > _MAX_BYTES:
+                raise LedgerError(
+                    f"{path}, line {number}: longer than any ledger of this library; the file is damaged."
+                )
+            if torn := not line.endswith(b"\n"):
                 break
             content, line_hash = _unseal(path, number, line, hashes[-1] if hashes else _GENESIS)
             contents.append(content)
@@ -373,8 +364,7 @@ class ChainWriter:
     @classmethod
     def open(cls, path: Path, *, repair: bool) -> tuple[ChainWriter, Chain]:
         """The end of a file that exists, and what it holds. `repair` drops a torn last line."""
-        fd = _open_locked(path)
-        writer = None
+        writer = cls(path, _open_locked(path), [])
         try:
             chain = read_chain(path)
             if chain.torn:
@@ -383,15 +373,12 @@ class ChainWriter:
                         f"{path} ends in an incomplete line, as a crash leaves it; that line was never acknowledged. "
                         "Open it with repair=True to drop it."
                     )
-                os.ftruncate(fd, chain.complete_bytes)
-                os.fsync(fd)
-            writer = cls(path, fd, chain.hashes)
+                os.ftruncate(writer._fd, chain.complete_bytes)
+                os.fsync(writer._fd)
+            writer.hashes = chain.hashes
             writer._write_head()
         except BaseException:
-            if writer is None:
-                os.close(fd)
-            else:
-                writer.close()
+            writer.close()
             raise
         return writer, chain
 
@@ -412,15 +399,6 @@ class ChainWriter:
     def _write_head(self) -> None:
         head = {"count": len(self.hashes) - 1, "hash": self.hashes[-1]}
         replace_bytes(head_path(self._path), _dump(head) + b"\n")
-
-
-def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    seen = 0
-    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), start=1):
-        seen += len(line)
-        if len(line) > _MAX_LINE or seen > _MAX_BYTES:
-            raise LedgerError(f"{path}, line {number}: longer than any ledger of this library; the file is damaged.")
-        yield number, line
 
 
 def _seal(content: dict[str, Any], previous: str) -> tuple[bytes, str]:

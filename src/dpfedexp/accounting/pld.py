@@ -20,14 +20,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from dpfedexp.accounting import gdp
 from dpfedexp.accounting.events import Adjacency, GaussianEvent
-from dpfedexp.errors import InputError, checked, is_number, require
+from dpfedexp.errors import checked, is_number, require
 
 PLD = "PLD (dp-accounting, pessimistic)"
 RDP = "RDP (dp-accounting)"
@@ -44,10 +44,7 @@ _FOURIER_ERROR = 1e-16  # per round: below this a tail of the Fourier convolutio
 
 @dataclass(frozen=True)
 class Round:
-    """What the accountants need of one Gaussian round.
-
-    Rounds whose clip differs but not its ratio to the noise are equal.
-    """
+    """What the accountants need of one Gaussian round; equal for rounds whose clips differ, but not in ratio to the noise."""
 
     adjacency: Adjacency
     kind: str
@@ -57,8 +54,7 @@ class Round:
 
     @staticmethod
     def of(event: GaussianEvent) -> Round:
-        amplified = event.sampling.kind != "full" and event.sampling.rate < 1.0
-        kind = event.sampling.kind if amplified else "full"
+        kind = event.sampling.kind if event.sampling.rate < 1.0 else "full"
         pushed_out = kind == "fixed" and event.adjacency == "add-remove"
         mu = max(event.mu, event.under("replace-one").mu) if pushed_out else event.mu
         return Round(event.adjacency, kind, event.sampling.rate, _round_up(event.radius), _round_up(mu))
@@ -87,10 +83,7 @@ def _epsilon(counts: tuple[tuple[Round, int], ...], delta: float) -> tuple[float
 
 
 def pld_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
-    """ε by privacy loss distributions.
-
-    Poisson rounds amplified, all others not. Infinite where no distribution can be built.
-    """
+    """ε by privacy loss distributions, Poisson rounds amplified; infinite where no distribution can be built."""
     step, _ = _grid(counts)
     if not math.isfinite(step) or delta < _FOURIER_ERROR * sum(n for _, n in counts):
         return math.inf
@@ -117,10 +110,7 @@ def _repeat(part: Any, n: int) -> Any:
 
 
 def rdp_epsilon(counts: Sequence[tuple[Round, int]], delta: float) -> float:
-    """ε by Rényi DP.
-
-    Amplified for Poisson add/remove and fixed-size replace-one, the plain Gaussian curve otherwise.
-    """
+    """ε by Rényi DP, amplified for Poisson add/remove and fixed-size replace-one."""
     from dp_accounting.rdp import rdp_privacy_accountant
 
     total = np.sum([n * _rdp_one_round(item) for item, n in counts], axis=0)
@@ -162,15 +152,12 @@ def _one_round(item: Round, step: float) -> Any:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
+    gaussian = partial(privacy_loss_distribution.from_gaussian_mechanism, value_discretization_interval=step)
     if item.kind != "poisson":
-        return privacy_loss_distribution.from_gaussian_mechanism(1.0 / item.mu, value_discretization_interval=step)
+        return gaussian(1.0 / item.mu)
     relations = dp_accounting.NeighboringRelation
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        1.0 / item.radius,
-        value_discretization_interval=step,
-        sampling_prob=item.rate,
-        neighboring_relation=relations.REPLACE_ONE if item.adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE,
-    )
+    relation = relations.REPLACE_ONE if item.adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE
+    return gaussian(1.0 / item.radius, sampling_prob=item.rate, neighboring_relation=relation)
 
 
 def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
@@ -241,19 +228,16 @@ def selection_epsilon(mu: float, delta: float, runs: float) -> float:
     accountant = RdpAccountant()
     accountant.compose(RepeatAndSelectDpEvent(GaussianDpEvent(1.0 / mu), mean=runs, shape=1.0))
     epsilon = float(accountant.get_epsilon(delta))
-    if not math.isfinite(epsilon):
-        raise InputError(f"mu is {mu:g}, which is no privacy that a selection could keep; give the runs more noise.")
+    require(
+        math.isfinite(epsilon),
+        f"mu is {mu:g}, which is no privacy that a selection could keep; give the runs more noise.",
+    )
     return epsilon
 
 
 @checked
 def number_of_runs(runs: float, uniform: float) -> int:
-    """K, geometric on 1, 2, … with mean `runs`.
-
-    Args:
-        runs: the mean.
-        uniform: a number from [0, 1) that nobody else knows.
-    """
+    """K, geometric on 1, 2, … with mean `runs`, from a number in [0, 1) that nobody else knows."""
     _check_runs(runs)
     return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 import numpy as np
 
 from dpfedexp.accounting import gdp
-from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent, ThreePoint, randomised_response
+from dpfedexp.accounting.events import PrivUnitEvent, ReportEvent, ThreePoint
 
 EXACT = "exact PrivUnit composition"
 RENYI = "RDP of the exact PrivUnit pair"
@@ -70,13 +70,8 @@ def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta:
     if math.prod(2 * count + 1 for count in parts.values()) > _MAX_ATOMS_BESIDE:
         halves = gdp.epsilon(mu, delta / 2) + epsilon(charges, delta / 2)[0]
         return min((added, PURE), (halves, _composition(charges)))
-    losses, weights = np.zeros(1), np.ones(1)
-    for part, count in parts.items():
-        steps = np.arange(-count, count + 1) * part.step
-        pmf = _power(np.array([part.down, part.stay, part.up]), count)
-        losses, weights = np.add.outer(losses, steps).ravel(), np.multiply.outer(weights, pmf).ravel()
-    kept = weights > 0.0
-    losses, weights = losses[kept], weights[kept]
+    losses, weights = _atoms((part.step, _law(part, count)) for part, count in parts.items())
+    losses, weights = losses[weights > 0.0], weights[weights > 0.0]
     tight = _invert(lambda epsilon: float(weights @ gdp.deltas(epsilon - losses, mu)), added, delta)
     return min((added, PURE), (tight, _composition(charges)))
 
@@ -91,18 +86,6 @@ def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
 def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
     """The exact δ(ε) of all the reports together."""
     return _Losses.of(_parts(charges)).delta(epsilon)
-
-
-def response_epsilon(charges: Iterable[tuple[float, int]], delta: float) -> float:
-    """The smallest proven ε at δ of releases that are ε-DP each, with how often: randomised response dominates all of them."""
-    parts: Counter[ThreePoint] = Counter()
-    for one, count in charges:
-        if one > 0.0:
-            parts[randomised_response(one)] += count
-    pure = math.fsum(part.step * count for part, count in parts.items())
-    if delta <= 0.0 or not parts:
-        return pure
-    return min(pure, _tight(parts, pure, delta))
 
 
 def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
@@ -137,13 +120,10 @@ class _Losses:
     def of(parts: dict[ThreePoint, int]) -> _Losses:
         lattices: dict[float, np.ndarray] = {}
         for part, count in parts.items():
-            pmf = _power(np.array([part.down, part.stay, part.up]), count)
+            pmf = _law(part, count)
             lattices[part.step] = np.convolve(lattices[part.step], pmf) if part.step in lattices else pmf
         *others, (step, pmf) = sorted(lattices.items(), key=lambda item: item[1].size)
-        atoms, weights = np.zeros(1), np.ones(1)
-        for other_step, other in others:
-            losses = (np.arange(other.size) - other.size // 2) * other_step
-            atoms, weights = np.add.outer(atoms, losses).ravel(), np.multiply.outer(weights, other).ravel()
+        atoms, weights = _atoms(others)
         # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
         above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
         discount = math.exp(-step)
@@ -159,12 +139,18 @@ class _Losses:
         return float(np.sum(self.weights * np.maximum(0.0, self.above[slot] - discount * self.discounted[slot])))
 
 
-def _power(pmf: np.ndarray, count: int) -> np.ndarray:
-    """The `count`-fold convolution by squaring, directly.
+def _atoms(lattices: Iterable[tuple[float, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Every sum of one loss from each lattice, given as its step and its law around 0, and the probability of each."""
+    atoms, weights = np.zeros(1), np.ones(1)
+    for step, pmf in lattices:
+        losses = (np.arange(pmf.size) - pmf.size // 2) * step
+        atoms, weights = np.add.outer(atoms, losses).ravel(), np.multiply.outer(weights, pmf).ravel()
+    return atoms, weights
 
-    A Fourier transform would bury small tails under its rounding.
-    """
-    result = np.ones(1)
+
+def _law(part: ThreePoint, count: int) -> np.ndarray:
+    """The law of `count` such losses, by squaring; a Fourier transform would bury small tails under its rounding."""
+    pmf, result = np.array([part.down, part.stay, part.up]), np.ones(1)
     while count:
         if count & 1:
             result = np.convolve(result, pmf)
@@ -181,10 +167,7 @@ def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> fl
         return 0.0
     while high - low > 1e-12 * max(1.0, high):
         middle = 0.5 * (low + high)
-        if delta_at(middle) > delta:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
     return high
 
 
@@ -193,10 +176,8 @@ def _renyi_epsilon(parts: dict[ThreePoint, int], delta: float) -> float:
     orders = _ORDERS
     total = np.zeros_like(orders)
     for part, count in parts.items():
-        up = math.log(part.up)
-        down = up - part.step
+        up, shift = math.log(part.up), (orders - 1.0) * part.step
         stay = math.log(part.stay) if part.stay > 0.0 else -math.inf
-        shift = (orders - 1.0) * part.step
-        total += count * np.logaddexp(np.logaddexp(up + shift, down - shift), stay) / (orders - 1.0)
+        total += count * np.logaddexp(np.logaddexp(up + shift, up - part.step - shift), stay) / (orders - 1.0)
     candidates = total + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
     return max(0.0, float(candidates.min()))

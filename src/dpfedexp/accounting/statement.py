@@ -143,14 +143,9 @@ class PrivacyStatement(Promise):
         return statement.of_selection(total, selection_runs, selection_mu)
 
     def of_selection(self, total: Guarantee, runs: float, mu: float) -> PrivacyStatement:
-        """The statement of a private selection that shows this run, from the statement of the run alone.
+        """The statement of a private selection that shows this run; `total` is what the run alone promises.
 
         Which run is shown depends on all its rounds, so what one of them shows costs as much as everything.
-
-        Args:
-            total: what the run alone promises.
-            runs: the mean of the secret, geometric number of runs.
-            mu: μ of the most expensive of them.
         """
         require(
             total.mu is not None,
@@ -188,7 +183,7 @@ class PrivacyStatement(Promise):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+        """The figures as the text prints them."""
         return wording.shown(self)
 
     @property
@@ -202,7 +197,8 @@ class PrivacyStatement(Promise):
         return f"<PrivacyStatement: {wording.summary(self)}; print it to read all of it>"
 
     def _repr_html_(self) -> str:
-        return wording.statement_html(self)
+        folded = ("The whole statement", self.text)
+        return wording.card("Privacy", [wording.summary(self)], folded=folded, failed=not self.private)
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
@@ -244,7 +240,7 @@ def strength(epsilon: float) -> str:
     return "none"
 
 
-def _nominal(charges: Sequence[tuple[Event, int]]) -> float | None:
+def _nominal(charges: Counts) -> float | None:
     """The ε that was asked for in the most expensive round, where the exact one differs."""
     dearest = max((event for event, _ in charges), key=lambda event: event.strength, default=None)
     if dearest is None or any(event.nominal is None for event, _ in charges) or dearest.nominal is None:
@@ -252,24 +248,24 @@ def _nominal(charges: Sequence[tuple[Event, int]]) -> float | None:
     return None if math.isclose(dearest.nominal, dearest.strength, rel_tol=1e-9) else dearest.nominal
 
 
-def _sampling(charges: Sequence[tuple[Event, int]]) -> str:
+def _sampling(charges: Counts) -> str:
     """How cohorts were drawn: one kind, or all that occur."""
     kinds = {event.sampling.kind for event, _ in charges if event.sampling is not None}
     return ", ".join(sorted(kinds)) or "full"
 
 
-def _noise_by(charges: Sequence[tuple[Event, int]]) -> NoiseBy:
+def _noise_by(charges: Counts) -> NoiseBy:
     """Who adds the noise of a two-party run: the helper alone as soon as one of its rounds has no other."""
     sides = {event.noise_by for event, _ in charges if isinstance(event, GaussianEvent)}
     return "helper" if "helper" in sides else "both" if "both" in sides else ""
 
 
-def _rounds(charges: Sequence[tuple[Event, int]]) -> int:
+def _rounds(charges: Counts) -> int:
     """How many of the charges released an update: votes before the first round are charged too, and are no round."""
     return sum(n for event, n in charges if not (isinstance(event, GaussianEvent) and event.votes_alone))
 
 
-def _votes(charges: Sequence[tuple[Event, int]]) -> tuple[str, ...]:
+def _votes(charges: Counts) -> tuple[str, ...]:
     """The names of all votes that were charged, in the order of their first charge."""
     gaussian = (event for event, _ in charges if isinstance(event, GaussianEvent))
     return tuple(dict.fromkeys(query.name for event in gaussian for query in event.queries if query.is_vote))
@@ -316,41 +312,28 @@ def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> 
     reports = [(event, n) for event, n in charges if isinstance(event, PrivUnitEvent | PureEvent)]
     if gaussian and reports:
         return None, MIXED
-    return _shuffled(reports, delta, reporting) if reports else _summed(gaussian, delta, reporting, clients)
-
-
-def _summed(
-    charges: Sequence[tuple[GaussianEvent, int]], delta: float, reporting: int, clients: int
-) -> tuple[View | None, str]:
-    """The sum of n reports is the sum of their rows with noise of √n times the standard deviation."""
-    for event, _ in charges:
-        if event.beside_sum != "nothing":
+    for event, _ in (*gaussian, *reports):
+        if isinstance(event, GaussianEvent) and event.beside_sum != "nothing":
             return None, MORE_THAN_THE_SUM[event.beside_sum]
-        if event.sampling.kind != "full":
-            return None, SAMPLED
-    if reporting < 1:
-        return None, NOT_COUNTED
-    return view([(_of_the_sum(event, reporting, clients), n) for event, n in charges], delta), ""
-
-
-def _of_the_sum(event: GaussianEvent, reporting: int, clients: int) -> GaussianEvent:
-    queries = tuple(replace(q, noise=q.noise * math.sqrt(reporting)) for q in event.queries)
-    return replace(event, queries=queries, attained=event.attained and reporting == clients)
-
-
-def _shuffled(charges: Sequence[tuple[ReportEvent, int]], delta: float, reporting: int) -> tuple[View | None, str]:
-    """The server's sums do not depend on the order of the reports, so whoever sees the models sees no more than a shuffle."""
-    for event, _ in charges:
         if event.sampling is None:
             return None, UNSAID
         if event.sampling.kind != "full":
             return None, SAMPLED
     if reporting < 1:
         return None, NOT_COUNTED
-    total = shuffled_epsilon(charges, delta, reporting)
-    if total is None or total >= compose(charges, delta).epsilon:
+    if gaussian:
+        # The sum of n reports is the sum of their rows with noise of √n times the standard deviation.
+        spread, everyone = math.sqrt(reporting), reporting == clients
+        summed = [
+            (replace(event, queries=tuple(replace(q, noise=q.noise * spread) for q in event.queries)), n)
+            for event, n in gaussian
+        ]
+        return view([(replace(e, attained=e.attained and everyone), n) for e, n in summed], delta), ""
+    # The server's sums do not depend on the order of the reports, so whoever sees the models sees no more than a shuffle.
+    total = shuffled_epsilon(reports, delta, reporting)
+    if total is None or total >= compose(reports, delta).epsilon:
         return None, NO_SHUFFLING
-    rounds = (shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in charges)
+    rounds = (shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in reports)
     return View("replace-one", max(one for one in rounds if one is not None), total, SHUFFLE, False), ""
 
 
@@ -380,4 +363,6 @@ def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, c
     each = [(one, n) for event, n in charges if (one := amplified(event.epsilon, clients, share)) is not None]
     if not each or len(each) < len(charges):
         return None
-    return each[0][0] if rounds == 1 else privunit.response_epsilon(each, delta / 2.0)
+    if rounds == 1:
+        return each[0][0]
+    return privunit.epsilon([(PureEvent(one, "local"), n) for one, n in each], delta / 2.0)[0]

@@ -58,11 +58,8 @@ class Promise:
         chosen: what `fit` chose, in words; empty where everything was given.
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
-        noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the clients of the
-            run. `stand_ins` simulated clients stood for them in every round.
-        selection_runs: the mean of the secret number of runs of which this one is the best; None where nothing was selected. All
-            figures are then those of the whole selection.
-        selection_mu: μ of the most expensive of those runs.
+        noise_cohort, stand_ins, selection_runs, selection_mu: as for `PrivacyStatement.from_charges`; None where the promise is for
+            the clients of the run, and where nothing was selected. With a selection all figures are those of the whole of it.
     """
 
     algorithm: str
@@ -150,10 +147,7 @@ _PUSHED_OUT = (
     "sampling hides neither."
 )
 
-_QUESTION = {
-    "replace-one": "which of two data sets a client holds",
-    "add-remove": "whether a client took part",
-}
+_QUESTION = {"replace-one": "which of two data sets a client holds", "add-remove": "whether a client took part"}
 
 _VERDICT = {
     "strong": "This is a strong guarantee.",
@@ -299,12 +293,8 @@ def shown(s: Promise) -> dict[str, str]:
         "attack_success_percent": _percent(s.attack_success),
         "guessing_percent": "50",
     }
-    for name, value in (
-        ("pure_epsilon_total", s.pure_epsilon_total),
-        ("nominal_epsilon_round", s.nominal_epsilon_round),
-        ("planned_epsilon_total", s.planned_epsilon_total),
-    ):
-        if value is not None:
+    for name in ("pure_epsilon_total", "nominal_epsilon_round", "planned_epsilon_total"):
+        if (value := getattr(s, name)) is not None:
             figures[name] = figure(value)
     if s.planned_rounds is not None:
         figures["planned_rounds"] = f"{s.planned_rounds}"
@@ -337,7 +327,10 @@ def _table(s: Promise, n: dict[str, str]) -> str:
     name = {"local": "against the server"}.get(s.setting, f"{s.adjacency} (this run's)")
     if s.setting == "two-party":
         name = "against either aggregator" if s.noise_by == "both" else "against the server"
-    rows = [("", "one round", _all_rounds(s, n), "the total is"), (name, *_cells(s, n, ""))]
+    together = "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
+    if s.stopping and s.planned_rounds is not None:
+        together = f"all {n['planned_rounds']} planned"
+    rows = [("", "one round", together, "the total is"), (name, *_cells(s, n, ""))]
     if s.other_adjacency is not None:
         rows.append((s.other_adjacency.adjacency, *_cells(s.other_adjacency, n, "other_adjacency_")))
     if s.models_only is not None:
@@ -357,7 +350,7 @@ def _cells(s: Promise | View, n: dict[str, str], prefix: str) -> tuple[str, str,
 def _total(s: Promise, n: dict[str, str]) -> str:
     sentences = [
         f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
-        f"at delta = {n['delta']} (figures are rounded up).",
+        f"at delta = {n['delta']} (figures are rounded up)."
     ]
     if s.selection_runs is None:
         alone = ", with no delta." if s.delta_round == 0.0 else "."
@@ -410,12 +403,6 @@ def _models_only(s: Promise, n: dict[str, str]) -> list[str]:
     return []
 
 
-def _all_rounds(s: Promise, n: dict[str, str]) -> str:
-    if s.stopping and s.planned_rounds is not None:
-        return f"all {n['planned_rounds']} planned"
-    return "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
-
-
 def _percent(value: float) -> str:
     """Rounded up; certainty is printed only where it is certain."""
     for digits in (1, 3, 6):
@@ -445,18 +432,11 @@ def summary(s: Promise) -> str:
     n = shown(s)
     bound = "" if s.exact else "at most "
     plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
-    return "; ".join(
-        [
-            f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
-            f"({s.adjacency}, {s.setting}), {s.strength}{plan}",
-            *caveats(s),
-        ]
+    line = (
+        f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
+        f"({s.adjacency}, {s.setting}), {s.strength}{plan}"
     )
-
-
-def statement_html(s: Promise) -> str:
-    """The line of `summary`, and the whole text folded away."""
-    return card("Privacy", [summary(s)], folded=("The whole statement", statement_text(s)), failed=not s.private)
+    return "; ".join([line, *caveats(s)])
 
 
 def card(
@@ -467,14 +447,9 @@ def card(
     folded: tuple[str, str] | None = None,
     failed: bool = False,
 ) -> str:
-    """A small box; everything given is text and is escaped.
+    """A small box with a title, paragraphs, a table of two columns, and a heading with the text that a click on it shows.
 
-    Args:
-        title: in bold.
-        lines: paragraphs.
-        rows: a table of two columns.
-        folded: a heading, and the text that a click on it shows.
-        failed: whether the box is marked as bad news.
+    Everything given is text and is escaped. `failed` marks the box as bad news.
     """
     colour = "#d9534f" if failed else "#4a90c2"
     parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]

@@ -245,7 +245,7 @@ class DpFedExp(Strategy):
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
-        plan = Plan.bound(self.algorithm, self.mechanism, self.participation, self.clients, len(w), self.rounds)
+        plan = Plan.of(self.algorithm, self.participation, self.clients, len(w), self.rounds, mechanism=self.mechanism)
         self.commentary = Commentary(plan, w, partial(log, _log))
 
     @property

@@ -10,15 +10,15 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from dpfedexp.accounting import calibrate_noise, compose
-from dpfedexp.accounting.charges import GammaRule, RoundSettings
-from dpfedexp.accounting.events import Adjacency, Event, NonPrivateEvent, Sampling
+from dpfedexp.accounting.charges import RoundSettings
+from dpfedexp.accounting.events import Event, NonPrivateEvent, Sampling
 from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Release as Release
@@ -31,7 +31,6 @@ from dpfedexp.machine import has_triton, spread
 Numerator = Literal["free", "paper", "naive"]
 Part = Literal["level", "votes"]
 """What a report may carry beside its vector."""
-
 Beside = Callable[["Mechanism"], Sequence[Event]]
 """From the mechanism of the rounds to what is released once beside them."""
 
@@ -82,33 +81,24 @@ def total(rows: Tensor) -> Tensor:
 
 def make_sums(vector: Tensor, squares: Tensor | None, votes: Tensor | None, count: int) -> Sums:
     """Sums of a chunk, with zeros for what the mechanism does not ask for."""
-    nothing = torch.zeros((), dtype=torch.float64, device=vector.device)
-    return Sums(
-        vector,
-        nothing if squares is None else squares,
-        nothing.new_zeros(0) if votes is None else votes.to(vector.device),
-        count,
-    )
+    nothing = torch.zeros(0, dtype=torch.float64, device=vector.device)
+    squares = nothing.new_zeros(()) if squares is None else squares
+    return Sums(vector, squares, nothing if votes is None else votes.to(vector.device), count)
 
 
 @checked
-@dataclass(frozen=True)
-class Terms:
-    """What a run asks of its mechanism, and the public facts that it is made for.
+@dataclass(frozen=True, kw_only=True)
+class Terms(RoundSettings):
+    """What a run asks of its mechanism beside the settings of a round, and the public facts that it is made for.
 
     Args:
         clip: the radius C, or how it adapts.
         numerator: which statistic the step size needs, None for none.
-        noise_multiplier: z of Gaussian noise; None where a target is given.
         target_epsilon: the ε that `rounds` rounds together may cost at `delta`; None where the noise is given.
         delta: δ of the target.
-        adjacency: between which data sets the rounds must not tell.
-        epsilons: PrivUnit's ε₀, ε₁, ε₂.
-        gamma: PrivUnit's cap.
         dimension: parameters of the model.
         cohort: the public number of clients that sums are divided by.
         rounds: how many rounds the target is for.
-        sampling: who takes part, as the accountant is told.
         secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
         votes: what is asked of every client beside its update and, with an adaptive clip, beside its count.
         beside: what the run releases once beside its rounds, which the target must cover too; None for nothing.
@@ -116,16 +106,11 @@ class Terms:
 
     clip: float | AdaptiveClip
     numerator: Numerator | None = None
-    noise_multiplier: float | None = None
     target_epsilon: float | None = None
     delta: float = 1e-5
-    adjacency: Adjacency = "replace-one"
-    epsilons: tuple[float, float, float] = (2.0, 2.0, 2.0)
-    gamma: GammaRule = "exact"
     dimension: int = 1
     cohort: float = 1.0
     rounds: int = 1
-    sampling: Sampling = field(default_factory=Sampling)
     secure: Secure = False
     votes: tuple[Ask, ...] = ()
     beside: Beside | None = None
@@ -146,16 +131,6 @@ ADAPTIVE_LOCAL = (
     "clip is 'adaptive' in a local setting: its count is released by a trusted server (Andrew et al. 2021), "
     "so it needs mechanism 'central-gaussian'."
 )
-
-
-VOTES_LOCAL = (
-    "votes are asked for in a local setting: one number of one client would need noise of its own that is larger than the number, "
-    "and would cost as much as the update; use mechanism 'central-gaussian', or choose from public numbers."
-)
-
-
-_SOME = 8
-"""A number of parameters, where any will do."""
 
 
 class Mechanism(ABC):
@@ -189,8 +164,7 @@ class Mechanism(ABC):
     def bound(cls, terms: Terms) -> Mechanism:
         """The mechanism of the first round, with every constant in place.
 
-        Formal guarantee: noise that was asked for by its ε is enough for the events of this very mechanism, with whatever secure
-        noise costs: `terms.rounds` rounds together stay at or below the target.
+        Formal guarantee: `terms.rounds` rounds of this very mechanism, with whatever secure noise costs, stay within the target.
         """
 
     @classmethod
@@ -208,7 +182,10 @@ class Mechanism(ABC):
         )
         require(
             not terms.votes,
-            VOTES_LOCAL if cls.is_local else f"votes are asked for, which mechanism {cls.kind!r} does not release.",
+            "votes are asked for in a local setting: one number of one client would need noise of its own that is larger than the "
+            "number, and would cost as much as the update; use mechanism 'central-gaussian', or choose from public numbers."
+            if cls.is_local
+            else f"votes are asked for, which mechanism {cls.kind!r} does not release.",
         )
         cls.check_numerator(terms)
 
@@ -224,25 +201,17 @@ class Mechanism(ABC):
     @classmethod
     def round_event(cls, settings: RoundSettings) -> Event:
         """What one round costs where only its settings are known (`dpfedexp privacy`)."""
-        terms = Terms(
-            clip=1.0,
-            noise_multiplier=settings.noise_multiplier,
-            adjacency=settings.adjacency,
-            epsilons=settings.epsilons,
-            gamma=settings.gamma,
-            dimension=settings.dimension or _SOME,
-            sampling=settings.sampling,
-        )
+        terms = Terms(**{**vars(settings), "clip": 1.0, "dimension": settings.dimension or 8})
         cls.check_terms(terms)
         event = cls.bound(terms).event(settings.sampling)
         if settings.dimension is None:
-            other = cls.bound(replace(terms, dimension=2 * _SOME)).event(settings.sampling)
+            other = cls.bound(replace(terms, dimension=16)).event(settings.sampling)
             require(event == other, f"dimension is missing; what a round of {cls.kind!r} costs depends on it.")
         return event
 
-    @abstractmethod
     def width(self, dimension: int) -> int:
         """How long `Sums.vector` is for a model of this dimension."""
+        return dimension
 
     @abstractmethod
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
@@ -296,13 +265,9 @@ class Mechanism(ABC):
         return None if variance is None else math.sqrt(dimension * variance)
 
     def noise_share(self, dimension: int, cohort: float) -> float | None:
-        """n = z√d/M in central privacy: that norm over the clip, which no adaptive clip changes. None where no formula is at hand.
+        """n = z√d/M in central privacy with M = `cohort`: that norm over the clip, which no adaptive clip changes.
 
-        Formal guarantee: as for `noise_variance`.
-
-        Args:
-            dimension: parameters of the model.
-            cohort: the public number of clients that sums are divided by.
+        Formal guarantee: as for `noise_variance`. None where no formula is at hand.
         """
         norm = self.noise_norm(dimension, cohort, cohort)
         return None if norm is None else norm / self.clip
@@ -405,9 +370,6 @@ class NoPrivacy(Mechanism):
         votes = tuple(Vote(ask.name, ask.low, ask.high, noise=0.0) for ask in terms.votes)
         return terms.drawn(NoPrivacy(math.inf if isinstance(terms.clip, AdaptiveClip) else terms.clip, votes))
 
-    def width(self, dimension: int) -> int:
-        return dimension
-
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         return Report(clipped.vectors, votes=shares(self.votes, clipped.within, ballots))
 
@@ -431,9 +393,47 @@ class NoPrivacy(Mechanism):
 
 
 class Gaussian(Mechanism):
-    """What Gaussian mechanisms share: a numerator that may be the free rule's coordinate behind the update."""
+    """What Gaussian mechanisms share: noise by z or by a target, and a numerator that may be a coordinate behind the update."""
 
     numerator: Numerator | None
+
+    @staticmethod
+    def check_noise(terms: Terms) -> None:
+        """Exactly one of noise multiplier and target."""
+        z = terms.noise_multiplier
+        require(
+            (z is None) != (terms.target_epsilon is None),
+            f"noise_multiplier is {z} and target_epsilon is {terms.target_epsilon}; give exactly one of them.",
+        )
+        require(z is None or 0 < z < math.inf, f"noise_multiplier is {z}; it must be a positive number.")
+
+    @staticmethod
+    def with_noise(terms: Terms, make: Callable[[float], Mechanism]) -> Mechanism:
+        """`make(z)` with the z that is asked for, or the smallest one that meets the target, drawn as the terms say."""
+        target, most = terms.target_epsilon, math.inf
+        if terms.noise_multiplier is not None:
+            return terms.drawn(make(terms.noise_multiplier))
+        if target is None:
+            raise InputError("noise_multiplier and target_epsilon are missing; give exactly one of them.")
+
+        def drawn(z: float) -> Mechanism:
+            return terms.drawn(make(min(z, most)))
+
+        def event(z: float) -> Event:
+            return drawn(z).event(terms.sampling)
+
+        def once(z: float) -> Sequence[Event]:
+            return () if terms.beside is None else terms.beside(drawn(z))
+
+        if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:
+            # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
+            most = 2.0 * terms.clip.count_noise * (0.99 if terms.votes else 1.0 - 1e-6)
+            require(
+                compose([(event(most), terms.rounds)], terms.delta).epsilon < target,
+                f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "
+                f"target_epsilon of {target:g} over {terms.rounds} rounds; raise it, or leave it out.",
+            )
+        return drawn(calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds, beside=once))
 
     def width(self, dimension: int) -> int:
         return dimension + (self.numerator == "free")
@@ -451,46 +451,6 @@ class Gaussian(Mechanism):
         if self.numerator == "free":
             mean, statistic = mean[:-1], float(mean[-1])
         return Release(mean, statistic, votes, self.clip, sigma, variance)
-
-
-def check_gaussian(terms: Terms) -> None:
-    """Exactly one of noise multiplier and target."""
-    z = terms.noise_multiplier
-    require(
-        (z is None) != (terms.target_epsilon is None),
-        f"noise_multiplier is {z} and target_epsilon is {terms.target_epsilon}; give exactly one of them.",
-    )
-    require(z is None or 0 < z < math.inf, f"noise_multiplier is {z}; it must be a positive number.")
-
-
-def with_noise(terms: Terms, make: Callable[[float], Mechanism]) -> Mechanism:
-    """`make(z)` with the z that is asked for, or the smallest one that meets the target, drawn as the terms say."""
-    z = terms.noise_multiplier
-    return terms.drawn(make(_calibrated(terms, make) if z is None else z))
-
-
-def _calibrated(terms: Terms, make: Callable[[float], Mechanism]) -> float:
-    target, most = terms.target_epsilon, math.inf
-    if target is None:
-        raise InputError("noise_multiplier and target_epsilon are missing; give exactly one of them.")
-
-    def event(z: float) -> Event:
-        return terms.drawn(make(min(z, most))).event(terms.sampling)
-
-    if isinstance(terms.clip, AdaptiveClip) and terms.clip.count_noise is not None:
-        # From z = 2·count_noise on the count alone would cost more than z does, and other votes cost less than 2% of z's share.
-        most = 2.0 * terms.clip.count_noise * (0.99 if terms.votes else 1.0 - 1e-6)
-        require(
-            compose([(event(most), terms.rounds)], terms.delta).epsilon < target,
-            f"adaptive clip: count_noise is {terms.clip.count_noise:.4g}, and the count alone costs more than the "
-            f"target_epsilon of {target:g} over {terms.rounds} rounds; raise it, or leave it out.",
-        )
-    beside = terms.beside
-
-    def once(z: float) -> Sequence[Event]:
-        return () if beside is None else beside(terms.drawn(make(min(z, most))))
-
-    return min(most, calibrate_noise(event, target_epsilon=target, delta=terms.delta, rounds=terms.rounds, beside=once))
 
 
 def lift(delta: Tensor, radius: float) -> Tensor:

@@ -31,18 +31,7 @@ from dpfedexp.core.votes import (
     within_clip,
 )
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.mechanisms.base import (
-    Gaussian,
-    Mechanism,
-    Release,
-    Report,
-    Secure,
-    Terms,
-    check_gaussian,
-    make_sums,
-    total,
-    with_noise,
-)
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, Release, Report, Secure, Terms, make_sums, total
 
 _SQUARE_EXCESS = 2.0**-19
 """Twice the largest step of the squared norms in units of their own noise: truncation, and the rounding of the norms themselves."""
@@ -82,7 +71,7 @@ class CentralGaussian(Gaussian):
 
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
-        check_gaussian(terms)
+        cls.check_noise(terms)
         cls.check_numerator(terms)
         require(
             all(ask.name != WITHIN for ask in terms.votes),
@@ -92,17 +81,23 @@ class CentralGaussian(Gaussian):
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
+        # What is released beside the rounds has its part of the one per cent that all votes together may cost.
+        count = (len(terms.votes) + isinstance(terms.clip, AdaptiveClip)) * (1 if terms.beside is None else 2)
+
         def make(z: float) -> CentralGaussian:
-            radius, votes = _votes_of(terms, z)
+            noise = default_noise(terms.cohort, z, count)
+            votes = tuple(Vote(ask.name, ask.low, ask.high, noise=noise) for ask in terms.votes)
+            radius = terms.clip
+            if isinstance(radius, AdaptiveClip):
+                votes = (within_clip(radius.noise_for(terms.cohort, z, count)), *votes)
+                radius = radius.initial
             # The votes' share of the budget comes out of the update's: together they cost what z alone costs.
             share = z**-2 - sum((2 * vote.noise) ** -2 for vote in votes)
             if share <= 0:
-                least = min(votes, key=lambda vote: vote.noise)
-                named = (
-                    "adaptive clip: count_noise" if least.name == WITHIN else f"the noise of the vote {least.name!r}"
-                )
+                name, noise = min(((vote.name, vote.noise) for vote in votes), key=lambda vote: vote[1])
+                named = "adaptive clip: count_noise" if name == WITHIN else f"the noise of the vote {name!r}"
                 raise InputError(
-                    f"{named} is {least.noise:.4g}, too little for a noise multiplier of {z:.4g}; it must be above {z / 2:.4g}."
+                    f"{named} is {noise:.4g}, too little for a noise multiplier of {z:.4g}; it must be above {z / 2:.4g}."
                 )
             z_update = share**-0.5 if votes else z
             # σ_ξ = dσ²/M with σ² = z²C²/M, as a multiple of C² on the sum.
@@ -110,7 +105,7 @@ class CentralGaussian(Gaussian):
             numerator = None if terms.numerator == "naive" else terms.numerator
             return CentralGaussian(radius, z_update, terms.adjacency, numerator, scalar, votes)
 
-        return with_noise(terms, make)
+        return cls.with_noise(terms, make)
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         return Report(self._rows(clipped), votes=shares(self.votes, clipped.within, ballots))
@@ -152,17 +147,6 @@ class CentralGaussian(Gaussian):
 
     def secure(self, strict: bool = False) -> SecureCentralGaussian:
         return SecureCentralGaussian(**self.settings(), strict=strict)
-
-
-def _votes_of(terms: Terms, z: float) -> tuple[float, tuple[Vote, ...]]:
-    """The clip of the first round, and every vote with its noise: the adaptive clip's count first, then what the run asks."""
-    count = len(terms.votes) + isinstance(terms.clip, AdaptiveClip)
-    # What is released beside the rounds has its part of the one per cent that all votes together may cost.
-    count *= 2 if terms.beside is not None else 1
-    asked = tuple(Vote(ask.name, ask.low, ask.high, noise=default_noise(terms.cohort, z, count)) for ask in terms.votes)
-    if isinstance(terms.clip, AdaptiveClip):
-        return terms.clip.initial, (within_clip(terms.clip.noise_for(terms.cohort, z, count)), *asked)
-    return terms.clip, asked
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,7 @@ from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate
 from dpfedexp.core.sums import Sums
 from dpfedexp.errors import checked, require
-from dpfedexp.mechanisms.base import (
-    Gaussian,
-    Mechanism,
-    Numerator,
-    Release,
-    Report,
-    Secure,
-    Terms,
-    check_gaussian,
-    make_sums,
-    total,
-    with_noise,
-)
+from dpfedexp.mechanisms.base import Gaussian, Mechanism, Numerator, Release, Report, Secure, Terms, make_sums, total
 
 _NEVER = 1e-15
 """How often an honest report may be longer than `norm_bound` says."""
@@ -56,11 +44,11 @@ class LocalGaussian(Gaussian):
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
         super().check_terms(terms)
-        check_gaussian(terms)
+        cls.check_noise(terms)
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
-        return with_noise(terms, lambda z: LocalGaussian(terms.radius, z, terms.numerator))
+        return cls.with_noise(terms, lambda z: LocalGaussian(terms.radius, z, terms.numerator))
 
     @property
     def sigma(self) -> float:

@@ -99,7 +99,7 @@ def privatize(
         f"mechanism is {mechanism!r}, which protects a sum and not one vector; take 'gaussian' or 'privunit'.",
     )
     terms = Terms(
-        clip,
+        clip=clip,
         noise_multiplier=noise_multiplier,
         target_epsilon=epsilon,
         delta=delta,

@@ -117,11 +117,8 @@ def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
     """
 
     def variance(epsilon2: float) -> float:
-        scalar = ScalarDP(epsilon2, 1.0)
-        e, top = math.exp(epsilon2), scalar.a * (scalar.k - scalar.b)
-        others = sum((scalar.a * (j - scalar.b)) ** 2 for j in range(scalar.k)) if scalar.k < 10_000 else math.inf
         half = (epsilon - epsilon2) / 2
-        return (e * top**2 + others) / (e + scalar.k) / direction(dimension, half, half, "optimal").m ** 2
+        return ScalarDP(epsilon2, 1.0).mean_square_at_clip / direction(dimension, half, half, "optimal").m ** 2
 
     require(0 < epsilon <= 500, f"epsilon is {epsilon}; it must be above 0 and at most 500.")
     epsilon2 = min((share * epsilon for share in np.linspace(0.02, 0.8, 79) if share * epsilon < 25), key=variance)
@@ -220,17 +217,11 @@ class PrivUnit(Mechanism):
         )
 
     def check_model(self, dimension: int) -> None:
-        require(
-            self.dimension == dimension,
-            f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.",
-        )
+        matches = self.dimension == dimension
+        require(matches, f"the mechanism is for {self.dimension} parameters, but the model has {dimension}.")
         # Constants that do not exist must show before a report is paid for.
-        require(
-            math.isfinite(self.direction.log_m) and self.scalar.k >= 1, "PrivUnit has no constants for these epsilons."
-        )
-
-    def width(self, dimension: int) -> int:
-        return dimension
+        exist = math.isfinite(self.direction.log_m) and self.scalar.k >= 1
+        require(exist, "PrivUnit has no constants for these epsilons.")
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
         delta = clipped.vectors

@@ -22,7 +22,7 @@ from dpfedexp.core.noise.lattice import add_noise, check_room, masked_sum, trunc
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import HALF, estimate, inside, step_of
 from dpfedexp.errors import InputError, require
-from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms, with_noise
+from dpfedexp.mechanisms.base import Mechanism, Release, Report, Terms
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian, SecureCentralGaussian
 
 Side = Literal["server", "helper"]
@@ -67,7 +67,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         def make(z: float) -> Mechanism:
             return cls(**CentralGaussian.bound(replace(plain, noise_multiplier=z)).settings())
 
-        mechanism = with_noise(terms, make)
+        mechanism = cls.with_noise(terms, make)
         # Everybody may be drawn at once.
         mechanism.check_headroom(math.ceil(terms.cohort / terms.sampling.rate))  # type: ignore[attr-defined]
         return mechanism
@@ -97,33 +97,42 @@ class TwoPartyGaussian(SecureCentralGaussian):
         if self.votes:
             if report.votes is None:
                 raise InputError("the report holds no votes; it must have a column for each of them.")
-            steps = self._vote_steps.to(report.votes.device)
+            steps = report.votes.new_tensor(
+                [step_of(vote, self.noise_kind) for vote in self.votes], dtype=torch.float64
+            )
             columns.append((inside(report.votes) / steps).round().to(vectors.device, torch.int64))
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def columns(self, dimension: int) -> int:
         """How long a row is for a model of this dimension."""
-        return self.width(dimension) + (self.numerator == "paper") + len(self.votes)
+        return self.width(dimension) + self._scalars
+
+    @property
+    def _scalars(self) -> int:
+        return (self.numerator == "paper") + len(self.votes)
 
     def from_units(self, total: Tensor, count: int) -> Sums:
         """The sums of `count` clients from the sum of their rows, [w] int64."""
-        width = len(total) - (self.numerator == "paper") - len(self.votes)
-        values = total.double() * self._steps(len(total)).to(total.device)
+        width = len(total) - self._scalars
+        _, steps, _ = self._by_column(len(total), total.device)
+        values = total.double() * steps
         squares = values[width] if self.numerator == "paper" else values.new_zeros(())
         return Sums(values[:width], squares, values[len(total) - len(self.votes) :], count)
 
     def noise_units(self, columns: int, side: Side, noise: Noise, scalar_noise: Noise) -> Tensor:
         """What one aggregator adds to the sum of rows of so many columns: whole numbers, [w] int64."""
-        width = columns - (self.numerator == "paper") - len(self.votes)
+        width = columns - self._scalars
         first, scalar = _ROWS[side]
-        deviations = self._deviations(columns)
-        steps = self._steps(columns)
-        parts = [self._drawn(width, self._step, float(deviations[0]), noise, first)]
-        parts += [
-            self._drawn(1, float(steps[place]), float(deviations[place]), scalar_noise, scalar + place - width)
-            for place in range(width, columns)
-        ]
-        return torch.cat(parts)
+        by_column = self._by_column(columns)
+
+        def drawn(place: int, count: int, source: Noise, row: int) -> Tensor:
+            _, step, deviation = by_column[:, place].tolist()
+            zeros = torch.zeros(1, count, dtype=torch.float64)
+            units: Tensor = add_noise(zeros, step, deviation, source, self.strict, row)[0] / step
+            return units.to(torch.int64)
+
+        scalars = [drawn(place, 1, scalar_noise, scalar + place - width) for place in range(width, columns)]
+        return torch.cat([drawn(0, width, noise, first), *scalars])
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         """Both aggregators' noise; where they are two machines, each adds its own and the server calls `decode`."""
@@ -140,9 +149,8 @@ class TwoPartyGaussian(SecureCentralGaussian):
         every single coordinate.
         """
         self.check_headroom(count)
-        most = self._most(len(total), count).to(total.device)
         require(
-            bool((total.double().abs() <= most).all()),
+            bool((total.double().abs() <= self._most(len(total), count).to(total.device)).all()),
             "the unmasked sum is larger than so many clients and the noise can make it: a mask is still on it. The helper answered "
             "for other clients, or a client's seed is not the one that it masked with.",
         )
@@ -156,55 +164,38 @@ class TwoPartyGaussian(SecureCentralGaussian):
 
     def check_headroom(self, count: int) -> None:
         """Raises `InputError` where the rows of so many clients and the noise could need 2⁵² or more, long before mod 2⁶⁴ wraps."""
-        columns = self.columns(1)
-        room = self._most(columns, count)
-        if not bool((room < 2.0**52).all()):
-            raise InputError(
-                f"the sum of {count} clients and two noises needs more than 52 bits on the lattice of secure noise; use more noise "
-                "or fewer clients."
-            )
+        require(
+            bool((self._most(self.columns(1), count) < 2.0**52).all()),
+            f"the sum of {count} clients and two noises needs more than 52 bits on the lattice of secure noise; use more noise "
+            "or fewer clients.",
+        )
 
     def _most(self, columns: int, count: int) -> Tensor:
         """The largest value of every column: that of honest rows, and of noise that never happens."""
-        width = columns - (self.numerator == "paper") - len(self.votes)
-        bounds = [self.clip**2] * (self.numerator == "paper") + [HALF] * len(self.votes)
-        own = torch.cat(
-            [torch.full((width,), self.clip, dtype=torch.float64), torch.tensor(bounds, dtype=torch.float64)]
-        )
-        return (count * own + len(self.sides) * _FAR * self._deviations(columns)) / self._steps(columns)
+        bounds, steps, deviations = self._by_column(columns)
+        most: Tensor = (count * bounds + len(self.sides) * _FAR * deviations) / steps
+        return most
 
     def _to_units(self, sums: Sums) -> Tensor:
         parts = [sums.vector.double()]
         if self.numerator == "paper":
             parts.append(sums.squares.double().reshape(1).to(sums.vector.device))
         values = torch.cat([*parts, sums.votes.double().to(sums.vector.device)])
-        units = values / self._steps(len(values)).to(values.device)
+        _, steps, _ = self._by_column(len(values), values.device)
+        units: Tensor = values / steps
         require(
             bool((units == units.round()).all()),
             "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism.",
         )
         return units.to(torch.int64)
 
-    def _drawn(self, width: int, step: float, deviation: float, noise: Noise, row: int) -> Tensor:
-        zeros = torch.zeros(1, width, dtype=torch.float64)
-        return (add_noise(zeros, step, deviation, noise, self.strict, row)[0] / step).to(torch.int64)
-
-    @property
-    def _vote_steps(self) -> Tensor:
-        return torch.tensor([step_of(vote, self.noise_kind) for vote in self.votes], dtype=torch.float64)
-
-    def _steps(self, columns: int) -> Tensor:
-        """The lattice's step in every column."""
-        squares = [self._square_step] if self.numerator == "paper" else []
-        extra = torch.cat([torch.tensor(squares, dtype=torch.float64), self._vote_steps])
-        return torch.cat([torch.full((columns - len(extra),), self._step, dtype=torch.float64), extra])
-
-    def _deviations(self, columns: int) -> Tensor:
-        """The standard deviation of one aggregator's noise in every column."""
-        extra = [self._square_noise] if self.numerator == "paper" else []
-        extra += [vote.noise for vote in self.votes]
-        own = torch.full((columns - len(extra),), self.noise_multiplier * self.clip, dtype=torch.float64)
-        return torch.cat([own, torch.tensor(extra, dtype=torch.float64)])
+    def _by_column(self, columns: int, device: torch.device | None = None) -> Tensor:
+        """One client's bound, the lattice's step, and the deviation of one aggregator's noise in every column, [3, w]."""
+        own = (self.clip, self._step, self.noise_multiplier * self.clip)
+        extra = [(self.clip**2, self._square_step, self._square_noise)] if self.numerator == "paper" else []
+        extra += [(HALF, step_of(vote, self.noise_kind), vote.noise) for vote in self.votes]
+        rows = torch.tensor([own, *extra], dtype=torch.float64, device=device)
+        return torch.cat([rows[:1].expand(columns - len(extra), 3), rows[1:]]).T
 
 
 @dataclass(frozen=True)
