@@ -160,7 +160,7 @@ def test_parameters_are_written_once_and_a_finished_run_that_is_resumed_asks_nob
 
 
 def test_no_round_is_charged_before_the_files_of_the_one_before_are_on_disk(tmp_path, monkeypatch):
-    """However long they take; and the last round's are there when the run ends."""
+    """However long they take; and the last round's are there when the run ends. One that is resumed from nothing begins."""
     events, charge, save = [], Ledger.charge, saving.save_checkpoint
 
     def slow(folder, checkpoint, kept):
@@ -175,7 +175,7 @@ def test_no_round_is_charged_before_the_files_of_the_one_before_are_on_disk(tmp_
 
     monkeypatch.setattr(saving, "save_checkpoint", slow)
     monkeypatch.setattr(Ledger, "charge", charged)
-    run(tmp_path, rounds=3)
+    run(tmp_path, rounds=3, resume=True)
     assert events == [(what, number) for number in (1, 2, 3) for what in ("charged", "saved")]
 
 
