@@ -153,7 +153,7 @@ def wait_for_first_round(began: int, process) -> None:
 
 def test_kills_at_random_moments_change_nothing(tmp_path, processes):
     def undisturbed(folder):
-        process = processes.Process(target=live, args=(folder,))
+        process = processes.Process(daemon=True, target=live, args=(folder,))
         process.start()
         process.join()
         assert process.exitcode == 0
@@ -167,7 +167,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, processes):
         # The window follows the machine's pace, so that the kills spread over all the rounds.
         window = min(1.0, max(1e-4, window * (0.6 if done > kill * ROUNDS // KILLS else 1.2)))
         read, write = multiprocessing.Pipe(duplex=False)
-        process = processes.Process(target=live, args=(broken, write))
+        process = processes.Process(daemon=True, target=live, args=(broken, write))
         process.start()
         if done < ROUNDS - 2 and moments.random() < 0.9:
             wait_for_first_round(read.fileno(), process)
@@ -196,7 +196,7 @@ def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies
     def start(folder, *sabotage):
         arguments = ["train", file, "--out", folder, "--resume", "--quiet"]
         given = (arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
-        process = processes.Process(target=command, args=given)
+        process = processes.Process(daemon=True, target=command, args=given)
         process.start()
         return process
 
@@ -332,7 +332,7 @@ def work(rank, at, folder):
 
 def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, processes):
     at = port()
-    pair = [processes.Process(target=work, args=(rank, at, str(tmp_path))) for rank in range(2)]
+    pair = [processes.Process(daemon=True, target=work, args=(rank, at, str(tmp_path))) for rank in range(2)]
     for process in pair:
         process.start()
     for process in pair:
@@ -372,7 +372,7 @@ def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_rank
             tmp_path / f"{rank}.txt",
             sabotage,
         )
-        pair.append(processes.Process(target=command, args=given))
+        pair.append(processes.Process(daemon=True, target=command, args=given))
         pair[-1].start()
     for process in pair:
         process.join(120)

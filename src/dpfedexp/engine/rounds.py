@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,9 +40,6 @@ from dpfedexp.trainers.client_losses import AllRows, ClientLosses
 from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
 
-if TYPE_CHECKING:
-    from dpfedexp.engine.ranks import Team
-
 RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
 """What a `State` remembers of a local rate that sets itself."""
 
@@ -66,6 +63,14 @@ Part = tuple[Sums, list[tuple[Tensor, Tensor]], float]
 Ballots = Callable[[State, Tensor, Tensor, int], Tensor]
 """From the state, some clients' numbers, their updates before clipping and the round to the clients' values of the votes that the
 run asks, [n, k']. A client's row must depend on nothing of another client's. The updates may have rows behind the clients'."""
+
+
+class Team(Protocol):
+    """Processes that share a cohort (`ranks.Team`)."""
+
+    def cohort_part(
+        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
+    ) -> Part: ...
 
 
 @dataclass(frozen=True)
