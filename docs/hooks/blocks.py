@@ -24,14 +24,14 @@ NOT_RUN = {
     "torch.onnx.export": "needs onnx",
     "dpfedexp demo": "minutes; tests/cli/test_demo_cli.py",
     "dpfedexp audit": "minutes; tests/audit",
-    "dpfedexp sweep": "minutes; tests/sweep",
+    "dpfedexp sweep": "minutes; tests/cli",
     "dpfedexp flower": "a deployment; tests/flower runs all of its commands",
     "dpfedexp superlink": "a deployment",
     "dpfedexp node": "a deployment",
     "dpfedexp superexec": "a deployment; tests/flower/test_local_users.py",
     "dpfedexp guard": "of a deployment",
     "dpfedexp privacy verify runs/flower": "of a deployment",
-    "train run.toml --set algorithm.aggregation": "tests/aggregation",
+    "train run.toml --set algorithm.aggregation": "tests/mechanisms",
 }
 """What is not run though a page shows it, by how it begins or what it holds. Its names are checked all the same."""
 
