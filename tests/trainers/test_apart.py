@@ -14,19 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, LocalOptimiser, Sgd, dp_fedavg, train
+from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, train
+from dpfedexp.accounting import Ledger
 from dpfedexp.data.synthetic import Generated
-from dpfedexp.engine.prepare import prepare
+from dpfedexp.errors import RoundFailed
+from tests.trainers.shared import PRIVATE, one_round, secured, simulated, updates
 
-CLIP, COUNT, HOSTILE, ROWS = 1.0, 24, 3, 6
-PRIVATE = dp_fedavg(clip=CLIP, noise_multiplier=2.0)
+COUNT, HOSTILE, ROWS = 24, 3, 6
 BOUNDED, UNBOUNDED = Sgd(lr=0.5, steps=3, max_examples=8), Sgd(lr=0.5, steps=3)
 
 
-@pytest.fixture(autouse=True)
-def same_streams(monkeypatch):
-    """A secure run draws its streams anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
+pytestmark = pytest.mark.usefixtures("same_streams")
 
 
 def rows(hostile: bool, kind: str = "numbers"):
@@ -48,14 +46,8 @@ def others(model, clients, *, local=BOUNDED, trainer="auto", **options):
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
-    execution = Execution(trainer=trainer, chunk_size=10, device="cpu")
-    simulation, _ = prepare(model, clients, PRIVATE, local=local, rounds=2, secure=True, execution=execution, **options)
-    state = simulation.begin()
-    found = []
-    for number in (1, 2):
-        for chunk in torch.arange(COUNT).split(simulation.chunk_size):
-            found.append(simulation.updates(state, state.w.float(), chunk, number)[: len(chunk)])
-    both = torch.cat(found)
+    simulation = secured(model, clients, local, trainer, chunk_size=10, rounds=2, **options)
+    both = torch.cat([one_round(simulation, number=number) for number in (1, 2)])
     return both[torch.arange(len(both)) % COUNT != HOSTILE]
 
 
@@ -84,6 +76,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.words = nn.Embedding(9, 6, max_norm=1.0)
         self.head = nn.Linear(6, 3)
         self.decoder = nn.Linear(6, 9, bias=False)
@@ -94,38 +87,34 @@ class Tied(nn.Module):
         return self.head(h) + self.decoder(h)[:, :3]
 
 
-def tied() -> nn.Module:
-    torch.manual_seed(0)
-    return Tied()
-
-
 @pytest.mark.parametrize("trainer", ["loop", "vectorised", "tiled-vectorised"])
 def test_a_module_that_writes_its_parameters_writes_its_own_copy(trainer):
     """It moved the clipped sum by 23.6 C."""
     local = BOUNDED if trainer != "loop" else UNBOUNDED
-    assert unmoved(tied, federation("words"), trainer=trainer, local=local) == ""
+    assert unmoved(Tied, federation("words"), trainer=trainer, local=local) == ""
 
 
 def test_a_module_that_writes_its_parameters_trains_alike_vectorised_and_one_by_one():
     """In a simulation too: 0.65 against 34.6 before."""
-    found = []
-    for trainer in ("loop", "vectorised"):
-        simulation, _ = prepare(
-            tied(),
-            federation("words")(False),
-            PRIVATE,
-            local=BOUNDED,
-            rounds=1,
-            execution=Execution(trainer=trainer, device="cpu"),
-        )
-        state = simulation.begin()
-        found.append(simulation.updates(state, state.w.float(), torch.arange(COUNT), 1))
+    clients = federation("words")(False)
+    found = [one_round(simulated(Tied(), clients, BOUNDED, trainer)) for trainer in ("loop", "vectorised")]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+class Then(nn.Module):
+    """A linear layer and something behind it."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(5, 3), then
+
+    def forward(self, x):
+        return self.then(self.layer(x))
 
 
 def flipped(x):
@@ -142,45 +131,27 @@ def test_a_transform_that_draws_takes_each_clients_own_stream(trainer):
 
 def test_a_transform_draws_anew_for_each_client_and_round():
     clients = Federation.from_clients([(torch.ones(4, 5), torch.zeros(4).long())] * 3, transform=flipped)
-    simulation, _ = prepare(net(), clients, PRIVATE, local=BOUNDED, rounds=2, secure=True, device="cpu")
-    w = simulation.begin().w.float()
-    found = [
-        simulation.trainer(w, torch.arange(3), simulation.plan(torch.arange(3), number), number) for number in (1, 2)
-    ]
-    drawn = torch.cat(found)
+    simulation = secured(net(), clients, BOUNDED, rounds=2)
+    drawn = torch.cat([updates(simulation, round=number) for number in (1, 2)])
     assert len({tuple(row.tolist()) for row in drawn}) == 6
 
 
-def shifted(x):
-    return x + 0.1 * random.random()
-
-
-def noisy(x):
-    return x + torch.from_numpy(np.random.normal(size=x.shape)).float()
-
-
-def cropped(x):
-    at = int(torch.randint(0, 3, ()))
-    return torch.roll(x, at, -1)
-
-
-@pytest.mark.parametrize("transform", [shifted, noisy, cropped], ids=["python", "numpy", "item"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda x: x + 0.1 * random.random(),
+        lambda x: x + torch.from_numpy(np.random.normal(size=x.shape)).float(),
+        lambda x: torch.roll(x, int(torch.randint(0, 3, ())), -1),
+    ],
+    ids=["python", "numpy", "item"],
+)
 def test_a_transform_that_leaves_torch_is_refused_in_a_secure_run_and_is_each_clients_own_in_a_simulation(transform):
     assert "transform" in unmoved(net, federation(transform=transform))
-    found = []
-    for trainer, chunk in (("vectorised", 5), ("loop", 24)):
-        simulation, _ = prepare(
-            net(),
-            federation(transform=transform)(False),
-            PRIVATE,
-            local=BOUNDED,
-            rounds=1,
-            seed=3,
-            execution=Execution(trainer=trainer, chunk_size=chunk, device="cpu"),
-        )
-        state = simulation.begin()
-        parts = [simulation.updates(state, state.w.float(), part, 1) for part in torch.arange(COUNT).split(chunk)]
-        found.append(torch.cat(parts))
+    clients = federation(transform=transform)(False)
+    found = [
+        one_round(simulated(net(), clients, BOUNDED, trainer, chunk_size=chunk, seed=3))
+        for trainer, chunk in (("vectorised", 5), ("loop", 24))
+    ]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
@@ -218,14 +189,9 @@ def test_generated_clients_are_asked_for_one_at_a_time():
 def test_a_transform_of_several_inputs_is_taken():
     """The check crashed on tuples."""
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 3)
-
+    class Both(Tied):
         def forward(self, x, words):
-            return self.head(x + self.words(words).mean(1))
+            return super().forward(words) + x[:, :3]
 
     assert unmoved(Both, federation("both", transform=lambda x: (mixing(x[0]), x[1])), local=UNBOUNDED) == ""
 
@@ -294,17 +260,8 @@ def test_an_optimizer_of_ones_own_sees_one_client_at_a_time(trainer):
     assert unmoved(net, federation(), local=RarelyCoupled(lr=0.1, steps=3, max_examples=8), trainer=trainer) == ""
 
 
-def test_whole_runs_of_max_norm_and_of_a_drawing_transform_go_on(tmp_path):
-    for model, clients in ((tied(), federation("words")(True)), (net(), federation(transform=flipped)(True))):
-        run = train(model, clients, PRIVATE, local=BOUNDED, rounds=2, secure=True, progress=False)
-        assert len(run.history) == 2
-
-
 def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():
-    from dpfedexp.accounting import Ledger
-    from dpfedexp.errors import RoundFailed
-
-    simulation, _ = prepare(net(), federation()(False), PRIVATE, local=BOUNDED, rounds=1, secure=True, device="cpu")
+    simulation = secured(net(), federation()(False), BOUNDED)
     inner = simulation.trainer
 
     class Writes:
@@ -368,9 +325,7 @@ def test_a_client_whose_rows_can_not_be_read_is_not_named_and_stops_no_other(pla
         return torch.ones(len(ids), ROWS, 5), torch.zeros(len(ids), ROWS, dtype=torch.int64)
 
     clients = Generated(COUNT, ROWS, make)
-    simulation, _ = prepare(net(), clients, PRIVATE, local=BOUNDED, rounds=1, secure=True, device="cpu")
-    state = simulation.begin()
-    found = simulation.updates(state, state.w.float(), torch.arange(COUNT), 1)[:COUNT]
+    found = one_round(secured(net(), clients, BOUNDED))
     assert ((found != 0).any(1) == (torch.arange(COUNT) != place)).all()
     run = train(net(), clients, PRIVATE, local=BOUNDED, rounds=1, secure=True, progress=False, out=tmp_path / "run")
     assert len(run.history) == 1
@@ -400,7 +355,6 @@ class Places(nn.Module):
 @pytest.mark.parametrize(
     ("how", "trainer"),
     [
-        ("torch.embedding", "auto"),
         ("torch.embedding", "vectorised"),
         ("aten.embedding", "loop"),
         ("aten.embedding", "vectorised"),
@@ -438,32 +392,19 @@ def test_an_operator_of_the_callers_is_refused():
 
     flips.register_autograd(lambda ctx, gradient: gradient)
 
-    class Calls(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-
-        def forward(self, x):
-            return flips(self.layer(x))
-
-    assert "not an operation of torch's own" in unmoved(Calls, federation())
+    assert "not an operation of torch's own" in unmoved(lambda: Then(lambda h: flips(h)), federation())
 
 
 @pytest.mark.parametrize("how", ["resize_as_", "resize_"])
 def test_memory_that_is_not_filled_is_refused(how):
     """What another client had left there decided: 2.06 C."""
 
-    class Leftovers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
+    def leftovers(x):
+        empty = torch.empty(0)
+        left = empty.resize_as_(x) if how == "resize_as_" else empty.resize_(x.shape)
+        return x + torch.where(left.abs().max() > 10, 1.0, 0.0)
 
-        def forward(self, x):
-            empty = torch.empty(0)
-            left = empty.resize_as_(x) if how == "resize_as_" else empty.resize_(x.shape)
-            return self.layer(x + torch.where(left.abs().max() > 10, 1.0, 0.0))
-
-    sentence = unmoved(Leftovers, federation(), local=UNBOUNDED, trainer="loop")
+    sentence = unmoved(lambda: Then(leftovers), federation(), local=UNBOUNDED, trainer="loop")
     # What the memory holds may already differ between two synthetic batches, which is found first.
     assert "memory that is not filled" in sentence or "has seen before" in sentence
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, dp_scaffold, fedavg, train
+from dpfedexp import Execution, Federation, InputError, Sgd, dp_scaffold, fedavg, train
 from dpfedexp import machine as rows
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine import rounds as engine
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers import chunk_size as chunk
 from tests.sizes import sized
+from tests.trainers.shared import secured, simulated
 
 
 def federation(clients=6, size=4):
@@ -37,8 +38,7 @@ def test_a_budget_decides_the_chunk_and_not_the_result():
     clients = federation()
     model = nn.Sequential(nn.Linear(5, 3))
     options = {"local": Sgd(lr=0.1, steps=2), "device": "cpu"}
-    task = prepare(model, clients, fedavg(), rounds=1, **options)[0].task
-    one = chunk.footprint(task).bytes
+    one = chunk.footprint(simulated(model, clients, options["local"]).task).bytes
     sizes = [
         prepare(model, clients, fedavg(), rounds=1, execution=Execution(memory=n * one), **options)[0].chunk_size
         for n in (0.5, 1, 3.5, 100)
@@ -53,20 +53,15 @@ def test_a_budget_decides_the_chunk_and_not_the_result():
 
 def test_trained_in_tiles_only_the_clients_in_flight_count_their_activations():
     model = nn.Sequential(nn.Linear(5, 400), nn.Linear(400, 3))
-    task = prepare(model, federation(60, 50), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu")[0].task
+    task = simulated(model, federation(60, 50), Sgd(lr=0.1, steps=1)).task
     budget = 30 * chunk.footprint(task).bytes
     assert chunk.automatic_chunk(task, budget, in_flight=2) > chunk.automatic_chunk(task, budget)
 
 
-def test_a_large_model_gets_room_for_every_core():
-    model = nn.Sequential(nn.Linear(5, 3))
-    task = prepare(model, federation(), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1, device="cpu")[0].task
-    size = chunk.footprint(task).bytes
-    before, chunk.CPU_BUDGET = chunk.CPU_BUDGET, size
-    try:
-        assert chunk.automatic_chunk(task) == min(6, 2 * torch.get_num_threads())
-    finally:
-        chunk.CPU_BUDGET = before
+def test_a_large_model_gets_room_for_every_core(monkeypatch):
+    task = simulated(nn.Sequential(nn.Linear(5, 3)), federation(), Sgd(lr=0.1, steps=1)).task
+    monkeypatch.setattr(chunk, "CPU_BUDGET", chunk.footprint(task).bytes)
+    assert chunk.automatic_chunk(task) == min(6, 2 * torch.get_num_threads())
 
 
 def test_scaffolds_rows_on_disk_give_the_run_of_rows_in_memory(monkeypatch):
@@ -134,14 +129,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def test_the_chunk_of_a_secure_run_does_not_follow_what_memory_the_data_left_free(monkeypatch):
-    model, options = nn.Sequential(nn.Linear(5, 3)), {"local": Sgd(lr=0.1, steps=1, max_examples=4), "rounds": 1}
+    given = nn.Sequential(nn.Linear(5, 3)), federation(), Sgd(lr=0.1, steps=1, max_examples=4)
     monkeypatch.setattr(chunk, "CPU_BUDGET", 1)
     sizes = {}
     for secure in (False, True):
         for free in (2**40, 4 * 1000):
             monkeypatch.setattr(chunk, "available_memory", lambda free=free: free)
-            sizes[secure, free] = prepare(
-                model, federation(), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=secure, device="cpu", **options
-            )[0].chunk_size
+            sizes[secure, free] = secured(*given, secure=secure).chunk_size
     assert sizes[False, 2**40] > sizes[False, 4 * 1000]
     assert sizes[True, 2**40] == sizes[True, 4 * 1000]

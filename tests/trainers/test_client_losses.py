@@ -5,22 +5,19 @@ import math
 import pytest
 import torch
 
-from dpfedexp import Execution, Federation, Sgd, fedavg
+from dpfedexp import Sgd
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
+from tests.trainers.shared import sampled, simulated
 from tests.trainers.test_local_optimisers import MODEL, SAMPLER, SIZES
 
 
 @pytest.fixture(scope="module")
 def made():
-    generator = torch.Generator().manual_seed(7)
-    clients = Federation.from_clients([SAMPLER(n, generator) for n in SIZES])
-    execution = Execution(trainer="vectorised", device="cpu")
-    simulation, _ = prepare(MODEL, clients, fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1, execution=execution)
-    w = simulation.begin().w.float()
-    return clients, simulation, w, 0.1 * torch.randn(len(clients), len(w), generator=generator)
+    simulation = simulated(MODEL, sampled(SAMPLER, SIZES), Sgd(lr=0.1, steps=1), "vectorised")
+    w, clients = simulation.begin().w.float(), simulation.task.clients
+    return clients, simulation, w, 0.1 * torch.randn(len(clients), len(w), generator=torch.Generator().manual_seed(3))
 
 
 def losses(made, rows, *, apart, who=None):

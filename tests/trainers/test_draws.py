@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
+from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys, words
-from dpfedexp.trainers.steps import ByVmap, Steps
-from dpfedexp.trainers.vectorised import Vectorised
+from tests.trainers.shared import labelled, recorded, simulated, updates
 
 SIZES = [4, 2, 7, 1]
 
@@ -68,30 +67,12 @@ FAST = ("dense", "input", "channels")
 
 
 def federation(shape):
-    generator = torch.Generator().manual_seed(7)
-    return Federation.from_clients(
-        [(torch.randn(n, *shape, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in SIZES]
-    )
+    return labelled(shape, SIZES)
 
 
-def simulation(name, trainer, local=Sgd(lr=0.1, steps=3, batch_size=3), **options):
+def simulation(name, trainer, **options):
     model, shape = MODULES[name]
-    execution = Execution(device="cpu", trainer=trainer)
-    return prepare(model, federation(shape), fedavg(), local=local, rounds=1, execution=execution, **options)[0]
-
-
-def updates(prepared, trainer=None, round=1, calls=1):
-    w, everybody = prepared.begin().w.float(), torch.arange(len(SIZES))
-    for _ in range(calls):
-        rows = (trainer or prepared.trainer)(w, everybody, prepared.plan(everybody, round), round)
-    return rows
-
-
-def captured(function):
-    """What `cuda_graph` does to the memory: it runs the step a few times before it is replayed."""
-    function()
-    function()
-    return function
+    return simulated(model, federation(shape), Sgd(lr=0.1, steps=3, batch_size=3), trainer, **options)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +96,7 @@ def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
         return
     if trainer == "recorded":
         prepared = simulation(name, "vectorised")
-        core = ByVmap(Vectorised(prepared.task).gradients.program)
-        steps = Steps(prepared.task, "recorded", core, record=True, capture=captured, streams=prepared.streams)
-        rows = updates(prepared, steps, calls=3)
+        rows = updates(prepared, recorded(prepared), calls=3)
     else:
         prepared = simulation(name, trainer)
         # More than twelve calls of a shape are replayed by torch.fx.
@@ -125,35 +104,23 @@ def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
     torch.testing.assert_close(rows, expected[name], rtol=0.0, atol=1e-6 * max(1.0, float(expected[name].abs().max())))
 
 
-@pytest.mark.parametrize("name", ["channels", "attention"])
-def test_masks_are_there_and_change_with_the_round_and_the_seed(name):
-    prepared, other = simulation(name, "vectorised"), simulation(name, "vectorised", seed=1)
+def test_masks_are_there_and_change_with_the_round_and_the_seed():
+    prepared, other = simulation("attention", "vectorised"), simulation("attention", "vectorised", seed=1)
     rows = updates(prepared)
-    assert torch.equal(rows, updates(simulation(name, "vectorised")))
+    assert torch.equal(rows, updates(simulation("attention", "vectorised")))
     plan = prepared.plan(torch.arange(4), 1)
     w = prepared.begin().w.float()
     for again in (prepared.trainer(w, torch.arange(4), plan, 2), other.trainer(w, torch.arange(4), plan, 1)):
         assert float((again - rows).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "fast"])
-def test_a_clients_draws_do_not_depend_on_who_else_is_there(trainer):
-    """`prepare` refuses a trainer of an isolated run unless made-up rows are the same bit for bit; here with real ones."""
-    local = Sgd(lr=0.1, epochs=2, batch_size=2, max_examples=6)
-    prepared = simulation("channels", trainer, local=local, isolated=True)
-    w, state = prepared.begin().w.float(), prepared.begin()
-    rows = prepared.updates(state, w, torch.arange(len(SIZES)), 1)
-    for client in range(len(SIZES)):
-        assert torch.equal(prepared.updates(state, w, torch.tensor([client]), 1)[0], rows[client])
-
-
-@pytest.mark.parametrize("name", ["channels", "sequence first"])
-def test_a_run_is_the_same_whatever_the_chunk_size(name):
+@pytest.mark.parametrize(("name", "trainer"), [("channels", "loop"), ("sequence first", "vectorised")])
+def test_a_run_is_the_same_whatever_the_chunk_size(name, trainer):
     """1e-6: a chunk of one has other shapes, which round in their own way; clients' sizes differ, so that chunks pad."""
     model, shape = MODULES[name]
     runs = []
     for size in (1, 3, 4):
-        execution = Execution(device="cpu", chunk_size=size, trainer="vectorised")
+        execution = Execution(device="cpu", chunk_size=size, trainer=trainer)
         given = {"local": Sgd(lr=0.1, steps=2), "rounds": 2, "execution": execution, "progress": False}
         runs.append(train(model, federation(shape), fedavg(), **given).model)
     for other in runs[1:]:
@@ -162,13 +129,8 @@ def test_a_run_is_the_same_whatever_the_chunk_size(name):
 
 
 def test_a_model_without_draws_gets_no_keys():
-    prepared = prepare(
-        nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.0)),
-        federation((8,)),
-        fedavg(),
-        local=Sgd(lr=0.1, steps=1),
-        rounds=1,
-    )[0]
+    model = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.0))
+    prepared = simulated(model, federation((8,)), Sgd(lr=0.1, steps=1))
     assert not prepared.task.habits.draws
     assert prepared.task.keys(prepared.streams, 1, torch.arange(4)) is None
 
@@ -190,18 +152,13 @@ def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
 def masks(p=0.3, clients=40, steps=5, calls=3, shape=(10, 70)):
     """[clients, steps, calls, 700] of kept places."""
     keys = client_keys(Streams(3), 1, torch.arange(clients), torch.device("cpu"))
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    torch.stack([dropout_mask(key, call, p, shape, torch.float32).flatten() for call in range(calls)])
-                    for key in step_keys(keys, torch.tensor(float(step), dtype=torch.float64))
-                ]
-            )
-            for step in range(steps)
-        ],
-        dim=1,
-    )
+    found = [
+        dropout_mask(key, call, p, shape, torch.float32).flatten()
+        for step in range(steps)
+        for key in step_keys(keys, torch.tensor(float(step), dtype=torch.float64))
+        for call in range(calls)
+    ]
+    return torch.stack(found).view(steps, clients, calls, -1).transpose(0, 1)
 
 
 def test_masks_keep_the_share_that_was_asked_for():
@@ -222,7 +179,7 @@ def test_masks_of_clients_steps_calls_rows_and_places_are_independent():
         products.fill_diagonal_(0)
         assert float(products.abs().max()) < 7 / math.sqrt(n)
     # Neighbouring places, and a place and the one below it in the next row.
-    places = centred.view(-1, 10, 70)
+    places = centred.reshape(-1, 10, 70)
     for one, two in ((places[:, :, 1:], places[:, :, :-1]), (places[:, 1:], places[:, :-1])):
         assert abs(float((one * two).mean())) < 5.5 / math.sqrt(one.numel())
 
@@ -313,8 +270,7 @@ def test_attention_is_vectorised_without_torchs_fallback(dropout):
     model = nn.Sequential(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
     )
-    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "execution": Execution(device="cpu", trainer="vectorised")}
-    prepared, _ = prepare(model, federation((5, 8)), fedavg(), **given)
+    prepared = simulated(model, federation((5, 8)), Sgd(lr=0.1, steps=1), "vectorised")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert updates(prepared).abs().sum() > 0

@@ -7,18 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, dp_fedavg
-from dpfedexp.engine.prepare import prepare
+from dpfedexp import AdamW, Federation, InputError, Sgd
 from tests.sizes import sized
+from tests.trainers.shared import one_round, secured
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised")
 CLIENTS, MINE, BOUND = 13, 5, 6
 
 
-@pytest.fixture(autouse=True)
-def same_draws(monkeypatch):
-    """A secure run keys its draws anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
+pytestmark = pytest.mark.usefixtures("same_streams")
 
 
 class Attending(nn.Module):
@@ -95,25 +92,15 @@ def federation(name: str, garbage: bool) -> Federation:
 
 
 def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tensor:
-    clients = federation(name, garbage)
-    simulation, _ = prepare(
-        modules()[name],
-        clients,
-        dp_fedavg(clip=1.0, noise_multiplier=2.0),
-        local=LOCALS[how],
-        rounds=1,
-        secure=True,
-        execution=Execution(device="cpu", trainer=trainer),
-    )
-    state = simulation.begin()
-    return simulation.updates(state, state.w.float(), torch.arange(CLIENTS), 1)[MINE]
+    return one_round(secured(modules()[name], federation(name, garbage), LOCALS[how], trainer))[MINE]
 
 
 PAIRS = [(name, ("momentum", "adamw")[at % 2], TRAINERS[at % 4]) for at, name in enumerate(modules())]
+MORE = [("dropout", "adamw", "tiled-vectorised"), ("dropout", "momentum", "fast")]
 ALL = [(name, how, trainer) for name in modules() for how in LOCALS for trainer in TRAINERS]
 
 
-@pytest.mark.parametrize(("name", "how", "trainer"), sized([*PAIRS, ("dropout", "adamw", "tiled-vectorised")], ALL))
+@pytest.mark.parametrize(("name", "how", "trainer"), sized([*PAIRS, *MORE], [*ALL, *MORE]))
 def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
     refusal, mine = "", torch.zeros(0)
     try:

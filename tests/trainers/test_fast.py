@@ -8,10 +8,8 @@ from reproduction.benchmarks.networks import Transformer
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, Federation, InputError, Sgd, fedavg, train
-from dpfedexp.core.batches import schedule
+from dpfedexp import InputError, Sgd
 from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.models import mnist_cdp_net, resnet18_gn
 from dpfedexp.trainers import programs
 from dpfedexp.trainers.fast import ops
@@ -22,8 +20,10 @@ from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, each_held
 from dpfedexp.trainers.vectorised import Vectorised
-from tests.engine.plain import cases, plain_update
-from tests.trainers.test_frozen import Largest, adapted
+from tests.engine.plain import plain_update
+from tests.sizes import sized
+from tests.trainers.shared import labelled, sampled, simulated, updates
+from tests.trainers.test_frozen import Adapter
 
 SIZES = [1, 7, 3, 4]
 LOCAL = Sgd(lr=0.1, steps=3)
@@ -84,16 +84,6 @@ class Block(nn.Module):
         return F.silu(F.layer_norm(x + found / 2, (WIDTH,), self.weight, self.bias)) + F.gelu(x, approximate="tanh")
 
 
-class Adapter(nn.Module):
-    def __init__(self, inner, width=WIDTH):
-        super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
-
-    def forward(self, x):
-        return self.inner(x) + self.up(self.down(x))
-
-
 def networks():
     torch.manual_seed(1)
     head = lambda width: (nn.Flatten(), nn.Linear(width, 3))  # noqa: E731
@@ -129,26 +119,16 @@ def tokens(n, generator):
 
 
 def federation(sampler=images, sizes=SIZES):
-    generator = torch.Generator().manual_seed(7)
-    return Federation.from_clients([sampler(n, generator) for n in sizes])
+    return sampled(sampler, sizes)
 
 
-def bound(model, clients, local=LOCAL, trainer="fast", precision="fp32", **options):
-    execution = Execution(device="cpu", trainer=trainer, precision=precision)
-    return prepare(model, clients, fedavg(), local=local, rounds=1, execution=execution, **options)[0]
+def bound(model, clients, local=LOCAL, trainer="fast", **options):
+    return simulated(model, clients, local, trainer, **options)
 
 
-def updates(simulation, trainer=None, correction=None):
-    task = simulation.task
-    shuffles = simulation.streams.at("batches", 1)
-    plan = schedule(task.local, task.clients.sizes, lambda row: shuffles.generator(row))
-    w = task.layout.read(task.model).float()
-    return (trainer or simulation.trainer)(w, torch.arange(len(task.clients)), plan, 1, correction)
-
-
-def check(ours, model, clients, **options):
+def check(ours, model, clients):
     for i in range(len(clients)):
-        expected = plain_update(model, *clients.client(i), lr=0.1, steps=3, **options)
+        expected = plain_update(model, *clients.client(i), lr=0.1, steps=3)
         # Some processors' libraries add a weight's gradient up number by number.
         assert torch.allclose(ours[i], expected, atol=5e-5 * float(expected.abs().max()) + 1e-7)
 
@@ -172,45 +152,14 @@ def test_torchs_library_gives_the_plain_loops_updates_behind_another_layer(name)
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("linear", "sgd"), ("mlp", "fedprox"), ("cnn", "scaffold"), ("groupnorm", "fedprox")]
-)
-def test_variants_of_the_local_step_give_the_plain_loops_updates(name, variant):
-    model, sampler = cases()[name]
-    clients = federation(sampler)
-    proximal = 0.3 if variant == "fedprox" else 0.0
-    d = sum(p.numel() for p in model.parameters())
-    correction = 0.05 * torch.randn(4, d, generator=torch.Generator().manual_seed(3)) if variant == "scaffold" else None
-    simulation = bound(model, clients, Sgd(lr=0.1, steps=3, proximal=proximal))
-    ours = updates(simulation, correction=correction)
-    for i in range(4):
-        row = None if correction is None else correction[i]
-        x, y = clients.client(i)
-        expected = plain_update(model, x, y, lr=0.1, steps=3, proximal=proximal, correction=row)
-        assert torch.allclose(ours[i], expected, atol=1e-5 * float(expected.abs().max()) + 1e-7)
-
-
-@pytest.mark.parametrize(
-    ("local", "precision"),
-    [(Sgd(lr=0.1, epochs=2, batch_size=2), "fp32"), (Sgd(lr=0.1, steps=5, batch_size=3), "bf16")],
-)
-def test_mini_batches_and_uneven_steps_equal_plain_vmap(local, precision):
-    """In bf16 the two round differently at every step; 5 per cent of the update is some twenty roundings."""
-    clients = federation()
-    simulation = bound(NETWORKS["paper"], clients, local, precision=precision)
-    ours, expected = updates(simulation), updates(simulation, Vectorised(simulation.task))
-    assert float((ours - expected).norm()) <= (1e-5 if precision == "fp32" else 0.05) * float(expected.norm())
-
-
-@pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
     [
-        (half_squared_error, 1, lambda n: torch.randn(n, 1)),
         (half_squared_error, 2, lambda n: torch.randn(n, 2)),
         (binary_cross_entropy, 2, lambda n: torch.randint(2, (n, 2))),
         (lambda o, t: (o - t).abs().sum(1), 2, lambda n: torch.randn(n, 2)),
         (lambda o, t: (o - o.mean(0) - t).square().sum(1), 2, lambda n: torch.randn(n, 2)),
     ],
-    ids=["squared", "squared vector", "binary", "one's own", "one that looks across examples"],
+    ids=["squared vector", "binary", "one's own", "one that looks across examples"],
 )
 def test_every_loss_gives_vmaps_updates(loss, outputs, targets):
     torch.manual_seed(0)
@@ -226,20 +175,6 @@ def test_ties_in_a_pool_go_where_torch_sends_them():
     model = NETWORKS["paper"]
     clients = federation(lambda n, g: (torch.zeros(n, 2, 8, 8), torch.randint(3, (n,), generator=g)))
     check(updates(bound(model, clients)), model, clients)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(72, 3)), "grouped"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(128, 3), nn.Softplus()), "Softplus"),
-    ],
-)
-def test_a_network_without_rules_says_so_and_trains_otherwise(model, words):
-    clients = federation()
-    with pytest.raises(InputError, match=words):
-        bound(model, clients)
-    assert bound(model, clients, trainer="auto").trainer.name == "vectorised"
 
 
 def test_shared_parameters_have_no_fast_program():
@@ -277,9 +212,8 @@ def test_a_plain_step_multiplies_no_gradient_of_a_linear_layer_out(monkeypatch):
 
 
 def test_the_papers_network_and_a_resnet_have_fast_programs():
-    for model, channels, side in ((mnist_cdp_net(), 1, 28), (resnet18_gn(groups=8), 3, 32)):
-        sampler = lambda n, g, c=channels, s=side: (torch.randn(n, c, s, s), torch.randint(10, (n,)))  # noqa: E731
-        assert bound(model, federation(sampler, [2, 2]), trainer="fast").trainer.name == "fast"
+    for model, shape in ((mnist_cdp_net(), (1, 28, 28)), *sized([], [(resnet18_gn(groups=8), (3, 32, 32))])):
+        assert bound(model, labelled(shape, [2, 2], 10)).trainer.name == "fast"
 
 
 def test_one_near_tie_does_not_refuse_a_program_and_a_wrong_rule_is_refused_everywhere(monkeypatch):
@@ -317,7 +251,6 @@ SEQUENCES = {
     ),
     "attention alone": lambda: Encoder(nn.Sequential(Block(), Block(weights=False))),
     "frozen embedding and layer": lambda: frozen(Transformer(WORDS, WIDTH, 2, CLASSES, 2), "embedding", "layers.0"),
-    "frozen positions": lambda: frozen(Encoder(encoder_layer()), "position"),
     "frozen within a layer": lambda: frozen(
         Encoder(encoder_layer()), "inner.self_attn.in_proj_weight", "inner.linear1.weight", "inner.norm1.bias", "head.bias"
     ),
@@ -325,7 +258,7 @@ SEQUENCES = {
     "frozen with dropout": lambda: frozen(
         Encoder(nn.Sequential(nn.Dropout(0.3), encoder_layer())), "embedding", "position", "inner"
     ),
-    "adapters": lambda: Encoder(nn.Sequential(Adapter(encoder_layer()), Adapter(nn.Linear(WIDTH, WIDTH)))),
+    "adapters": lambda: Encoder(nn.Sequential(Adapter(WIDTH, 2, encoder_layer()), Adapter(WIDTH, 2))),
 }  # fmt: skip
 
 
@@ -365,64 +298,23 @@ def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
 
 def test_a_frozen_layer_gets_no_gradient_made(monkeypatch):
     """The adapters' matrices have no bias and their gradients are products, so that a sum could only be the frozen layer's."""
-    simulation = bound(nn.Sequential(nn.Flatten(), Adapter(nn.Linear(128, 128), 128), Adapter(nn.Linear(128, 128), 128),
-                                     nn.Linear(128, CLASSES, bias=False)), federation())  # fmt: skip
+    adapters, head = (Adapter(128, 2), Adapter(128, 2)), nn.Linear(128, CLASSES, bias=False)
+    simulation = bound(nn.Sequential(nn.Flatten(), *adapters, head), federation())
     agrees(simulation)
     monkeypatch.setattr(ops.Later, "tensor", lambda self: pytest.fail("a gradient that nobody uses"))
     updates(simulation)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: SEQUENCES["frozen embedding and layer"](), backbone], ids=["tokens", "images"]
-)
-def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest(make):
+def test_frozen_parts_of_a_program_compute_in_bf16_with_the_rest():
     """5 per cent of the update is some twenty roundings."""
     torch.manual_seed(1)
-    model = make()
-    clients = federation(tokens if isinstance(model, Transformer) else images)
+    model, clients = SEQUENCES["frozen embedding and layer"](), federation(tokens)
     simulation = bound(model, clients, precision="bf16")
     held = simulation.trainer._trainer().core.program.frozen
     assert held
     assert all(value.dtype == torch.bfloat16 for value in held.values())
     rough, exact = updates(simulation), updates(bound(model, clients))
     assert 0 < float((rough - exact).norm() / exact.norm()) < 0.05
-
-
-def test_frozen_tensors_of_a_program_are_the_models_own():
-    simulation = bound(frozen(Encoder(encoder_layer()), "embedding", "inner"), federation(tokens))
-    held, model = Programs(simulation.task).plain.frozen, simulation.task.model
-    assert held.keys() == {name for name, value in model.named_parameters() if not value.requires_grad}
-    assert all(value.data_ptr() == model.get_parameter(name).data_ptr() for name, value in held.items())
-
-
-def test_a_program_holds_frozen_parameters_once():
-    """No tensor of 32 clients comes near 32 copies of a frozen matrix; 4 rows of width 256 each do not either."""
-    width, count = 256, 32
-    clients = Federation.from_clients([(torch.randn(4, width), torch.randint(0, 3, (4,))) for _ in range(count)])
-    simulation = bound(adapted(width, 1), clients)
-    w, everybody = simulation.begin().w.float(), torch.arange(count)
-    with Largest() as seen:
-        simulation.trainer._trainer()(w, everybody, simulation.plan(everybody, 1), 1)
-    assert 0 < seen.numbers < 4 * width * width
-
-
-class Crossed(Block):
-    def forward(self, x):
-        return self.attention(x, F.silu(x), x)[0] + self.weight + self.bias
-
-
-@pytest.mark.parametrize(
-    ("inner", "words"),
-    [
-        (lambda: encoder_layer(batch_first=False), "batch first"),
-        (lambda: encoder_layer(activation=F.softplus), "activation without a rule"),
-        (lambda: Crossed(), "attends to something else"),
-        (lambda: encoder_layer(dropout=0.1), "has options"),
-    ],
-)
-def test_what_has_no_rule_says_so(inner, words):
-    with pytest.raises(InputError, match=words):
-        bound(Encoder(inner()), federation(tokens))
 
 
 def features(n, generator):
@@ -451,13 +343,17 @@ def test_a_word_that_does_not_exist_is_its_clients_own_affair(trainer, word, fro
     assert not found[3].isfinite().all()
 
 
-class Ignored(nn.Module):
-    """Its activation changes the value itself, and nobody reads what it returns."""
-
+class Activated(nn.Module):
     def __init__(self, activate):
         super().__init__()
         self.first, self.last, self.activate = nn.Linear(4, 6), nn.Linear(6, 2), activate
-        nn.init.constant_(self.first.bias, 4.0)
+
+    def forward(self, x):
+        return self.last(self.activate(self.first(x)))
+
+
+class Ignored(Activated):
+    """Its activation changes the value itself, and nobody reads what it returns."""
 
     def forward(self, x):
         hidden = self.first(x)
@@ -506,39 +402,41 @@ class Masked(nn.Module):
         return self.layer(x + self.shift[0] + torch.arange(4.0))
 
 
+class Crossed(Block):
+    def forward(self, x):
+        return self.attention(x, F.silu(x), x)[0] + self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("make", "sampler", "words"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(72, 3)), images, "grouped"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 3), nn.Softplus()), images, "Softplus"),
+        (lambda: Encoder(encoder_layer(batch_first=False)), tokens, "batch first"),
+        (lambda: Encoder(encoder_layer(activation=F.softplus)), tokens, "activation without a rule"),
+        (lambda: Encoder(Crossed()), tokens, "attends to something else"),
+        (lambda: Encoder(encoder_layer(dropout=0.1)), tokens, "has options"),
+        (lambda: Activated(lambda h: torch.tanh(input=h)), features, "no fast program"),
+        (lambda: Activated(lambda h: h * h.mean(None)), features, "no fast program"),
+    ],
+)
+def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):
+    clients = federation(sampler)
+    with pytest.raises(InputError, match=words):
+        bound(make(), clients)
+    assert bound(make(), clients, trainer="auto").trainer.name == "vectorised"
+
+
 def test_tracing_leaves_the_runs_module_as_it_is():
-    run = train(
-        Masked(), federation(features), fedavg(), local=Sgd(lr=0.1, steps=2), rounds=2, progress=False,
-        execution=Execution("cpu", trainer="vectorised"),
-    )  # fmt: skip
-    assert len(run.history) == 2
-    with pytest.raises(InputError, match="no fast program"):
-        bound(Masked(), federation(features))
-    model = Masked()
-    run, _ = prepare(model, federation(features), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
+    run = bound(Masked(), federation(features), trainer="vectorised")
     names = set(vars(run.task.model))
     with pytest.raises(InputError, match="no fast program"):
         Programs(run.task).plain  # noqa: B018
     assert set(vars(run.task.model)) == names
+    assert updates(run).isfinite().all()
 
 
-class Activated(nn.Module):
-    def __init__(self, activate):
-        super().__init__()
-        self.first, self.last, self.activate = nn.Linear(4, 6), nn.Linear(6, 2), activate
-
-    def forward(self, x):
-        return self.last(self.activate(self.first(x)))
-
-
-@pytest.mark.parametrize("activate", [lambda h: torch.tanh(input=h), lambda h: h * h.mean(None)])
-def test_a_call_that_no_rule_foresees_is_refused_with_a_sentence(activate):
-    with pytest.raises(InputError, match="no fast program"):
-        bound(Activated(activate), federation(features))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer(precision):
+def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer():
     window, draws = Window((3, 3), padding=(1, 1)), torch.Generator().manual_seed(0)
     x, kernel, dy = (
         torch.randn(shape, generator=draws) for shape in ((2, 3, 6, 5, 4), (2, 7, 3, 3, 3), (2, 7, 6, 5, 4))
@@ -550,7 +448,7 @@ def test_a_kernel_is_held_to_what_it_stands_for_layer_by_layer(precision):
 
     def back_and_forth(op):
         step = Step(op, (0,), 2, ("w",))
-        first, second = each_held(Program((step, plain.steps[2]), output=3), plain, precision).steps
+        first, second = each_held(Program((step, plain.steps[2]), output=3), plain, "fp32").steps
         assert second is plain.steps[2]
         _, saved = first.op.forward([kernel], x)
         return first.op.backward([kernel], saved, dy, True)

@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.engine.prepare import prepare
+from dpfedexp import Federation, InputError, Sgd, dp_fedavg, fedavg, train
 from dpfedexp.trainers.chunk_size import footprint
+from tests.trainers.shared import labelled, one_round, simulated, updates
 
 LOCAL = Sgd(lr=0.1, steps=2, max_examples=4)
 
@@ -31,21 +31,10 @@ class Residual(nn.Module):
 
 
 def federation(shape=(1, 6, 6), sizes=(4, 2, 7, 1)):
-    generator = torch.Generator().manual_seed(1)
-    return Federation.from_clients(
-        [(torch.randn(n, *shape, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
-    )
+    return labelled(shape, sizes, seed=1)
 
 
-def updates(model, trainer, **options):
-    execution = Execution(device="cpu", trainer=trainer)
-    simulation, _ = prepare(model, federation(), fedavg(), local=LOCAL, rounds=1, execution=execution, **options)
-    state = simulation.begin()
-    return simulation.updates(state, state.w.float(), torch.arange(4), 1), simulation
-
-
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("head_only", [False, True])
+@pytest.mark.parametrize(("head_only", "secure"), [(False, False), (True, True)])
 def test_a_pretrained_network_in_eval_mode_trains_and_its_statistics_stand_still(head_only, secure):
     model = Residual().eval()
     if head_only:
@@ -63,18 +52,10 @@ def test_a_pretrained_network_in_eval_mode_trains_and_its_statistics_stand_still
 
 def test_a_network_in_eval_mode_is_vectorised_as_the_loop_trains_it():
     """Dropout is on, batch norm's statistics are not touched; 1e-6 of a largest entry of order one is float32 rounding."""
-    rows, simulation = updates(Residual().eval(), "vectorised")
-    module = simulation.task.model
-    assert not module.norm.training
-    assert module.block[2].training
-    torch.testing.assert_close(rows, updates(Residual().eval(), "loop")[0], rtol=0, atol=1e-6)
-
-
-def test_statistics_that_move_are_refused_with_a_remedy_that_works():
-    with pytest.raises(
-        InputError, match=r"keeps 'running_mean' from batch to batch.*freeze all such layers with model\.eval"
-    ):
-        updates(Residual().train(), "vectorised")
+    one, other = (simulated(Residual().eval(), federation(), LOCAL, trainer) for trainer in ("vectorised", "loop"))
+    assert not one.task.model.norm.training
+    assert one.task.model.block[2].training
+    torch.testing.assert_close(one_round(one), one_round(other), rtol=0, atol=1e-6)
 
 
 class Largest(TorchDispatchMode):
@@ -91,11 +72,10 @@ class Largest(TorchDispatchMode):
 class Adapter(nn.Module):
     """W frozen, and a product of two thin matrices beside it: LoRA, written by hand."""
 
-    def __init__(self, width, rank):
+    def __init__(self, width, rank, base=None):
         super().__init__()
-        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.base = (base or nn.Linear(width, width)).requires_grad_(False)
         self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
-        nn.init.zeros_(self.up.weight)
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))
@@ -110,7 +90,7 @@ def adapted(width=64, rank=2):
 
 def test_adapters_alone_are_trained_sent_and_counted():
     model, clients = adapted(), federation((64,))
-    simulation, _ = prepare(model, clients, fedavg(), local=LOCAL, rounds=1, device="cpu")
+    simulation = simulated(model, clients, LOCAL)
     assert simulation.task.layout.dimension == 2 * 2 * 64 * 2
     assert footprint(simulation.task).dimension == 2 * 2 * 64 * 2
     run = train(model, clients, fedavg(), local=LOCAL, rounds=3, progress=False, device="cpu")
@@ -118,16 +98,13 @@ def test_adapters_alone_are_trained_sent_and_counted():
         assert torch.equal(before, after) != before.requires_grad, name
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "loop"])
+@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "loop", "fast"])
 def test_frozen_parameters_are_held_once(trainer):
     """No tensor of a chunk of 32 clients comes near 32 copies of a frozen matrix; 4 rows of width 256 each do not either."""
     width, count = 256, 32
-    clients, model = federation((width,), [4] * count), adapted(width, 1)
-    execution = Execution(device="cpu", trainer=trainer)
-    simulation, _ = prepare(model, clients, fedavg(), local=LOCAL, rounds=1, execution=execution)
-    w, everybody = simulation.begin().w.float(), torch.arange(count)
+    simulation = simulated(adapted(width, 1), federation((width,), [4] * count), LOCAL, trainer)
     with Largest() as seen:
-        simulation.trainer(w, everybody, simulation.plan(everybody, 1), 1)
+        updates(simulation, simulation.trainer._trainer() if trainer == "fast" else None)
     assert 0 < seen.numbers < 4 * width * width
     frozen = {p.data_ptr() for p in simulation.task.model.parameters() if not p.requires_grad}
     for twin in (simulation.task.apart().model, *simulation.task.copies):
@@ -152,28 +129,6 @@ def test_an_optimiser_of_torch_is_answered_with_ours():
             train(model, federation((5,)), fedavg(), local=theirs, rounds=1, progress=False)
 
 
-def test_adapters_of_peft_are_trained_alone():
-    """A language model from a configuration, without a download."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-    wrapped = peft.get_peft_model(transformers.GPT2LMHeadModel(config), peft.LoraConfig(r=2, target_modules=["c_attn"]))
-
-    class Logits(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = wrapped
-
-        def forward(self, x):
-            return self.inner(input_ids=x).logits
-
-    generator = torch.Generator().manual_seed(0)
-    tokens = [torch.randint(0, 11, (3, 6), generator=generator) for _ in range(4)]
-    clients = Federation.from_clients([(t[:, :-1], t[:, 1:]) for t in tokens])
-    simulation, _ = prepare(Logits(), clients, fedavg(), local=LOCAL, rounds=1, device="cpu")
-    assert simulation.task.layout.dimension == 2 * (8 + 24)
-    assert train(Logits(), clients, fedavg(), local=LOCAL, rounds=1, progress=False, device="cpu").history
-
-
 @pytest.mark.parametrize("trainer", ["vectorised", "loop"])
 def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
     """A frozen backbone has the precision of what flows through it, and stays as it is."""
@@ -184,13 +139,8 @@ def test_frozen_parts_compute_in_bf16_with_the_rest(trainer):
     words = Federation.from_clients([(torch.randint(9, (4, 3)), torch.randint(0, 3, (4,))) for _ in range(3)])
     for network, clients in ((model, federation()), (tokens, words)):
         before = {name: value.clone() for name, value in network.state_dict().items()}
-        moved = []
-        for precision in ("bf16", "fp32"):
-            execution = Execution(device="cpu", trainer=trainer, precision=precision)
-            simulation, _ = prepare(network, clients, fedavg(), local=LOCAL, rounds=1, execution=execution)
-            state = simulation.begin()
-            moved.append(simulation.updates(state, state.w.float(), torch.arange(len(clients)), 1))
-        rough, exact = moved
+        given = network, clients, LOCAL, trainer
+        rough, exact = (one_round(simulated(*given, precision=precision)) for precision in ("bf16", "fp32"))
         assert 0 < float((rough - exact).norm() / exact.norm()) < 0.05
         assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
@@ -212,13 +162,8 @@ def test_what_a_module_writes_into_a_rounded_constant_reaches_no_other_client():
     clients = [
         (torch.full((4, 4), 100.0 if first else 1.0), torch.zeros(4, dtype=torch.long)) for first in (True, False)
     ]
-    after = []
+    model, after = Remembering(), []
     for given in (clients, clients[1:]):
-        execution = Execution(device="cpu", trainer="loop", precision="bf16")
-        simulation, _ = prepare(
-            Remembering(), Federation.from_clients(given), fedavg(), local=LOCAL, rounds=1, execution=execution
-        )
-        state = simulation.begin()
-        w = torch.zeros_like(state.w.float())
-        after.append(simulation.updates(state, w, torch.arange(len(given)), 1)[-1])
+        simulation = simulated(model, Federation.from_clients(given), LOCAL, "loop", precision="bf16")
+        after.append(updates(simulation)[-1])
     assert torch.equal(*after)

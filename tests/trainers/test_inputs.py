@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.steps import ByVmap, Steps
-from dpfedexp.trainers.vectorised import Vectorised
+from dpfedexp import Federation, InputError, Sgd, fedavg, train
+from tests.trainers.shared import PRIVATE, recorded, simulated, updates
 
 SIZES = (4, 2, 7, 1)
 LOCAL = Sgd(lr=0.1, steps=3, batch_size=3)
@@ -57,69 +55,35 @@ FEDERATIONS = {
 ONE = Federation.from_clients([(torch.cat([a.float(), b], dim=1), y) for a, b, y in rows()])
 
 
-def simulation(model, clients, trainer, **options):
-    execution = Execution(device="cpu", trainer=trainer)
-    given = {"local": LOCAL, "rounds": 1, "loss": gaussian, "execution": execution, **options}
-    return prepare(model, clients, fedavg(), **given)[0]
-
-
-def updates(prepared, trainer=None, calls=1):
-    w, everybody = prepared.begin().w.float(), torch.arange(len(SIZES))
-    for _ in range(calls):
-        found = (trainer or prepared.trainer)(w, everybody, prepared.plan(everybody, 1), 1)
-    return found
-
-
 @pytest.mark.parametrize("trainer", ["loop", "vectorised", "tiled-vectorised", "recorded"])
 @pytest.mark.parametrize("kind", FEDERATIONS)
 def test_several_inputs_and_outputs_train_as_one(kind, trainer):
     """1e-6 is float32 rounding of updates of order 0.1. Six calls of three steps are replayed by torch.fx."""
-    expected = updates(simulation(Joined(), ONE, "loop"))
-    prepared = simulation(Two(), FEDERATIONS[kind], "vectorised" if trainer == "recorded" else trainer)
-    steps = None
-    if trainer == "recorded":
-        core = ByVmap(Vectorised(prepared.task).gradients.program)
-        steps = Steps(prepared.task, "recorded", core, record=True, capture=lambda function: function)
+    expected = updates(simulated(Joined(), ONE, LOCAL, "loop", loss=gaussian))
+    by_name = "vectorised" if trainer == "recorded" else trainer
+    prepared = simulated(Two(), FEDERATIONS[kind], LOCAL, by_name, loss=gaussian)
+    steps = recorded(prepared) if trainer == "recorded" else None
     torch.testing.assert_close(updates(prepared, steps, calls=6), expected, rtol=0, atol=1e-6)
     assert float(expected.abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("kind", FEDERATIONS)
-def test_a_secure_run_keeps_clients_of_several_inputs_apart(kind):
-    prepared = simulation(Two(), FEDERATIONS[kind], "vectorised", isolated=True)
-    state = prepared.begin()
-    found = prepared.updates(state, state.w.float(), torch.arange(4), 1)
-    for client in range(4):
-        alone = prepared.updates(state, state.w.float(), torch.tensor([client]), 1)
-        assert torch.equal(alone[0], found[client])
-
-
 def test_a_run_with_several_inputs_finishes_on_auto_and_with_a_rate_that_sets_itself():
+    local = Sgd(lr="auto", steps=2, batch_size=2)
+    given = {"local": local, "rounds": 2, "loss": gaussian, "progress": False, "device": "cpu"}
     for secure in (False, True):
-        run = train(
-            Two(),
-            FEDERATIONS["dictionary"],
-            dp_fedavg(clip=1.0, noise_multiplier=1.0),
-            local=Sgd(lr="auto", steps=2, batch_size=2),
-            rounds=2,
-            loss=gaussian,
-            secure=secure,
-            progress=False,
-            device="cpu",
-        )
-        assert len(run.history) == 2
+        assert len(train(Two(), FEDERATIONS["dictionary"], PRIVATE, secure=secure, **given).history) == 2
 
 
 def test_what_does_not_fit_is_one_sentence():
     clients = FEDERATIONS["tuple"]
     with pytest.raises(InputError, match=r"applied to a batch of inputs of shape \(\(2, 3\), \(2, 3\)\)"):
-        prepare(nn.Linear(3, 1), clients, fedavg(), local=LOCAL, rounds=1)
+        simulated(nn.Linear(3, 1), clients, LOCAL)
     with pytest.raises(
         InputError, match=r"returns \{mean: \(2,\), spread: \(\(2,\)\)\}, .* give loss a function \(outputs, targets\)"
     ):
-        prepare(Two(), clients, fedavg(), local=LOCAL, rounds=1)
+        simulated(Two(), clients, LOCAL)
     with pytest.raises(InputError, match="several inputs"):
-        simulation(Two(), clients, "fast")
+        simulated(Two(), clients, LOCAL, "fast", loss=gaussian)
 
 
 def test_a_test_set_of_several_inputs_is_measured_with_a_loss_of_several_outputs():
@@ -131,11 +95,3 @@ def test_a_test_set_of_several_inputs_is_measured_with_a_loss_of_several_outputs
         expected = float(gaussian(run.model(**test[0]), y).mean())
     assert run.history[-1]["test_loss"] == pytest.approx(expected, rel=1e-5)
     assert "test_rmse" not in run.history[-1], "nothing is known of such outputs but their loss"
-
-
-def test_rows_come_back_as_they_were_given():
-    for (a, b, y), client in zip(rows(), range(4), strict=True):
-        (tokens, numbers), targets = FEDERATIONS["tuple"].client(client)
-        assert torch.equal(tokens, a)
-        assert torch.equal(numbers, b)
-        assert torch.equal(targets, y)

@@ -10,25 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import (
-    Execution,
-    Federation,
-    FixedSize,
-    InputError,
-    Poisson,
-    Sgd,
-    cdp_fedexp,
-    dp_fedavg,
-    dp_scaffold,
-    train,
-)
+from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
+from tests.trainers.shared import PRIVATE, secured
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")
 DEVICES = [
@@ -36,12 +25,7 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
 ]
 REPLACED = 7
-
-
-@pytest.fixture(autouse=True)
-def same_shuffles(monkeypatch):
-    """A secure run draws its shuffles anew; here two runs are compared bit for bit."""
-    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
+pytestmark = pytest.mark.usefixtures("same_streams")
 
 
 def federation(size: int, seed: int, clients: int = 24) -> Federation:
@@ -65,15 +49,7 @@ def net() -> nn.Module:
 
 def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str = "cpu") -> torch.Tensor:
     """The exact sum of all clients but the one that is replaced, before noise; secure sums are whole numbers of steps."""
-    simulation, _ = prepare(
-        net(),
-        clients,
-        algorithm,
-        local=local,
-        rounds=1,
-        secure=True,
-        execution=Execution(trainer=trainer, device=device),
-    )
+    simulation = secured(net(), clients, local, trainer, algorithm=algorithm, device=device)
     state = simulation.begin()
     everyone = simulation.cohort_part(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
     alone = simulation.cohort_part(state, simulation.mechanism, torch.tensor([REPLACED]), 1)[0]
@@ -103,11 +79,10 @@ CASES = [
 def test_replacing_one_client_moves_no_other_row(trainer, how, device):
     if device == "cuda" and trainer.startswith("tiled"):
         pytest.skip("a GPU has no tiles")
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
     replacements = ((4, 1), (333, 2), (0, 3)) if how == "full batch" else ((4, 1), (333, 2))
     refusal, sums = "", []
     try:
-        sums = [others(federation(*other), algorithm, LOCALS[how], trainer, device) for other in replacements]
+        sums = [others(federation(*other), PRIVATE, LOCALS[how], trainer, device) for other in replacements]
     except InputError as reason:
         refusal = str(reason)
     if refusal:
@@ -121,142 +96,82 @@ def test_replacing_one_client_moves_no_other_row(trainer, how, device):
 
 
 def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
+    given = {"local": Sgd(lr=3.0, steps=2), "rounds": 1, "secure": True, "progress": False}
     with pytest.warns(UserWarning, match=r"secure, so clients are trained one by one; give local\.max_examples"):
-        run = train(
-            net(),
-            federation(4, 1),
-            dp_fedavg(clip=1.0, noise_multiplier=2.0),
-            local=Sgd(lr=3.0, steps=2),
-            rounds=1,
-            secure=True,
-            progress=False,
-        )
+        run = train(net(), federation(4, 1), PRIVATE, **given)
     assert run.trainer in ("tiled-loop", "loop")
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    sums = [
-        others(federation(*how), algorithm, Sgd(lr=3.0, steps=9, batch_size=None), "auto") for how in ((4, 1), (90, 2))
-    ]
+    sums = [others(federation(*how), algorithm, Sgd(lr=3.0, steps=9), "auto") for how in ((4, 1), (90, 2))]
     assert torch.equal(*sums)
 
 
 def test_a_secure_run_refuses_a_trainer_that_needs_the_bound():
     with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
-        prepare(
-            net(),
-            federation(4, 1),
-            dp_fedavg(clip=1.0, noise_multiplier=2.0),
-            local=Sgd(lr=1.0, steps=2),
-            rounds=1,
-            secure=True,
-            execution=Execution(trainer="fast"),
-        )
+        secured(net(), federation(4, 1), Sgd(lr=1.0, steps=2), "fast")
 
 
 class Coupled(Vectorised):
     """A trainer with hole 2: every row is nudged by its neighbours."""
 
-    def __call__(self, w, clients, schedule, round, correction=None):
-        rows = super().__call__(w, clients, schedule, round, correction)
+    def __call__(self, *given):
+        rows = super().__call__(*given)
         return rows + 1e-7 * rows.roll(1, 0)
 
 
 class Bordered(Vectorised):
     """A trainer whose rows differ only in one place of a chunk, as where two threads share an operation."""
 
-    def __call__(self, w, clients, schedule, round, correction=None):
-        rows = super().__call__(w, clients, schedule, round, correction)
+    def __call__(self, *given):
+        rows = super().__call__(*given)
         rows[len(rows) // 3] *= 1 + 2**-20
         return rows
 
 
-@pytest.mark.parametrize(("kind", "apart"), [(Vectorised, True), (Coupled, False), (Bordered, False)])
-def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart):
-    simulation, _ = prepare(
-        net(),
-        federation(4, 1),
-        dp_fedavg(clip=1.0, noise_multiplier=2.0),
-        local=LOCALS["full batch"],
-        rounds=1,
-        secure=True,
-    )
-    task = replace(simulation.task, clients=synthetic_clients(simulation.task, 30))
-    assert is_isolated(kind(task), task, 15) is apart
-
-
-class BorderedAtRates(Vectorised):
+class BorderedAtRates(Bordered):
     """A trainer whose rows depend on their place only where clients bring rates of their own."""
 
     def __call__(self, w, clients, schedule, round, correction=None, rates=None):
-        rows = super().__call__(w, clients, schedule, round, correction, rates)
-        if rates is not None:
-            rows[len(rows) // 3] *= 1 + 2**-20
-        return rows
+        call = Vectorised.__call__ if rates is None else Bordered.__call__
+        return call(self, w, clients, schedule, round, correction, rates)
 
 
-@pytest.mark.parametrize(("kind", "apart"), [(Vectorised, True), (BorderedAtRates, False)])
-def test_a_run_whose_clients_bring_rates_is_tried_with_rates(kind, apart):
-    local = Sgd(lr="auto", steps=2, max_examples=4)
-    simulation, _ = prepare(
-        net(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), local=local, rounds=1, secure=True
-    )
-    rated = replace(simulation.task, local=local.at(0.1), rated=True)
-    task = replace(rated, clients=synthetic_clients(rated, 30))
-    assert is_isolated(kind(task), task, 15) is apart
-    assert is_isolated(kind(task), replace(task, rated=False), 15)
+@pytest.mark.parametrize(
+    ("kind", "apart", "apart_at_rates"),
+    [(Vectorised, True, True), (Coupled, False, False), (Bordered, False, False), (BorderedAtRates, True, False)],
+)
+def test_the_check_notices_rows_that_depend_on_neighbours_or_places(kind, apart, apart_at_rates):
+    task = secured(net(), federation(4, 1), LOCALS["full batch"]).task
+    for rated, expected in ((False, apart), (True, apart_at_rates)):
+        asked = replace(task, rated=rated)
+        made = replace(asked, clients=synthetic_clients(asked, 30))
+        assert is_isolated(kind(made), made, 15) is expected
 
 
 def test_a_trainer_that_couples_clients_is_not_used_in_a_secure_run(monkeypatch):
     monkeypatch.setattr("dpfedexp.trainers.select.Vectorised", Coupled)
-    algorithm, local = dp_fedavg(clip=1.0, noise_multiplier=2.0), LOCALS["full batch"]
+    given = net(), federation(4, 1), LOCALS["full batch"]
     with pytest.raises(InputError, match="depends on the others of its chunk"):
-        prepare(
-            net(),
-            federation(4, 1),
-            algorithm,
-            local=local,
-            rounds=1,
-            secure=True,
-            execution=Execution(trainer="vectorised"),
-        )
-    chosen, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1, secure=True)
-    assert "vectorised" not in chosen.trainer.name
-    seeded, _ = prepare(net(), federation(4, 1), algorithm, local=local, rounds=1)
-    assert isinstance(seeded.trainer, Coupled)
+        secured(*given, "vectorised")
+    assert "vectorised" not in secured(*given).trainer.name
+    assert isinstance(secured(*given, secure=False).trainer, Coupled)
 
 
 @pytest.mark.parametrize("participation", [None, Poisson(0.5), FixedSize(10)])
 def test_sizes_of_chunks_and_shapes_come_from_public_numbers_alone(participation):
     shapes = set()
     for how in ((4, 1), (3000, 2)):
-        simulation, _ = prepare(
-            net(),
-            federation(*how),
-            dp_fedavg(clip=1.0, noise_multiplier=2.0),
-            local=LOCALS["full batch"],
-            rounds=50,
-            secure=True,
-            participation=participation,
-        )
+        given = net(), federation(*how), LOCALS["full batch"]
+        simulation = secured(*given, rounds=50, participation=participation)
         shapes.add((simulation.chunk_size, simulation.unit))
     assert len(shapes) == 1
 
 
 @pytest.mark.parametrize("control", [None, "scaffold"])
 def test_secure_rows_equal_seeded_rows_to_rounding(control):
-    make = dp_scaffold if control else dp_fedavg
-    algorithm, local = make(clip=1.0, noise_multiplier=2.0), Sgd(lr=0.1, steps=4, max_examples=8)
-    clients = federation(4, 1)
-    rows = {}
+    algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0) if control else PRIVATE
+    clients, local, rows = federation(4, 1), Sgd(lr=0.1, steps=4, max_examples=8), {}
     for secure in (False, True):
-        simulation, _ = prepare(
-            net(),
-            clients,
-            algorithm,
-            local=local,
-            rounds=1,
-            secure=secure,
-            execution=Execution(trainer="vectorised", device="cpu"),
-        )
+        simulation = secured(net(), clients, local, "vectorised", algorithm=algorithm, secure=secure)
         state = simulation.begin()
         order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
         found = simulation.updates(state, state.w.float(), order, 1)[: len(order)]
@@ -267,16 +182,9 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
 
 
 def test_empty_places_do_not_count_and_empty_clients_do():
-    simulation, _ = prepare(
-        net(),
-        federation(4, 1),
-        cdp_fedexp(clip=1.0, noise_multiplier=2.0),
-        local=LOCALS["full batch"],
-        rounds=1,
-        secure=True,
-    )
-    state = simulation.begin()
-    some = torch.tensor([3, 11, 12])
+    algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
+    simulation = secured(net(), federation(4, 1), LOCALS["full batch"], algorithm=algorithm)
+    state, some = simulation.begin(), torch.tensor([3, 11, 12])
     sums = simulation.cohort_part(state, simulation.mechanism, some, 1)[0]
     assert sums.count == 3
     # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, nobody else does.
@@ -321,24 +229,22 @@ def test_widths_hold_the_cohort_and_fit_the_memory(cohort, most, unit, fixed):
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_client_that_nothing_can_be_learnt_from_stops_nobody_and_moves_no_other_row(trainer):
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
     sums = []
     for impossible in (False, True):
         clients = federation(4, 1)
         if impossible:
             # The network has three classes: every loss raises an error.
             clients.targets[int(clients.offsets[REPLACED])] = 99
-        sums.append(others(clients, algorithm, LOCALS["full batch"], trainer))
+        sums.append(others(clients, PRIVATE, LOCALS["full batch"], trainer))
     assert torch.equal(*sums)
 
 
 def test_the_rows_of_the_first_clients_are_not_named_in_an_error():
     rows = [(torch.randn(3, 6), torch.full((3,), 99)), *((torch.randn(3, 6), torch.zeros(3).long()) for _ in range(5))]
     options = {"local": Sgd(lr=0.1, steps=2, max_examples=3), "rounds": 1, "progress": False, "device": "cpu"}
-    algorithm = dp_fedavg(clip=1.0, noise_multiplier=2.0)
-    assert len(train(net(), Federation.from_clients(rows), algorithm, secure=True, **options).history) == 1
+    assert len(train(net(), Federation.from_clients(rows), PRIVATE, secure=True, **options).history) == 1
     with pytest.raises(InputError, match="99"):
-        train(net(), Federation.from_clients(rows), algorithm, **options)
+        train(net(), Federation.from_clients(rows), PRIVATE, **options)
 
 
 def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
@@ -363,7 +269,7 @@ def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged()
     ledger = Ledger.in_memory()
     options = {"local": LOCALS["full batch"], "rounds": 1, "ledger": ledger, "progress": False}
     with pytest.raises(InputError, match="can't be computed on a batch of synthetic rows"):
-        train(Fails(), federation(4, 1), dp_fedavg(clip=1.0, noise_multiplier=2.0), secure=True, **options)
+        train(Fails(), federation(4, 1), PRIVATE, secure=True, **options)
     assert len(ledger) == 0
 
 

@@ -7,33 +7,15 @@ from torch import nn
 
 from dpfedexp import Execution, Federation, FixedSize, Sgd, fedavg, train
 from dpfedexp.core.batches import Plans, schedule
-from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.programs import Programs, by_program
 from dpfedexp.trainers.steps import Steps
+from tests.trainers.shared import labelled, simulated
 
 FULL, SHUFFLED = Sgd(lr=0.1, steps=2), Sgd(lr=0.1, epochs=1, batch_size=2)
 
 
-def clients(count: int = 6, **options) -> Federation:
-    generator = torch.Generator().manual_seed(3)
-    return Federation.from_clients(
-        [
-            (torch.randn(4, 3, generator=generator), torch.randint(0, 2, (4,), generator=generator))
-            for _ in range(count)
-        ],
-        **options,
-    )
-
-
-def uneven() -> Federation:
-    """Two threes of clients, alike in the most that one of them holds and in nothing else."""
-    generator = torch.Generator().manual_seed(4)
-    return Federation.from_clients(
-        [
-            (torch.randn(n, 3, generator=generator), torch.randint(0, 2, (n,), generator=generator))
-            for n in (2, 8, 4, 8, 2, 6)
-        ]
-    )
+def clients(sizes=(4,) * 6, **options) -> Federation:
+    return labelled((3,), sizes, labels=2, seed=3, **options)
 
 
 def net() -> nn.Module:
@@ -48,9 +30,9 @@ def trained(federation: Federation, trainer: str, local: Sgd, **options) -> torc
 
 
 def recorded(federation: Federation, local: Sgd):
-    simulation, _ = prepare(net(), federation, fedavg(), local=local, rounds=1, execution=Execution(device="cpu"))
-    core = by_program(simulation.task, Programs(simulation.task).plain)
-    return simulation, Steps(simulation.task, "recorded", core, record=True, capture=lambda function: function)
+    run = simulated(net(), federation, local)
+    core = by_program(run.task, Programs(run.task).plain)
+    return run, Steps(run.task, "recorded", core, record=True, capture=lambda function: function)
 
 
 @pytest.fixture
@@ -96,20 +78,9 @@ def test_a_plan_that_draws_nothing_is_made_once(local, kept, monkeypatch):
     assert (made == []) == kept
 
 
-def test_a_federation_that_writes_into_its_positions_spoils_only_those():
-    class Writing(Federation):
-        def gather(self, clients, positions, device=None):
-            rows = positions.clone()
-            positions += 1000
-            return super().gather(clients, rows, device)
-
-    plain, writing = clients(), clients()
-    writing.__class__ = Writing
-    assert torch.equal(trained(writing, "vectorised", FULL), trained(plain, "vectorised", FULL))
-
-
 def test_a_recording_takes_every_clients_own_number_of_steps():
-    federation, local = uneven(), Sgd(lr=0.1, epochs=2, batch_size=2)
+    """Two threes of clients, alike in the most that one of them holds and in nothing else."""
+    federation, local = clients((2, 8, 4, 8, 2, 6)), Sgd(lr=0.1, epochs=2, batch_size=2)
     simulation, by_recording = recorded(federation, local)
     plain = Steps(simulation.task, "plain", by_recording.core)
     w, every = simulation.task.layout.read(simulation.task.model).float(), torch.arange(6)
@@ -154,42 +125,13 @@ def test_runs_equal_the_loop(local, options):
     assert torch.allclose(trained(clients(), "fast", local, **options), expected, atol=1e-6)
 
 
-def test_a_transform_is_asked_in_every_round():
-    calls = []
-
-    def noisy(x):
-        calls.append(len(x))
-        return x + 0.1 * len(calls)
-
-    simulation, steps = recorded(clients(transform=noisy), FULL)
-    assert simulation.task.clients.edition is None
-    who, w = torch.arange(6), simulation.begin().w.float()
-    first, second = (steps(w, who, simulation.plan(who, number), number) for number in (1, 2))
-    assert not torch.equal(first, second)
-
-
 class Masked(Federation):
-    """A view that hides a feature."""
+    """A view that hides a feature, and writes into the positions that it is given."""
 
     def gather(self, clients, positions, device=None):
-        x, y = super().gather(clients, positions, device)
+        x, y = super().gather(clients, positions.clone(), device)
+        positions += 1000
         return x * torch.tensor([1.0, 1.0, 0.0]), y
-
-
-class Few:
-    """Some clients of a federation; what it does not know itself, the federation answers."""
-
-    def __init__(self, inner, which):
-        self.inner, self.which, self.sizes = inner, torch.tensor(which), inner.sizes[which]
-
-    def __len__(self):
-        return len(self.which)
-
-    def gather(self, clients, positions, device=None):
-        return self.inner.gather(self.which[clients], positions, device)
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["inner"], name)
 
 
 @pytest.mark.parametrize("trainer", ["loop", "vectorised", "fast"])
@@ -199,13 +141,9 @@ def test_clients_that_gather_their_own_way_are_read_that_way(trainer):
     model = trained(masked, trainer, FULL)
     assert torch.allclose(model, trained(masked, "loop", FULL), atol=1e-6)
     assert torch.equal(model[:15].reshape(5, 3)[:, 2], net()[0].weight[:, 2])
-    few, same = Few(held, [4, 5]), clients()
-    rows = [list(range(16, 20)), list(range(20, 24))]
-    expected = trained(Federation(same.inputs, same.targets, rows), trainer, FULL)
-    assert torch.allclose(trained(few, trainer, FULL), expected, atol=1e-6)
 
 
-def test_data_that_change_in_place_and_tensors_of_the_caller_are_seen():
+def test_data_that_change_and_tensors_of_the_caller_are_seen():
     simulation, steps = recorded(clients(), FULL)
     who, w = torch.tensor([0, 1, 2]), simulation.begin().w.float()
     first = steps(w, who, simulation.plan(who, 1), 1)
@@ -214,16 +152,10 @@ def test_data_that_change_in_place_and_tensors_of_the_caller_are_seen():
     plan = simulation.plan(who, 3)
     who.copy_(torch.tensor([3, 4, 5]))
     third = steps(w, who, plan, 3)
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-
-
-def test_other_tensors_in_the_place_of_the_old_ones_are_seen():
-    simulation, steps = recorded(clients(), FULL)
-    who, w = torch.arange(6), simulation.begin().w.float()
-    first = steps(w, who, simulation.plan(who, 1), 1)
     simulation.task.clients.targets = 1 - simulation.task.clients.targets
-    assert not torch.equal(first, steps(w, who, simulation.plan(who, 2), 2))
+    fourth = steps(w, who, simulation.plan(who, 4), 4)
+    for one, other in ((first, second), (second, third), (third, fourth)):
+        assert not torch.equal(one, other)
 
 
 def test_a_way_to_rows_that_one_federation_alone_has_is_taken():
@@ -247,3 +179,17 @@ def test_chunks_do_not_push_one_another_out():
         for who in (torch.arange(3), torch.arange(3, 6)):
             steps(w, who, simulation.plan(who, number), number)
     assert steps._kept is None
+
+
+def test_a_transform_is_asked_in_every_round():
+    calls = []
+
+    def noisy(x):
+        calls.append(len(x))
+        return x + 0.1 * len(calls)
+
+    simulation, steps = recorded(clients(transform=noisy), FULL)
+    assert simulation.task.clients.edition is None
+    who, w = torch.arange(6), simulation.begin().w.float()
+    first, second = (steps(w, who, simulation.plan(who, number), number) for number in (1, 2))
+    assert not torch.equal(first, second)

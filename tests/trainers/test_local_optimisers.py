@@ -1,8 +1,10 @@
-"""A local optimiser is one class: those of tests/optimisers.py give torch.optim's updates whichever trainer runs them."""
+"""A local optimiser is one class: those of tests/optimisers.py give torch.optim's updates whichever trainer runs them, at rates of
+their own or of the call, and one that breaks its contract is refused before a round is paid for."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -24,71 +26,55 @@ from dpfedexp import (
 )
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.prepare import prepare
+from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.steps import ByVmap, Steps
 from dpfedexp.trainers.vectorised import Vectorised
 from tests.engine.plain import cases, plain_update
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
+from tests.trainers.shared import PRIVATE, recorded, sampled, simulated, updates
 
 SIZES = [5, 2, 7, 1]
 MODEL, SAMPLER = cases()["cnn"]
 SETTINGS = {"lr": 0.05, "epochs": 3, "batch_size": 2, "proximal": 0.3}
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+# The floor eps is large so that a gradient's last bit does not decide which way a step goes.
 OPTIMISERS = {
-    "heavy ball": (HeavyBall(**SETTINGS), {"optimiser": partial(torch.optim.SGD, momentum=0.8)}),
     "nesterov with decay": (
         HeavyBall(**SETTINGS, nesterov=True, weight_decay=0.1),
-        {"optimiser": partial(torch.optim.SGD, momentum=0.8, nesterov=True, weight_decay=0.1)},
+        {"optimiser": partial(SGD, momentum=0.8, nesterov=True, weight_decay=0.1)},
     ),
-    "adamw": (
-        AdamW(**SETTINGS),
-        {"optimiser": partial(torch.optim.AdamW, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.05)},
-    ),
+    "adamw": (AdamW(**SETTINGS), {"optimiser": partial(ADAMW, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.05)}),
     "bounded": (Bounded(**SETTINGS), {"bound": 0.2}),
     "cosine": (Cosine(**SETTINGS), {}),
-    "sgd's momentum": (Sgd(**SETTINGS, momentum=0.9), {"optimiser": partial(torch.optim.SGD, momentum=0.9)}),
+    "sgd's momentum": (Sgd(**SETTINGS, momentum=0.9), {"optimiser": partial(SGD, momentum=0.9)}),
     "sgd's nesterov with decay": (
         Sgd(**SETTINGS, momentum=0.7, nesterov=True, weight_decay=0.2),
-        {"optimiser": partial(torch.optim.SGD, momentum=0.7, nesterov=True, weight_decay=0.2)},
+        {"optimiser": partial(SGD, momentum=0.7, nesterov=True, weight_decay=0.2)},
     ),
-    "sgd's decay": (Sgd(**SETTINGS, weight_decay=0.3), {"optimiser": partial(torch.optim.SGD, weight_decay=0.3)}),
-    # The floor eps is large so that a gradient's last bit does not decide which way a step goes.
     "the library's adamw": (
         dpfedexp.AdamW(**SETTINGS, beta2=0.98, eps=1e-3),
-        {"optimiser": partial(torch.optim.AdamW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
+        {"optimiser": partial(ADAMW, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.01)},
     ),
     "sgd's bound": (Sgd(**SETTINGS, clip_gradient=0.15), {"bound": 0.15}),
     "schedule": (Sgd(**{**SETTINGS, "lr": 0.1}, schedule=StepRate(every=1, factor=0.3, warm_up=3)), {"lr": 0.1 / 3}),
 }
-
-
-def captured(function):
-    """What `cuda_graph` does to the memory: it runs the step a few times before it is replayed."""
-    function()
-    function()
-    return function
-
-
-def recorded(task, core):
-    return Steps(task, "recorded", core, record=True, capture=captured)
-
-
 TRAINERS = {
-    "loop": ("loop", None),
-    "vectorised": ("vectorised", None),
-    "fast": ("fast", None),
-    "tiled-vectorised": ("tiled-vectorised", None),
-    "tiled-loop": ("tiled-loop", None),
-    "stepped vmap": ("vectorised", lambda s: Steps(s.task, "stepped", ByVmap(Vectorised(s.task).gradients.program))),
-    "recorded vmap": ("vectorised", lambda s: recorded(s.task, ByVmap(Vectorised(s.task).gradients.program))),
-    "recorded program": ("fast", lambda s: recorded(s.task, s.trainer._trainer().core)),
+    **{
+        name: (name, lambda run: run.trainer)
+        for name in ("loop", "vectorised", "fast", "tiled-vectorised", "tiled-loop")
+    },
+    "stepped vmap": ("vectorised", lambda run: Steps(run.task, "", ByVmap(Vectorised(run.task).gradients.program))),
+    "recorded vmap": ("vectorised", recorded),
+    "recorded program": ("fast", lambda run: recorded(run, run.trainer._trainer().core)),
 }
+PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMISERS)]
+PAIRS += [("adamw", trainer) for trainer in TRAINERS]
 
 
 @pytest.fixture(scope="module")
 def clients():
-    generator = torch.Generator().manual_seed(7)
-    return Federation.from_clients([SAMPLER(n, generator) for n in SIZES])
+    return sampled(SAMPLER, SIZES)
 
 
 def correction():
@@ -106,43 +92,21 @@ def expected(clients):
         for i, steps in enumerate(plan.steps.tolist()):
             batches = [plan.positions[i, k][plan.weights[i, k] > 0] for k in range(steps)]
             more = {"rate": lambda k, n=steps: 0.5 * (1 + math.cos(math.pi * k / n))} if type(local) is Cosine else {}
-            rows.append(
-                plain_update(
-                    MODEL,
-                    *clients.client(i),
-                    steps=steps,
-                    proximal=local.proximal,
-                    correction=correction()[i],
-                    batches=batches,
-                    **{"lr": local.lr, **options},
-                    **more,
-                )
-            )
+            more |= {"steps": steps, "proximal": local.proximal, "correction": correction()[i], "batches": batches}
+            rows.append(plain_update(MODEL, *clients.client(i), **{"lr": local.lr, **options, **more}))
         assert len(set(plan.steps.tolist())) > 2, "clients must stand still at different steps"
         return torch.stack(rows)
 
     return {name: updates(*given) for name, given in OPTIMISERS.items()}
 
 
-PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMISERS)] + [
-    ("adamw", trainer) for trainer in TRAINERS
-]
-
-
 @pytest.mark.parametrize(("name", "trainer"), dict.fromkeys(PAIRS))
 def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
     """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once. Float32 after up to twelve steps: 2e-5 of the
     largest entry. The third call replays what the second recorded, so memory of another round would show."""
-    local, _ = OPTIMISERS[name]
     base, make = TRAINERS[trainer]
-    simulation, _ = prepare(
-        MODEL, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer=base, device="cpu")
-    )
-    run = simulation.trainer if make is None else make(simulation)
-    plan = schedule(local, clients.sizes, simulation.streams.at("batches", 1).generator)
-    w = simulation.task.layout.read(MODEL).float()
-    for _ in range(3 if "recorded" in trainer else 1):
-        found = run(w, torch.arange(len(SIZES)), plan, 1, correction())
+    run = simulated(MODEL, clients, OPTIMISERS[name][0], base)
+    found = updates(run, make(run), 1, 3 if "recorded" in trainer else 1, correction())
     torch.testing.assert_close(found, expected[name], rtol=0.0, atol=2e-5 * float(expected[name].abs().max()))
 
 
@@ -151,14 +115,10 @@ def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, tr
 @pytest.mark.parametrize("name", ["adamw", "bounded", "schedule"])
 def test_a_gpus_recordings_give_torchs_updates_too(name, trainer, clients, expected):
     """CUDA graphs hold the moments and the clock; 1e-4 of the largest entry, because a GPU sums in another order."""
-    local, _ = OPTIMISERS[name]
-    simulation, _ = prepare(
-        MODEL, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer=trainer, device="cuda")
-    )
-    plan = schedule(local, clients.sizes, simulation.streams.at("batches", 1).generator)
-    w = simulation.task.layout.read(MODEL).float().cuda()
+    run = simulated(MODEL, clients, OPTIMISERS[name][0], trainer, device="cuda")
+    w, every = run.task.layout.read(MODEL).float().cuda(), torch.arange(len(SIZES))
     for _ in range(3):
-        found = simulation.trainer(w, torch.arange(len(SIZES)), plan, 1, correction().cuda()).cpu()
+        found = run.trainer(w, every, run.plan(every, 1), 1, correction().cuda()).cpu()
         torch.testing.assert_close(found, expected[name], rtol=0.0, atol=1e-4 * float(expected[name].abs().max()))
 
 
@@ -173,40 +133,20 @@ def test_the_optimisers_differ_by_more_than_the_tolerance(expected):
 def test_moments_are_zero_when_a_round_begins(trainer, clients):
     """Two rounds are one round and then a new run from its model; 1e-6 is the rounding of the model to float32 in between."""
 
-    def run(model, rounds, local):
-        options = {"local": local, "rounds": rounds, "progress": False}
-        options["execution"] = Execution(device="cpu", trainer=trainer)
-        trained = train(model, clients, fedavg(), **options).model
-        return trained, torch.cat([p.detach().flatten() for p in trained.parameters()])
-
-    local = HeavyBall(lr=0.05, steps=3)
-    between, _ = run(MODEL, 1, local)
-    torch.testing.assert_close(run(MODEL, 2, local)[1], run(between, 1, local)[1], rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "make"),
-    [
-        ("vectorised", partial(AdamW, lr=0.02)),
-        ("tiled-vectorised", partial(Sgd, lr=0.02, clip_gradient=0.1, momentum=0.9)),
-        ("fast", partial(Sgd, lr=0.02, clip_gradient=0.1, momentum=0.9)),
-    ],
-)
-def test_a_trainer_that_keeps_clients_apart_does_so_with_moments(trainer, make, clients):
-    """`prepare` refuses a trainer by name unless made-up clients' rows are the same bit for bit beside any others."""
-    local = make(epochs=2, batch_size=2, max_examples=6)
-    given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", trainer=trainer), "isolated": True}
-    simulation, _ = prepare(MODEL, clients, fedavg(), **given)
-    w, state = simulation.task.layout.read(MODEL).float(), simulation.begin()
-    rows = simulation.updates(state, w, torch.arange(len(SIZES)), 1)
-    for client in range(len(SIZES)):
-        alone = simulation.updates(state, w, torch.tensor([client]), 1)
-        assert torch.equal(alone[0], rows[client])
+    options = {"local": HeavyBall(lr=0.05, steps=3), "execution": Execution(device="cpu", trainer=trainer)}
+    between = train(MODEL, clients, fedavg(), rounds=1, progress=False, **options).model
+    one, other = (
+        torch.nn.utils.parameters_to_vector(
+            train(model, clients, fedavg(), rounds=n, progress=False, **options).model.parameters()
+        )
+        for model, n in ((MODEL, 2), (between, 1))
+    )
+    torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
 
 
 def test_moments_count_towards_the_memory_of_a_client(clients):
     def size(local):
-        return footprint(prepare(MODEL, clients, fedavg(), local=local, rounds=1, device="cpu")[0].task)
+        return footprint(simulated(MODEL, clients, local).task)
 
     plain, adam, bounded = size(Sgd(lr=0.1, steps=1)), size(AdamW(lr=0.1, steps=1)), size(Bounded(lr=0.1, steps=1))
     assert adam.bytes - plain.bytes == 2 * 4 * plain.dimension
@@ -219,16 +159,14 @@ def test_what_an_optimiser_lacks_is_a_sentence(clients):
         train(MODEL, clients, dp_scaffold(clip=1.0, noise_multiplier=1.0), local=AdamW(lr=0.1, steps=2), rounds=1)
     with pytest.raises(InputError, match="local lr is -1"):
         HeavyBall(lr=-1.0, steps=1)
-    with pytest.raises(InputError, match=r"LocalOptimiser does not say which way a step goes"):
-        LocalOptimiser(lr=0.1, steps=1).direction(torch.zeros(1, 1), torch.zeros(1, 1), {}, None)
     assert Sgd(lr=0.1, steps=4).tau_eta_l(4) == 0.4
 
 
 @pytest.mark.parametrize(
     ("local", "optimiser"),
     [
-        (Sgd(lr=0.05, steps=4, momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.SGD),
-        (dpfedexp.AdamW(lr=0.01, steps=4), torch.optim.AdamW),
+        (Sgd(lr=0.05, steps=4, momentum=0.9, nesterov=True, weight_decay=0.1), SGD),
+        (dpfedexp.AdamW(lr=0.01, steps=4), ADAMW),
     ],
     ids=["sgd", "adamw"],
 )
@@ -238,7 +176,7 @@ def test_one_client_takes_torchs_steps_to_a_millionth(local, optimiser):
     x, y = torch.randn(9, 3, generator=generator), torch.randn(9, 1, generator=generator)
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1} if optimiser is torch.optim.SGD else {}
+    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1} if optimiser is SGD else {}
     trained = train(model, Federation.from_clients([(x, y)]), fedavg(), local=local, rounds=1, progress=False).model
     steps = optimiser(model.parameters(), lr=local.lr, **options)
     for _ in range(4):
@@ -261,15 +199,6 @@ def test_a_schedules_rates_are_those_of_its_rounds(clients):
     together = train(MODEL, clients, fedavg(), local=local, **{**options, "rounds": 3}).model
     for ours, theirs in zip(together.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-
-def test_schedules_have_the_shares_that_they_say():
-    assert [RateSchedule(warm_up=4).share(t) for t in (1, 4, 9)] == [0.25, 1.0, 1.0]
-    assert [StepRate(every=3, factor=0.1, warm_up=2).share(t) for t in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.1]
-    cosine = CosineRate(rounds=10, floor=0.2)
-    torch.testing.assert_close(
-        torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize(
@@ -296,3 +225,89 @@ def test_schedules_have_the_shares_that_they_say():
 def test_a_setting_out_of_range_is_one_sentence(make, words):
     with pytest.raises(InputError, match=words):
         make()
+
+
+def test_schedules_have_the_shares_that_they_say():
+    assert [RateSchedule(warm_up=4).share(t) for t in (1, 4, 9)] == [0.25, 1.0, 1.0]
+    assert [StepRate(every=3, factor=0.1, warm_up=2).share(t) for t in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.1]
+    cosine = CosineRate(rounds=10, floor=0.2)
+    torch.testing.assert_close(
+        torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
+    )
+
+
+RATES = (0.02, 0.05, 0.02, 0.3)
+WORK = {"epochs": 2, "batch_size": 2, "proximal": 0.3}
+KINDS = {"sgd": Sgd, "heavy ball": HeavyBall, "adamw": AdamW, "bounded": Bounded}
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [
+        *(("adamw", trainer) for trainer in TRAINERS),
+        *(("sgd", trainer) for trainer in ("fast", "recorded program")),
+        ("heavy ball", "vectorised"),
+        ("bounded", "recorded vmap"),
+    ],
+)
+def test_each_client_goes_at_its_own_rate_in_every_trainer(name, trainer, clients):
+    """Float32 after up to eight steps: 2e-5 of the largest entry. The third call replays a recording with its own rates."""
+    expected = torch.stack(
+        [updates(simulated(MODEL, clients, KINDS[name](lr=rate, **WORK), "loop"))[n] for n, rate in enumerate(RATES)]
+    )
+    base, make = TRAINERS[trainer]
+    run = simulated(MODEL, clients, KINDS[name](lr=9.0, **WORK), base)
+    rows = updates(run, make(run), 1, 3, None, torch.tensor(RATES))
+    torch.testing.assert_close(rows, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+def made(direction):
+    return dataclass(frozen=True)(type("Own", (LocalOptimiser,), {"direction": direction}))(lr=0.1, steps=6)
+
+
+def late(self, w, gradient, moments, clock):
+    """Couples the clients from the fourth step on."""
+    return torch.where(clock.step >= 3, gradient.mean(0, keepdim=True).expand_as(gradient), gradient)
+
+
+class Memory:
+    last = 0.0
+
+
+def remembering(self, w, gradient, moments, clock):
+    before, Memory.last = Memory.last, float(gradient[-1].sum())
+    return gradient + 0.1 * before * (len(gradient) == 1)
+
+
+BROKEN = {
+    "mixes clients": lambda self, w, gradient, moments, clock: gradient - gradient.mean(0, keepdim=True),
+    "mixes clients:": late,
+    "parameters' shape": lambda self, w, gradient, moments, clock: gradient.mean(0),
+    "gradient in place": lambda self, w, gradient, moments, clock: gradient.mul_(2.0),
+    "fails on synthetic gradients": lambda self, w, gradient, moments, clock: moments["v"],
+    "mixes clients|remembers": remembering,
+}
+
+
+@pytest.mark.parametrize("sentence", BROKEN)
+def test_a_direction_that_breaks_the_contract_is_refused(sentence):
+    with pytest.raises(InputError, match=sentence):
+        check_optimiser(made(BROKEN[sentence]))
+
+
+@pytest.mark.parametrize("kind", [Sgd, HeavyBall, AdamW, Bounded, Cosine])
+def test_an_honest_optimiser_passes(kind):
+    check_optimiser(kind(lr=0.1, steps=5))
+
+
+def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
+    clients = Federation.from_clients([(torch.ones(2, 3), torch.ones(2)) for _ in range(4)])
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+    with pytest.raises(InputError, match="mixes clients"):
+        train(model, clients, PRIVATE, local=made(late), rounds=2, ledger=tmp_path / "ledger.jsonl", progress=False)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_an_optimiser_without_a_direction_is_one_sentence():
+    with pytest.raises(InputError, match=r"does not say which way a step goes; give it a method direction"):
+        check_optimiser(LocalOptimiser(lr=0.1, steps=1))

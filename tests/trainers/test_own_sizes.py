@@ -11,16 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, Federation, InputError, Sgd, dp_fedavg
-from dpfedexp.engine.prepare import prepare
+from dpfedexp import Federation, InputError, Sgd
+from tests.trainers.shared import one_round, secured
 
 COUNT = 5
-PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
 
 
-@pytest.fixture(autouse=True)
-def same_streams(monkeypatch):
-    monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
+pytestmark = pytest.mark.usefixtures("same_streams")
 
 
 def net() -> nn.Module:
@@ -40,20 +37,7 @@ def clients(large: bool, transform=None):
 
 
 def others(large: bool, transform=None, **options):
-    local = Sgd(lr=0.5, steps=2)
-    simulation, _ = prepare(
-        net(),
-        clients(large, transform),
-        PRIVATE,
-        local=local,
-        rounds=1,
-        secure=True,
-        execution=Execution(device="cpu"),
-        **options,
-    )
-    state = simulation.begin()
-    chunks = torch.arange(COUNT).split(simulation.chunk_size)
-    return torch.cat([simulation.updates(state, state.w.float(), chunk, 1)[: len(chunk)] for chunk in chunks])[1:]
+    return one_round(secured(net(), clients(large, transform), Sgd(lr=0.5, steps=2), **options))[1:]
 
 
 def looks(above: int, upto: int = 1000):

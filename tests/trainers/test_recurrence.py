@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import Federation, Sgd, fedavg
-from dpfedexp.engine.prepare import prepare
+from dpfedexp import Sgd
 from dpfedexp.trainers.draws import Drawing
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.vectorised import Vectorised
+from tests.trainers.shared import labelled, simulated, updates
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -36,28 +36,24 @@ class Reader(nn.Module):
         return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
 
 
-def updates(model, trainer):
-    generator = torch.Generator().manual_seed(1)
-    clients = [
-        (torch.randn(n, 5, 6, generator=generator), torch.randint(3, (n,), generator=generator)) for n in (4, 2, 7, 1)
-    ]
+def learnt(model, trainer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = prepare(
-            model, Federation.from_clients(clients), fedavg(), local=Sgd(lr=0.5, steps=3, batch_size=2), rounds=1
-        )[0]
-    chosen = trainer(run.task, streams=run.streams)
-    everybody = torch.arange(4)
-    schedule = run.plan(everybody, 1)
-    return chosen(run.task.layout.read(model).float(), everybody, schedule, 1)
+        run = simulated(model, labelled((5, 6), (4, 2, 7, 1), seed=1), Sgd(lr=0.5, steps=3, batch_size=2))
+    return updates(run, trainer(run.task, streams=run.streams))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}])
+DEEP, DROPPED = {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("lstm", {}), ("lstm", DROPPED), ("gru", DEEP), ("gru", DROPPED), ("tanh", DEEP), ("relu", {})],
+)
 def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
     torch.manual_seed(0)
     model = Reader(kind, **options)
-    alone, together = (updates(model, trainer) for trainer in (Loop, Vectorised))
+    alone, together = (learnt(model, trainer) for trainer in (Loop, Vectorised))
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
     assert float(alone.norm(dim=1).min()) > 1e-3
 
@@ -103,4 +99,4 @@ def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
-    assert updates(model, Vectorised).isfinite().all()
+    assert learnt(model, Vectorised).isfinite().all()

@@ -1,18 +1,23 @@
-"""Trainers by name, the choice among them, and the steps that they share: tiles, threads and recordings."""
+"""How a run is computed: trainers by name, the choice among them, and the tiles, threads and recordings that they share."""
 
+import gc
+from itertools import count
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Execution, InputError, Sgd, fedavg, train
-from dpfedexp.core.batches import schedule
 from dpfedexp.trainers import select as tune
+from dpfedexp.trainers.execution import execution_on
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.steps import ByVmap, Parallel, Recordings, Steps
+from dpfedexp.trainers.steps import Parallel, Recordings, _Pools, cuda_graph
 from dpfedexp.trainers.vectorised import Vectorised
-from tests.trainers.test_fast import LOCAL, NETWORKS, Activated, bound, features, federation, updates
+from tests.trainers.shared import recorded, updates
+from tests.trainers.test_fast import LOCAL, NETWORKS, Activated, bound, features, federation
 
 
 @pytest.mark.parametrize(("local", "core"), [(LOCAL, "program"), (Sgd(lr=0.1, epochs=2, batch_size=2), "vmap")])
@@ -20,29 +25,23 @@ def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, co
     """What a CUDA graph replays, with a recording that merely calls: a second round and other clients reuse the memory."""
     clients = federation()
     simulation = bound(NETWORKS["paper"], clients, local)
-    task = simulation.task
-    how = simulation.trainer._trainer().core if core == "program" else ByVmap(Vectorised(task).gradients.program)
-    recorded = Steps(task, "recorded", how, record=True, capture=lambda function: function)
-    d = task.layout.dimension
+    steps = recorded(simulation, simulation.trainer._trainer().core if core == "program" else None)
+    d = simulation.task.layout.dimension
     for correction in (None, torch.full((4, d), 0.01), torch.full((4, d), 0.02)):
-        expected = updates(simulation, correction=correction)
+        expected = updates(simulation, None, 1, 1, correction)
         for _ in range(3):
-            assert torch.allclose(updates(simulation, recorded, correction), expected, atol=1e-6)
-    assert recorded.recordings.held
+            assert torch.allclose(updates(simulation, steps, 1, 1, correction), expected, atol=1e-6)
+    assert steps.recordings.held
 
 
 def test_cohorts_whose_size_keeps_changing_share_recordings():
-    clients = federation(sizes=[4] * 40)
-    simulation = bound(NETWORKS["paper"], clients)
-    how = simulation.trainer._trainer().core
-    recorded = Steps(simulation.task, "recorded", how, record=True, capture=lambda function: function)
-    w, shuffles = simulation.task.layout.read(simulation.task.model).float(), simulation.streams.at("batches", 1)
-    for count in (30, 31, 29, 27, 26, 28, 25):
-        some = torch.arange(count) + 2
-        plan = schedule(LOCAL, clients.sizes[some], lambda row: shuffles.generator(row))
-        expected = simulation.trainer(w, some, plan, 1)
-        assert torch.allclose(recorded(w, some, plan, 1), expected, atol=1e-6)
-    assert {key[0] for key in recorded.recordings.seen} == {30, 31, 29, 32}
+    simulation = bound(NETWORKS["paper"], federation(sizes=[4] * 40))
+    steps, w = recorded(simulation, simulation.trainer._trainer().core), simulation.begin().w.float()
+    for cohort in (30, 31, 29, 27, 26, 28, 25):
+        some = torch.arange(cohort) + 2
+        plan = simulation.plan(some, 1)
+        assert torch.allclose(steps(w, some, plan, 1), simulation.trainer(w, some, plan, 1), atol=1e-6)
+    assert {key[0] for key in steps.recordings.seen} == {30, 31, 29, 32}
 
 
 def test_recordings_make_room():
@@ -70,13 +69,13 @@ def test_tiles_and_threads_change_nothing_but_rounding(tile, threads, network):
 
 
 def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
-    clients = federation()
-    asked = []
+    clients, asked = federation(), []
+    seconds = {"fast": 1.0, "library": 2.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}
 
     def timed(task, trainer, *rest, warm=False):
         if not warm:
             asked.append(trainer.name)
-        return {"fast": 1.0, "library": 2.0, "tiled-vectorised": 1.5, "tiled-loop": 9.0}[trainer.name]
+        return seconds[trainer.name]
 
     monkeypatch.setattr(tune, "_time", timed)
     monkeypatch.setattr(tune, "_remembered", {})
@@ -87,17 +86,11 @@ def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
     assert asked == ["fast", "library", "tiled-vectorised", "tiled-loop"]
     assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == "fast"
     assert len(asked) == 4
-
-
-def test_the_quickest_is_chosen_and_the_preferred_one_only_where_they_are_alike(monkeypatch):
-    clients, chosen = federation(), []
-    monkeypatch.setattr(tune, "WORTH_MEASURING", 0)
-    for loop in (0.9, 0.96):
-        seconds = {"fast": 1.0, "library": 3.0, "tiled-vectorised": 5.0, "tiled-loop": loop}
-        monkeypatch.setattr(tune, "_time", lambda task, trainer, *rest, warm=False, s=seconds: s[trainer.name])
+    # The quickest, and the preferred one where they are alike.
+    for loop, chosen in ((0.9, "tiled-loop"), (0.96, "fast")):
+        seconds["tiled-loop"] = loop
         monkeypatch.setattr(tune, "_remembered", {})
-        chosen.append(bound(NETWORKS["paper"], clients, trainer="auto").trainer.name)
-    assert chosen == ["tiled-loop", "fast"]
+        assert bound(NETWORKS["paper"], clients, trainer="auto").trainer.name == chosen
 
 
 def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
@@ -106,37 +99,39 @@ def test_a_resumed_run_keeps_the_trainer_that_was_chosen(tmp_path, monkeypatch):
     def stop(record):
         raise KeyboardInterrupt
 
+    execution = Execution(trainer="tiled-vectorised")
     with pytest.raises(KeyboardInterrupt):
-        train(
-            NETWORKS["paper"],
-            federation(),
-            fedavg(),
-            execution=Execution(trainer="tiled-vectorised"),
-            on_round=stop,
-            **options,
-        )
+        train(NETWORKS["paper"], federation(), fedavg(), execution=execution, on_round=stop, **options)
     monkeypatch.setattr(tune, "_time", lambda *_: pytest.fail("a resumed run does not choose again"))
     assert train(NETWORKS["paper"], federation(), fedavg(), resume=True, **options).trainer == "tiled-vectorised"
     assert trainer_again("tiled-loop", "cuda") == "auto"
     assert trainer_again("fused", "cpu") == "auto"
 
 
-def test_every_trainer_by_name_trains_alike():
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [*((name, False) for name in ("fast", "library", "tiled-vectorised", "tiled-loop")), ("vectorised", True)],
+)
+def test_every_trainer_by_name_trains_alike(name, scaled):
+    """A parameter may be a single number."""
+    torch.manual_seed(0)
+    model, clients = (Scaled(), federation(features)) if scaled else (NETWORKS["paper"], federation())
+    found, other = (updates(bound(model, clients, trainer=trainer)) for trainer in (name, "loop"))
+    torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-6)
+    assert bool((found != 0).any(1).all())
+
+
+def test_other_names_are_refused():
     clients = federation()
-    runs = [
-        train(
-            NETWORKS["paper"],
-            clients,
-            fedavg(),
-            local=LOCAL,
-            rounds=2,
-            progress=False,
-            execution=Execution(device="cpu", trainer=name),
-        )
-        for name in ("fast", "library", "vectorised", "tiled-vectorised", "loop", "tiled-loop")
-    ]
-    for run in runs[1:]:
-        assert torch.allclose(run.model[0].weight, runs[0].model[0].weight, atol=1e-6)
     with pytest.raises(InputError, match="Did you mean 'fast'"):
         bound(NETWORKS["paper"], clients, trainer="fasst")
     with pytest.raises(InputError, match="does not have"):
@@ -167,19 +162,68 @@ def test_a_choice_of_before_that_no_longer_fits_is_made_again(monkeypatch):
     assert second != "fast"
 
 
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(2.0))
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"chunk_size": 0}, "chunk_size is 0; it must be a positive whole number"),
+        ({"chunk_size": True}, "chunk_size is True"),
+        ({"precision": "fp16"}, "precision is 'fp16'; it must be 'fp32', 'tf32' or 'bf16'"),
+        ({"memory": "4 apples"}, "memory is '4 apples'"),
+    ],
+)
+def test_a_field_that_can_not_be_is_a_sentence(given, words):
+    with pytest.raises(InputError, match=words):
+        Execution(**given)
 
-    def forward(self, x):
-        return self.layer(x) * self.scale
+
+@pytest.mark.parametrize("device", ["gpu", "cpu:x", 3.5])
+def test_a_device_that_does_not_exist_is_a_sentence(device):
+    with pytest.raises(InputError, match=r"device is .*; it must be a torch device such as 'cpu'"):
+        _ = Execution(device=device).place
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised"])
-def test_a_parameter_may_be_a_single_number(trainer):
-    torch.manual_seed(0)
-    model = Scaled()
-    found, alone = (updates(bound(model, federation(features), trainer=name)) for name in (trainer, "loop"))
-    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
-    assert float(alone[:, -1].abs().min()) > 0
+def test_a_device_beside_an_execution_is_the_same_or_an_error():
+    assert Execution(chunk_size=np.int64(8)).chunk_size == 8
+    assert execution_on("cpu", None) == Execution(device="cpu")
+    assert execution_on(None, Execution(device="cpu", chunk_size=3)) == Execution(device="cpu", chunk_size=3)
+    assert execution_on("cpu", Execution(chunk_size=3)) == Execution(device="cpu", chunk_size=3)
+    assert execution_on(torch.device("cpu"), Execution(device="cpu")).place == torch.device("cpu")
+    with pytest.raises(InputError, match=r"device is 'cpu' and execution\.device is 'cuda'; give one of them"):
+        execution_on("cpu", Execution(device="cuda"))
+    with pytest.raises(InputError, match="execution is a dict; it must be an Execution"):
+        execution_on(None, {"chunk_size": 3})
+
+
+class Graph:
+    """Stands for a `torch.cuda.CUDAGraph`, which needs a GPU."""
+
+
+def test_a_memory_is_shared_until_its_last_graph_is_gone(monkeypatch):
+    """torch refuses the handle of a memory that it gave up."""
+    handles = count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    pools = _Pools()
+    graphs = [Graph(), Graph()]
+    for graph in graphs:
+        assert pools.handle(0) == 0
+        pools.users[0].add(graph)
+    assert pools.handle(1) == 1, "another device has a memory of its own"
+    graphs.pop()
+    gc.collect()
+    del graph
+    assert pools.handle(0) == 0
+    graphs.clear()
+    gc.collect()
+    assert pools.handle(0) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_are_recorded_again_after_all_recordings_are_gone():
+    value = torch.zeros((), device="cuda")
+    for _ in range(3):
+        replay = cuda_graph(lambda: value.add_(torch.ones((), device="cuda")))
+        value.zero_()
+        replay()
+        assert value.item() == 1
+        del replay
+        gc.collect()

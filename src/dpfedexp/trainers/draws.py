@@ -132,12 +132,9 @@ class Drawing(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.fused = True
             return attention(*args, **kwargs, drop=F.dropout if self.key is None else self.dropped)
-        if func is F.embedding:
+        if func in (F.embedding, torch.embedding):
             self.fused = True
-            return _own_words(*args, **kwargs)
-        if func is torch.embedding:
-            self.fused = True
-            return _own_table(*args, **kwargs)
+            return (_own_words if func is F.embedding else _own_table)(*args, **kwargs)
         if whole(func, args):
             self.fused = True
             if one_by_one(func, args) or (self.key is not None and _drops_between(*args)):
@@ -273,9 +270,8 @@ def _shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
 def _normal(mode: Drawing, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
     """Box and Muller's, of which the first number is never 0."""
     one, two = (mode.uniform(shape, torch.float64) for _ in range(2))
-    return (torch.sqrt(-2.0 * torch.log1p(-one)) * torch.cos(2.0 * math.pi * two)).to(
-        dtype or torch.get_default_dtype()
-    )
+    normal = torch.sqrt(-2.0 * torch.log1p(-one)) * torch.cos(2.0 * math.pi * two)
+    return normal.to(dtype or torch.get_default_dtype())
 
 
 def _like(draw: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -328,9 +324,7 @@ def _torch_normal(mode: Drawing, mean: Any, std: Any = 1.0, size: Any = None, **
     like = next((value for value in (mean, std) if isinstance(value, Tensor)), None)
     if (size is None) == (like is None):
         return NotImplemented
-    shape = (
-        tuple(size) if like is None else torch.broadcast_shapes(torch.as_tensor(mean).shape, torch.as_tensor(std).shape)
-    )
+    shape = size if like is None else torch.broadcast_shapes(*(torch.as_tensor(part).shape for part in (mean, std)))
     return mean + std * _normal(mode, shape, options.get("dtype") or (None if like is None else like.dtype))
 
 
@@ -367,8 +361,8 @@ def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tens
 def _rrelu(
     mode: Drawing,
     input: Tensor,
-    lower: float = 1.0 / 8,
-    upper: float = 1.0 / 3,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
     training: bool = False,
     inplace: bool = False,
 ) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from dpfedexp.inputs import Inputs, each
 from dpfedexp.trainers.fast.ops import INPUT, KEYS
 from dpfedexp.trainers.module_state import drawing_alike
 from dpfedexp.trainers.steps import Batch, Stepper, Take
-from dpfedexp.trainers.task import Task, batches
+from dpfedexp.trainers.task import Rows, Task, batches
 
 
 class Loop:
@@ -31,24 +31,12 @@ class Loop:
         self.seeds = not keyed and task.synthetic is None
 
     def __call__(
-        self,
-        w: Tensor,
-        clients: Tensor,
-        schedule: Schedule,
-        round: int,
-        correction: Tensor | None = None,
-        rates: Tensor | None = None,
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
         return self.parameters(w, clients, schedule, round, correction, rates).sub_(w)
 
     def parameters(
-        self,
-        w: Tensor,
-        clients: Tensor,
-        schedule: Schedule,
-        round: int,
-        correction: Tensor | None = None,
-        rates: Tensor | None = None,
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
         """w⁽ᵗ'τ⁾ of the clients, [n, d]."""
         out = torch.empty(len(clients), len(w), device=w.device)
@@ -57,28 +45,18 @@ class Loop:
         with self.task.arithmetic():
             for row in range(len(clients)):
                 at = slice(row, row + 1)
-                own, rate, key = (None if rows is None else rows[at] for rows in (correction, rates, keys))
-                self._one(w, clients[at], schedule.part(at), round, own, out[at], rate, key)
+                own = [None if rows is None else rows[at] for rows in (correction, rates, keys)]
+                self._one(w, clients[at], schedule.part(at), round, out[at], own)
         return out
 
-    def _one(
-        self,
-        w: Tensor,
-        client: Tensor,
-        one: Schedule,
-        round: int,
-        correction: Tensor | None,
-        out: Tensor,
-        rate: Tensor | None,
-        keys: Tensor | None,
-    ) -> None:
-        """The parameters of one client into `out` [1, d], where they live meanwhile."""
+    def _one(self, w: Tensor, client: Tensor, one: Schedule, round: int, out: Tensor, own: Sequence[Rows]) -> None:
+        """The parameters of one client into `out` [1, d], where they live meanwhile; `own` are its correction, rate and key."""
         task = self.task
         if task.synthetic is not None and not task.local.shape_is_public:
             one = one.in_own_shape()
         batch_of = batches(task, client, one, self.streams, round)
         stepper = Stepper(ByAutograd(task), task.layout, task.optimiser)
-        stepper.begin(w, one.steps, correction, uneven=False, into=out, rates=rate, keys=keys)
+        stepper.begin(w, one.steps, *own, uneven=False, into=out)
         # What draws without a key, such as a module that uses NumPy, draws from the client's own stream.
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with drawing_alike(task.device, seed) if self.seeds else nullcontext():
@@ -96,12 +74,10 @@ class ByAutograd:
     def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
-    def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
-    ) -> None:
+    def descend(self, params: Params, batch: Batch, take: Take) -> None:
         own = {name: value[0] for name, value in params.items()}
-        key = (fixed[KEYS][0],) if KEYS in fixed else ()
-        x, y, shares = each(lambda value: value[0], fixed[INPUT]), targets[0], weights[0]
+        key = (batch.fixed[KEYS][0],) if KEYS in batch.fixed else ()
+        x, y, shares = each(lambda value: value[0], batch.fixed[INPUT]), batch.targets[0], batch.weights[0]
         if self.task.synthetic is None:
             real = shares > 0
             gradients = self.gradients(own, each(lambda value: value[real], x), y[real], shares[real], *key)

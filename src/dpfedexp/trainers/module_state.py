@@ -44,12 +44,11 @@ def state_of(module: nn.Module) -> State:
     found: State = {}
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
-        found |= {f"{dot}{name}": value for name, value in part._buffers.items() if value is not None}
-        found |= {
-            f"{dot}{name}": value
-            for name, value in part._parameters.items()
-            if value is not None and not value.requires_grad
+        frozen = {
+            name: value for name, value in part._parameters.items() if value is not None and not value.requires_grad
         }
+        held = {**part._buffers, **frozen}
+        found |= {f"{dot}{name}": value for name, value in held.items() if value is not None}
         for name, value in vars(part).items():
             if name not in _MACHINERY and not name.endswith("_hooks") and not name.endswith("_hooks_with_kwargs"):
                 _collect(f"{dot}{name}", value, found, _DEPTH)
@@ -174,10 +173,8 @@ class Watch:
         return judge
 
     def _judge(self, answer: Tensor) -> None:
-        now = answer.cpu()
-        if now.shape != self.answer.shape or not torch.allclose(
-            now, self.answer, rtol=_LIKE, atol=_LIKE, equal_nan=True
-        ):
+        now, close = answer.cpu(), {"rtol": _LIKE, "atol": _LIKE}
+        if now.shape != self.answer.shape or not torch.allclose(now, self.answer, **close, equal_nan=True):
             raise InputError(
                 "the losses of one and the same batch change with what the model or the loss function has seen before: something "
                 "outside the parameters would carry one client's data to others without noise. Compute both from the batch alone."
@@ -190,21 +187,15 @@ def _answer(model: nn.Module, losses: Losses, batch: Batch) -> Tensor:
         return losses(model, *batch).detach().double()
 
 
-@contextmanager
-def drawing_alike(device: torch.device, seed: int = 0) -> Iterator[None]:
-    """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
-    seed %= 2**63
-    with _ONE_STATE:
-        yield from _seeded(device, seed)
-
-
 _ONE_STATE = threading.RLock()
 """There is one state of each generator in a process."""
 
 
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+@contextmanager
+def drawing_alike(device: torch.device, seed: int = 0) -> Iterator[None]:
+    """The generators that a program may draw from, seeded, and back where they were afterwards. Threads take turns."""
+    with _ONE_STATE, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed, python, legacy = seed % 2**63, random.getstate(), np.random.get_state()
         # torch.manual_seed would also ask for other kinds of devices, which takes longer than all the rest.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":

@@ -20,7 +20,7 @@ from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, 
 from dpfedexp.trainers.fast.program import Program, Step, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.precision import Precision, arithmetic
-from dpfedexp.trainers.steps import ByProgram
+from dpfedexp.trainers.steps import Batch, ByProgram
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
 
@@ -112,7 +112,7 @@ def _check(task: Task, program: Program) -> None:
             found: dict[str, Tensor] = {}
             with torch.no_grad(), arithmetic("fp32", task.device):
                 fixed = core.prepare(x) if keys is None else {**core.prepare(x), KEYS: keys}
-                core.descend(params, fixed, y, weights, lambda name, grad: found.update({name: multiplied(grad)}))  # noqa: B023
+                core.descend(params, Batch(fixed, y, weights), lambda name, g: found.update({name: multiplied(g)}))  # noqa: B023
             if (wrong := _differing(expected, found)) is None:
                 break
         else:

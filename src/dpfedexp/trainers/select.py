@@ -45,8 +45,6 @@ LOOPED = 2
 """Clients that the loop is tried on where a GPU takes a whole chunk at once; its time grows with their number."""
 
 _remembered: dict[object, str] = {}
-
-
 Makers = dict[str, Callable[[], Trainer]]
 
 
@@ -78,24 +76,18 @@ def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
     return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
 
-def _fast(parts: Parts) -> Trainer:
-    make = _tiled if parts.task.device.type == "cpu" else _recorded
-    return make(parts, "fast", by_program(parts.task, parts.programs.plain))
+def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
+    def make(parts: Parts) -> Trainer:
+        core = by_program(parts.task, getattr(parts.programs, which))
+        return (_tiled if parts.task.device.type == "cpu" else _recorded)(parts, name, core)
 
-
-def _library(parts: Parts) -> Trainer:
-    return _tiled(parts, "library", by_program(parts.task, parts.programs.library))
-
-
-def _fused(parts: Parts) -> Trainer:
-    return _recorded(parts, "fused", by_program(parts.task, parts.programs.fused))
+    return make
 
 
 def _recorded_vectorised(parts: Parts) -> Trainer:
     gradients = Vectorised(parts.task).gradients
-    return _recorded(
-        parts, "recorded-vectorised", ByVmap(gradients.program if parts.task.synthetic is None else gradients)
-    )
+    core = ByVmap(gradients.program if parts.task.synthetic is None else gradients)
+    return _recorded(parts, "recorded-vectorised", core)
 
 
 def _tiled_vectorised(parts: Parts) -> Trainer:
@@ -110,18 +102,14 @@ def _tiled_loop(parts: Parts) -> Trainer:
     return Parallel("tiled-loop", lambda: Loop(parts.task.apart(), parts.streams, keyed=True), 1, fixed=parts.fixed)
 
 
-def _vectorised(parts: Parts) -> Trainer:
-    return Vectorised(parts.task, record=not parts.fixed, streams=parts.streams)
-
-
 TRAINERS: dict[str, tuple[Callable[[Parts], Trainer], tuple[str, ...]]] = {
-    "fused": (_fused, ("cuda",)),
-    "fast": (_fast, ("cpu", "cuda")),
-    "library": (_library, ("cpu",)),
+    "fused": (_by_program("fused", "fused"), ("cuda",)),
+    "fast": (_by_program("fast", "plain"), ("cpu", "cuda")),
+    "library": (_by_program("library", "library"), ("cpu",)),
     "recorded-vectorised": (_recorded_vectorised, ("cuda",)),
     "tiled-vectorised": (_tiled_vectorised, ("cpu",)),
     "tiled-loop": (_tiled_loop, ("cpu",)),
-    "vectorised": (_vectorised, ("cpu", "cuda")),
+    "vectorised": (lambda p: Vectorised(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
 }
 """What makes a trainer of several clients at once, for modules that `vmap` can trace, and the types of device that have it.
 
@@ -234,13 +222,11 @@ def _selected(
 
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
     """The quickest candidate, or in a brief run the first; in an isolated run only of those that keep clients apart."""
+    fit = (name for name, make in candidates.items() if not isolated or _made_apart(trial, make, chunk))
     if brief:
-        return next(
-            (name for name, make in candidates.items() if not isolated or _made_apart(trial, make, chunk)), None
-        )
-    if isolated:
-        candidates = {name: make for name, make in candidates.items() if _made_apart(trial, make, chunk)}
-    return _quickest(trial, candidates, chunk) if candidates else None
+        return next(fit, None)
+    makers = {name: candidates[name] for name in fit}
+    return _quickest(trial, makers, chunk) if makers else None
 
 
 def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
@@ -296,16 +282,9 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     on_cpu = task.device.type == "cpu"
     clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
     trial = _first_steps(plan)
-    work = (
-        repr(task.model),
-        task.layout,
-        task.local,
-        trial.positions.shape,
-        int(trial.steps[0]),
-        task.precision,
-        *makers,
-    )
-    key = repr((getattr(task.loss, "__qualname__", repr(task.loss)), *work, task.device, torch.get_num_threads()))
+    loss = getattr(task.loss, "__qualname__", repr(task.loss))
+    work = (loss, repr(task.model), task.layout, task.local, trial.positions.shape, int(trial.steps[0]), task.precision)
+    key = repr((*work, *makers, task.device, torch.get_num_threads()))
     chosen = _remembered.get(key)
     if chosen not in makers or not _made(makers[chosen]):
         times = _compared(task, makers, clients, trial)

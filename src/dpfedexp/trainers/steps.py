@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -26,23 +26,9 @@ from dpfedexp.trainers.draws import step_keys
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
 from dpfedexp.trainers.fast.program import Objective, Program
 from dpfedexp.trainers.precision import Precision, low
-from dpfedexp.trainers.task import Clients, Task, Trainer, batches
+from dpfedexp.trainers.task import Clients, Rows, Task, Trainer, batches
 
 Take = Callable[[str, Gradient], None]
-
-
-class Core(Protocol):
-    """Gradients of a tile, however they are computed."""
-
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        """What depends on the data alone."""
-        ...
-
-    def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
-    ) -> None:
-        """Hands every parameter's gradient to `take`, after which the parameter may change."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +41,18 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         return [*(leaf for value in self.fixed.values() for leaf in leaves(value)), self.targets, self.weights]
+
+
+class Core(Protocol):
+    """Gradients of a tile, however they are computed."""
+
+    def prepare(self, x: Inputs) -> dict[int, Inputs]:
+        """What depends on the data alone."""
+        ...
+
+    def descend(self, params: Params, batch: Batch, take: Take) -> None:
+        """Hands every parameter's gradient to `take`, after which the parameter may change."""
+        ...
 
 
 @dataclass
@@ -79,19 +77,11 @@ class Stepper:
     clock: Clock = field(default_factory=lambda: Clock(torch.zeros(()), torch.zeros(0)))
     correction: Params | None = None
     uneven: bool = False
-    rates: Tensor | None = None
-    keys: Tensor | None = None
+    rates: Rows = None
+    keys: Rows = None
 
     def begin(
-        self,
-        w: Tensor,
-        steps: Tensor,
-        correction: Tensor | None,
-        *,
-        uneven: bool,
-        into: Tensor | None = None,
-        rates: Tensor | None = None,
-        keys: Tensor | None = None,
+        self, w: Tensor, steps: Tensor, correction: Rows, rates: Rows, keys: Rows, *, uneven: bool, into: Rows = None
     ) -> None:
         """All clients at w, with no memory of another round.
 
@@ -99,10 +89,10 @@ class Stepper:
             w: the global parameters [d].
             steps: how many steps each client takes, [n].
             correction: SCAFFOLD's c − c_i, [n, d].
-            uneven: whether some clients may stand still before the others are done.
-            into: rows [n, d] in which the parameters live meanwhile.
             rates: η_l of each client, [n]; None for the optimiser's own.
             keys: where each client's draws come from, [n]; None for a module that draws nothing.
+            uneven: whether some clients may stand still before the others are done.
+            into: rows [n, d] in which the parameters live meanwhile.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -150,10 +140,9 @@ class Stepper:
             else:
                 self._move(name, gradient, going)
 
-        fixed = batch.fixed
         if self.keys is not None:
-            fixed = {**fixed, KEYS: step_keys(self.keys, self.clock.step)}
-        self.core.descend(self.params, fixed, batch.targets, batch.weights, take)
+            batch = replace(batch, fixed={**batch.fixed, KEYS: step_keys(self.keys, self.clock.step)})
+        self.core.descend(self.params, batch, take)
         if self.local.needs_all_gradients:
             for name, gradient in self.local.joined(gradients).items():
                 self._move(name, gradient, going)
@@ -244,40 +233,27 @@ class Recording:
         self.steps: Tensor | None = None
         self.batch: Batch | None = None
         self.loaded: Batch | None = None
-        self.flat: Tensor | None = None
-        self.flat_correction: Tensor | None = None
+        self.held: list[Rows] = []
 
     def begin(
-        self,
-        w: Tensor,
-        steps: Tensor,
-        correction: Tensor | None,
-        *,
-        uneven: bool,
-        rates: Tensor | None = None,
-        keys: Tensor | None = None,
-        into: Tensor | None = None,
+        self, w: Tensor, steps: Tensor, correction: Rows, rates: Rows, keys: Rows, *, uneven: bool, into: Rows = None
     ) -> None:
         if into is not None:
             raise ValueError("a recording has memory of its own; its updates are copied.")
-        if self.flat is None:
-            self.flat = w.clone()
-            self.flat_correction = None if correction is None else correction.clone()
-            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
-            drawn = None if keys is None else keys.clone()
+        if not self.held:
             self.steps = steps.clone()
-            self.inner.begin(self.flat, steps.clone(), self.flat_correction, uneven=uneven, rates=own, keys=drawn)
+            own = None if rates is None else rates.to(w.device, w.dtype, copy=True)
+            copies = (None if rows is None else rows.clone() for rows in (correction, keys))
+            flat, (correction, keys) = w.clone(), copies
+            self.held = [flat, correction, own, keys]
+            self.inner.begin(flat, steps.clone(), correction, own, keys, uneven=uneven)
             return
-        self.flat.copy_(w)
         if self.steps is None or not torch.equal(steps, self.steps):
             self.inner.clock.steps.copy_(steps)
             self.steps = steps.clone()
-        if self.flat_correction is not None and correction is not None:
-            self.flat_correction.copy_(correction)
-        if self.inner.rates is not None and rates is not None:
-            self.inner.rates.copy_(rates)
-        if self.inner.keys is not None and keys is not None:
-            self.inner.keys.copy_(keys)
+        for held, given in zip(self.held, (w, correction, rates, keys), strict=True):
+            if held is not None and given is not None:
+                held.copy_(given)
         (self.again or self.inner.begin_again)()
 
     def step(self, batch: Batch) -> None:
@@ -340,11 +316,9 @@ class ByProgram:
     def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return self.program.prepare(low(x, self.precision))
 
-    def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
-    ) -> None:
+    def descend(self, params: Params, batch: Batch, take: Take) -> None:
         used = params if self.precision != "bf16" else {name: p.bfloat16() for name, p in params.items()}
-        self.program.descend(used, fixed, targets, weights, self.objective, take)
+        self.program.descend(used, batch.fixed, batch.targets, batch.weights, self.objective, take)
 
 
 @dataclass(frozen=True)
@@ -356,11 +330,10 @@ class ByVmap:
     def prepare(self, x: Inputs) -> dict[int, Inputs]:
         return {INPUT: x}
 
-    def descend(
-        self, params: Mapping[str, Tensor], fixed: Mapping[int, Inputs], targets: Tensor, weights: Tensor, take: Take
-    ) -> None:
-        keys = (fixed[KEYS],) if KEYS in fixed else ()
-        for name, gradient in self.gradients(dict(params), fixed[INPUT], targets, weights, *keys).items():
+    def descend(self, params: Params, batch: Batch, take: Take) -> None:
+        keys = (batch.fixed[KEYS],) if KEYS in batch.fixed else ()
+        gradients = self.gradients(dict(params), batch.fixed[INPUT], batch.targets, batch.weights, *keys)
+        for name, gradient in gradients.items():
             take(name, gradient)
 
 
@@ -409,9 +382,9 @@ class Steps:
         clients: Tensor,
         schedule: Schedule,
         round: int,
-        correction: Tensor | None = None,
-        rates: Tensor | None = None,
-        out: Tensor | None = None,
+        correction: Rows = None,
+        rates: Rows = None,
+        out: Rows = None,
     ) -> Tensor:
         """The updates, [n, d]; into `out` where it is given, in which the parameters then live meanwhile."""
         if self.recordings is not None and (more := self.recordings.width(len(clients)) - len(clients)):
@@ -421,16 +394,13 @@ class Steps:
         rates = self.task.rates(rates, round, len(clients))
         with torch.no_grad(), self.task.arithmetic():
             batch_of = self._batches(clients, schedule, round)
-            stepper = self._stepper((*schedule.positions.shape[::2], uneven, correction is None, rates is None))
+            key = (*schedule.positions.shape[::2], uneven, correction is None, rates is None)
+            stepper = self._fresh() if self.recordings is None else self.recordings.stepper(key)
             keys = self.task.keys(self.streams, round, clients)
-            given: dict[str, Tensor] = {} if out is None else {"into": out}
-            stepper.begin(w, schedule.steps, correction, uneven=uneven, rates=rates, keys=keys, **given)
+            stepper.begin(w, schedule.steps, correction, rates, keys, uneven=uneven, into=out)
             for step in range(schedule.longest):
                 stepper.step(batch_of(step))
             return stepper.moved() if out is None else out.sub_(w)
-
-    def _stepper(self, key: tuple[int | bool, ...]) -> Stepper | Recording:
-        return self._fresh() if self.recordings is None else self.recordings.stepper(key)
 
     def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
         if schedule.positions.shape[1] > 1:
@@ -468,8 +438,8 @@ def _edition(clients: Clients) -> Edition | None:
 
 
 def _filled(
-    more: int, clients: Tensor, plan: Schedule, correction: Tensor | None, rates: Tensor | None
-) -> tuple[Tensor, Schedule, Tensor | None, Tensor | None]:
+    more: int, clients: Tensor, plan: Schedule, correction: Rows, rates: Rows
+) -> tuple[Tensor, Schedule, Rows, Rows]:
     """With so many repetitions of the last client, whose updates nobody uses."""
 
     def fill(rows: Tensor) -> Tensor:
@@ -503,13 +473,7 @@ class Parallel:
         return self.tile * self.threads
 
     def __call__(
-        self,
-        w: Tensor,
-        clients: Tensor,
-        schedule: Schedule,
-        round: int,
-        correction: Tensor | None = None,
-        rates: Tensor | None = None,
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor:
         n = len(clients)
         tile = self.tile

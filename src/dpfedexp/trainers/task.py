@@ -32,6 +32,9 @@ from dpfedexp.trainers.precision import Precision, arithmetic, low
 from dpfedexp.trainers.recording import Recorded, laid_out
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 
+Rows = Tensor | None
+"""One row or number for each client of a chunk, where there are any."""
+
 
 class Clients(Protocol):
     """What the simulator needs of a federation.
@@ -255,13 +258,7 @@ class Trainer(Protocol):
     def unit(self) -> int | None: ...
 
     def __call__(
-        self,
-        w: Tensor,
-        clients: Tensor,
-        schedule: Schedule,
-        round: int,
-        correction: Tensor | None = None,
-        rates: Tensor | None = None,
+        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
     ) -> Tensor: ...
 
 

@@ -162,8 +162,7 @@ def objective(loss: Loss, synthetic: Synthetic | None = None) -> Objective:
         mean_squared_error: _mean_squared_error,
         binary_cross_entropy: _binary_cross_entropy,
     }
-    known = by_hand.get(plain(loss))
-    anything = _differentiated(loss, synthetic)
+    known, anything = by_hand.get(plain(loss)), _differentiated(loss, synthetic)
 
     def start(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         outputs = outputs.float()

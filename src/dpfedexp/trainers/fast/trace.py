@@ -49,16 +49,6 @@ def named(layer: nn.Module, *names: str) -> tuple[str, ...]:
     return tuple(name for name in names if getattr(layer, name) is not None)
 
 
-@register(nn.Linear)
-def _linear(layer: nn.Linear) -> Emitted:
-    return [(ops.Linear(layer.bias is not None), named(layer, "weight", "bias"))]
-
-
-@register(nn.Conv2d)
-def _conv(layer: nn.Conv2d) -> Emitted:
-    return [(Patches(window_of(layer)), ()), (Contract(layer.bias is not None), named(layer, "weight", "bias"))]
-
-
 def window_of(layer: nn.Conv2d) -> Window:
     refuse(layer.groups != 1, "a grouped convolution")
     refuse(layer.padding_mode != "zeros" or isinstance(layer.padding, str), "this kind of padding")
@@ -69,11 +59,6 @@ def window_of(layer: nn.Conv2d) -> Window:
 def _group_norm(layer: nn.GroupNorm) -> Emitted:
     refuse(layer.affine and layer.bias is None, "a GroupNorm without bias")
     return [(ops.GroupNorm(layer.num_groups, layer.eps), ("weight", "bias") if layer.affine else ())]
-
-
-@register(nn.LayerNorm)
-def _layer_norm(layer: nn.LayerNorm) -> Emitted:
-    return [(layer_norm(layer.normalized_shape, layer.eps), named(layer, "weight", "bias"))]
 
 
 def layer_norm(shape: Sequence[int], eps: float) -> Op:
@@ -106,12 +91,20 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
 """Activations that a module calls without a layer, as functions or as methods of its values."""
 for _kind, _apply in ((nn.ReLU, torch.relu), (nn.Tanh, torch.tanh), (nn.Sigmoid, torch.sigmoid), (nn.SiLU, F.silu)):
     RULES[_kind] = lambda layer, op=Function(_apply): [(op, ())]  # type: ignore[misc]
-RULES[nn.GELU] = lambda layer: [(Function(partial(F.gelu, approximate=layer.approximate)), ())]
-RULES[nn.LeakyReLU] = lambda layer: [(Function(partial(F.leaky_relu, negative_slope=layer.negative_slope)), ())]
-RULES[nn.AdaptiveAvgPool2d] = lambda layer: [
-    (by_sample(partial(F.adaptive_avg_pool2d, output_size=layer.output_size)), ())
-]
-RULES[nn.Identity] = lambda layer: []
+RULES |= {
+    nn.Linear: lambda layer: [(ops.Linear(layer.bias is not None), named(layer, "weight", "bias"))],
+    nn.Conv2d: lambda layer: [
+        (Patches(window_of(layer)), ()),
+        (Contract(layer.bias is not None), named(layer, "weight", "bias")),
+    ],
+    nn.LayerNorm: lambda layer: [(layer_norm(layer.normalized_shape, layer.eps), named(layer, "weight", "bias"))],
+    nn.GELU: lambda layer: [(Function(partial(F.gelu, approximate=layer.approximate)), ())],
+    nn.LeakyReLU: lambda layer: [(Function(partial(F.leaky_relu, negative_slope=layer.negative_slope)), ())],
+    nn.AdaptiveAvgPool2d: lambda layer: [
+        (by_sample(partial(F.adaptive_avg_pool2d, output_size=layer.output_size)), ())
+    ],
+    nn.Identity: lambda layer: [],
+}
 
 
 @register(nn.AvgPool2d)

@@ -1,0 +1,84 @@
+"""Clients, runs that are prepared and not trained, and the updates of one round: what the tests of trainers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfedexp import Execution, Federation, dp_fedavg, fedavg
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.trainers.steps import ByVmap, Steps
+from dpfedexp.trainers.vectorised import Vectorised
+
+PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+
+
+def sampled(sampler, sizes, seed=7, **options) -> Federation:
+    """Clients of these sizes by `sampler(n, generator)`."""
+    generator = torch.Generator().manual_seed(seed)
+    return Federation.from_clients([sampler(n, generator) for n in sizes], **options)
+
+
+def labelled(shape, sizes, labels=3, seed=7, **options) -> Federation:
+    """Clients with normal inputs and uniform labels."""
+    return sampled(
+        lambda n, g: (torch.randn(n, *shape, generator=g), torch.randint(0, labels, (n,), generator=g)),
+        sizes,
+        seed,
+        **options,
+    )
+
+
+def simulated(
+    model: nn.Module,
+    clients: Any,
+    local: LocalOptimiser,
+    trainer: str = "auto",
+    *,
+    algorithm: Any = None,
+    chunk_size: int | None = None,
+    precision: str = "fp32",
+    device: str = "cpu",
+    rounds: int = 1,
+    **options: Any,
+) -> Simulation:
+    """A run that is ready to train."""
+    execution = Execution(device=device, trainer=trainer, chunk_size=chunk_size, precision=precision)
+    return prepare(model, clients, algorithm or fedavg(), local=local, rounds=rounds, execution=execution, **options)[0]
+
+
+def secured(model: nn.Module, clients: Any, local: LocalOptimiser, trainer: str = "auto", **options: Any) -> Simulation:
+    return simulated(model, clients, local, trainer, **{"algorithm": PRIVATE, "secure": True, **options})
+
+
+def updates(run: Simulation, trainer: Any = None, round: int = 1, calls: int = 1, *more: Any) -> Tensor:
+    """All clients' updates by the run's trainer or another one; `more` are corrections and rates."""
+    w, everybody = run.task.layout.read(run.task.model).float(), torch.arange(len(run.task.clients))
+    for _ in range(calls):
+        rows = (trainer or run.trainer)(w, everybody, run.plan(everybody, round), round, *more)
+    return rows
+
+
+def one_round(run: Simulation, clients: Tensor | None = None, number: int = 1) -> Tensor:
+    """The clipped updates of a round, chunk by chunk."""
+    state = run.begin()
+    everybody = torch.arange(len(run.task.clients)) if clients is None else clients
+    chunks = everybody.split(run.chunk_size)
+    return torch.cat([run.updates(state, state.w.float(), chunk, number)[: len(chunk)] for chunk in chunks])
+
+
+def captured(function):
+    """What `cuda_graph` does to the memory: it runs the step a few times before it is replayed."""
+    function()
+    function()
+    return function
+
+
+def recorded(run: Simulation, core: Any = None) -> Steps:
+    """Steps over memory that stays, as a CUDA graph replays them."""
+    core = core or ByVmap(Vectorised(run.task).gradients.program)
+    return Steps(run.task, "recorded", core, record=True, capture=captured, streams=run.streams)
