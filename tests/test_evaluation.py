@@ -56,11 +56,6 @@ def test_one_logit_with_binary_targets_has_accuracy_and_auc(whole, shape, loss):
     assert found["test_auc"] == pytest.approx(pairs(o, y > 0), abs=1e-12)
 
 
-def test_a_probability_says_one_above_a_half():
-    y, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.8, 0.4, 0.3], dtype=np.float32)
-    assert measured(p, y, nn.BCELoss())["test_accuracy"] == 0.75
-
-
 def test_several_labels_have_their_own_names():
     """This was an accuracy of 1.5."""
     y, o = np.random.default_rng(1).integers(0, 2, size=(30, 4)), outputs_of(30, 4)
@@ -88,7 +83,9 @@ def test_numbers_have_their_errors(columns, loss):
     assert found["test_r2"] == pytest.approx((1 - (off**2).sum(0) / spread).mean())
 
 
-def test_counts_are_compared_with_what_the_log_stands_for():
+def test_a_probability_says_one_above_a_half_and_counts_are_compared_with_what_the_log_stands_for():
+    y, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.8, 0.4, 0.3], dtype=np.float32)
+    assert measured(p, y, nn.BCELoss())["test_accuracy"] == 0.75
     y, o = np.array([1, 2, 5]), np.log(np.array([1.0, 3.0, 3.0], dtype=np.float32))
     assert measured(o, y, "poisson")["test_mae"] == pytest.approx(1.0)
 
@@ -193,11 +190,8 @@ def test_every_metric_is_scikit_learns():
     assert found["test_exact_match"] == close(sklearn.accuracy_score(several, draws(5000, 4) + several > 0))
     assert found["test_label_accuracy"] == close(1 - sklearn.hamming_loss(several, draws(5000, 4) + several > 0))
     numbers = 3 * draws(5000, 3, seed=5) + 100
-    found, t, s = (
-        measured(numbers + draws(5000, 3), numbers, "mse"),
-        numbers.double(),
-        (numbers + draws(5000, 3)).double(),
-    )
+    scores = numbers + draws(5000, 3)
+    found, t, s = measured(scores, numbers, "mse"), numbers.double(), scores.double()
     assert found["test_mae"] == close(sklearn.mean_absolute_error(t, s))
     assert found["test_rmse"] == close(np.sqrt(sklearn.mean_squared_error(t, s)))
     assert found["test_r2"] == close(sklearn.r2_score(t, s))

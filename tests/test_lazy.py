@@ -13,14 +13,7 @@ import pytest
 
 import dpfedexp
 
-PACKAGES = [
-    "dpfedexp",
-    "dpfedexp.audit",
-    "dpfedexp.config",
-    "dpfedexp.data",
-    "dpfedexp.flower",
-    "dpfedexp.mechanisms",
-]
+PACKAGES = ["dpfedexp", *(f"dpfedexp.{room}" for room in ("audit", "config", "data", "flower", "mechanisms"))]
 HEAVY = {"torch", "numpy", "scipy", "pydantic", "matplotlib", "dp_accounting", "typer", "rich", "flwr", "safetensors"}
 
 
@@ -35,24 +28,14 @@ def for_type_checkers(package) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_type_checkers_see_the_names_that_are_loaded(name):
-    package = importlib.import_module(name)
-    assert sorted(for_type_checkers(package)) == [public for public in package.__all__ if public != "__version__"]
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_no_public_name_is_that_of_a_module_beside_it(name):
+def test_every_public_name_is_listed_for_type_checkers_loads_and_is_not_that_of_a_module_beside_it(name):
     """Importing the module, for any other name in it, would put it in the name's place."""
     package = importlib.import_module(name)
     folder = Path(package.__file__).parent
     assert [key for key in package.__all__ if (folder / f"{key}.py").exists() or (folder / key).is_dir()] == []
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_every_public_name_loads_and_is_listed(name):
+    assert sorted(for_type_checkers(package)) == [public for public in package.__all__ if public != "__version__"]
     if name == "dpfedexp.flower":
         pytest.importorskip("flwr")
-    package = importlib.import_module(name)
     listed = dir(package)
     for public in package.__all__:
         assert getattr(package, public) is not None
@@ -83,12 +66,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest_right_one_once(package, ty
     assert done.stderr.count("Did you mean") == 1
 
 
-def test_a_name_like_no_other_is_answered_with_all_of_them():
+def test_a_name_like_no_other_is_answered_with_all_and_names_that_python_asks_for_are_absent():
     with pytest.raises(AttributeError, match=r"Known: AdamW, AdaptiveClip, Algorithm, .*train\."):
         dpfedexp.zzzzzz  # noqa: B018
-
-
-def test_names_that_python_asks_for_are_simply_absent():
     assert not hasattr(dpfedexp, "__wrapped__")
     assert not hasattr(dpfedexp, "_repr_html_")
 

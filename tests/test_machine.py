@@ -70,16 +70,13 @@ def test_norms_and_sums_of_long_rows_do_not_depend_on_the_rows_beside_them(two_t
     torch.testing.assert_close(total(rows), rows.double().sum(0), rtol=1e-13, atol=1e-13)
 
 
-def test_one_after_the_other_in_the_order_of_the_jobs():
+def test_jobs_come_in_their_order_and_a_failure_comes_through():
     assert run_all(lambda x: x * x, [3, 1, 2], "squares", workers=1) == [9, 1, 4]
-
-
-def test_a_failure_comes_through():
     with pytest.raises(ZeroDivisionError):
         run_all(lambda x: 1 / x, [1, 0], "divisions", workers=1)
 
 
-def test_the_time_left_is_weighed_by_cost(monkeypatch):
+def test_the_time_left_is_weighed_by_cost_and_without_a_terminal_there_is_a_line_now_and_then(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr("dpfedexp.machine.time.monotonic", lambda: now[0])
     progress = JobProgress("runs", [3.0, 1.0])
@@ -87,11 +84,8 @@ def test_the_time_left_is_weighed_by_cost(monkeypatch):
     now[0] = 30.0
     progress.advance(3.0)
     assert progress.text == "1/2 in 0:00:30, about 0:00:10 left"
-
-
-def test_without_a_terminal_a_line_now_and_then(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("dpfedexp.machine.time.monotonic", lambda: now[0])
+    capsys.readouterr()
+    now[0] = 0.0
     progress = JobProgress("runs", [1.0] * 4)
     for moment in (5.0, 31.0, 40.0, 70.0):
         now[0] = moment

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dpfedexp
-from tests.release.changelog import UNRELEASED, sections
+from tests.release.__main__ import UNRELEASED, sections
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpfedexp"
@@ -75,14 +75,10 @@ def built(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def test_the_wheel_of_the_source_distribution_is_the_wheel_of_the_tree(built):
+def test_the_wheel_of_the_source_distribution_is_that_of_the_tree_and_holds_every_file_of_the_package(built):
     assert contents(built["from_sdist"]) == contents(built["from_tree"])
-
-
-def test_the_wheel_holds_every_file_of_the_package(built):
     shipped = {name.removeprefix("dpfedexp/") for name in contents(built["from_sdist"]) if name.startswith("dpfedexp/")}
-    assert tree_files(PACKAGE) - shipped == set()
-    assert shipped - tree_files(PACKAGE) == set()
+    assert tree_files(PACKAGE) == shipped
     assert "py.typed" in shipped
 
 
@@ -92,22 +88,11 @@ def test_every_folder_with_modules_is_a_package():
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-def test_the_source_distribution_holds_what_a_reader_needs(built):
+def test_the_source_distribution_holds_what_a_reader_needs_in_the_version_of_the_package(built):
     with tarfile.open(built["sdist"]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {
-        "LICENSE",
-        "README.md",
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "SECURITY.md",
-        "CONTRIBUTING.md",
-        "constraints.txt",
-    } <= names
-    assert "docs/security.md" in names
-
-
-def test_the_version_is_the_one_of_the_package(built):
+    pages = {f"{page}.md" for page in ("README", "CHANGELOG", "SECURITY", "CONTRIBUTING", "docs/security")}
+    assert pages | {"LICENSE", "CITATION.cff", "constraints.txt"} <= names
     assert built["from_sdist"].name == f"dpfedexp-{dpfedexp.__version__}-py3-none-any.whl"
     assert "version" not in PROJECT["project"]
 
@@ -161,11 +146,4 @@ def test_the_changelog_is_by_version_the_newest_first_and_each_has_a_date():
     assert versions == sorted(versions, reverse=True)
     assert all(section.date for section in released)
     assert Version(dpfedexp.__version__) >= versions[0]
-
-
-def test_a_tree_with_unreleased_changes_is_a_version_that_was_not_released():
-    first, *released = sections((ROOT / "CHANGELOG.md").read_text())
-    if first.text:
-        assert Version(dpfedexp.__version__).is_devrelease
-    else:
-        assert Version(dpfedexp.__version__) >= Version(released[0].name)
+    assert not first.text or Version(dpfedexp.__version__).is_devrelease, "with unreleased changes it is no release"

@@ -90,17 +90,12 @@ def test_a_secure_run_is_sent_as_a_whole_after_its_last_round():
     assert seen[ROUNDS:] == list(range(ROUNDS + 1, 2 * ROUNDS + 1))
 
 
-def test_a_secure_runs_event_file_is_begun_after_its_last_round(tmp_path):
+def test_a_secure_runs_event_file_and_mlflow_run_are_begun_after_its_last_round(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    seen = []
-    small_run(
-        on_round=[TensorBoard(tmp_path / "logs"), lambda record: seen.append((tmp_path / "logs").exists())], secure=True
-    )
+    logs, seen = tmp_path / "logs", []
+    small_run(on_round=[TensorBoard(logs), lambda record: seen.append(logs.exists())], secure=True)
     assert seen == [False] * ROUNDS
-    assert len(list((tmp_path / "logs").iterdir())) == 1
-
-
-def test_a_secure_runs_mlflow_run_is_begun_after_its_last_round(tmp_path, monkeypatch):
+    assert len(list(logs.iterdir())) == 1
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     sink, seen = MLflow(tracking_uri=(tmp_path / "mlruns").as_uri()), []

@@ -232,18 +232,8 @@ RUNS = {
     "fit with target_epsilon": (lambda: fit(nn.Linear(3, 3), clients(), target_epsilon=8.0), "Did you mean 'epsilon'?"),
     "a plot of one metric": (lambda: measured().plot("test_loss"), "plot takes 0 arguments"),
 }
-USES = {
-    f"{room}: {name}": use
-    for room, uses in (
-        ("model", MODELS),
-        ("data", DATA),
-        ("loss", LOSSES),
-        ("optimiser", OPTIMISERS),
-        ("privacy", PRIVACY),
-        ("run", RUNS),
-    )
-    for name, use in uses.items()
-}
+ROOMS = {"model": MODELS, "data": DATA, "loss": LOSSES, "optimiser": OPTIMISERS, "privacy": PRIVACY, "run": RUNS}
+USES = {f"{room}: {name}": use for room, uses in ROOMS.items() for name, use in uses.items()}
 
 
 def check_sentence(text: str, words: tuple[str, ...]) -> None:

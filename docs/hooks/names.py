@@ -30,23 +30,7 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 INDENTED = re.compile(r"^(?: {4})+\s*((?:dpfedexp|torchrun|srun) .*)$", re.M)
 DOTTED = re.compile(r"^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$")
 CALL = re.compile(r"^([A-Za-z_][\w.]*)\((.*)\)$")
-SUFFIXES = (
-    "toml",
-    "jsonl",
-    "json",
-    "md",
-    "txt",
-    "csv",
-    "safetensors",
-    "npz",
-    "html",
-    "pub",
-    "key",
-    "crt",
-    "pem",
-    "png",
-    "svg",
-)
+SUFFIX = re.compile(r"\.(toml|jsonl?|md|txt|csv|safetensors|npz|html|pub|key|crt|pem|png|svg)$")
 
 
 def wrong_names(markdown: str) -> list[str]:
@@ -77,7 +61,7 @@ def wrong_span(text: str) -> str | None:
         return None if file_exists(text) else f"`{text}`: there is no such file"
     if call := CALL.match(text):
         return wrong_call(call[1], call[2])
-    if DOTTED.match(text) and not text.endswith(tuple(f".{suffix}" for suffix in SUFFIXES)):
+    if DOTTED.match(text) and not SUFFIX.search(text):
         return wrong_dotted(text)
     return None
 

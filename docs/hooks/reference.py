@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -14,24 +16,10 @@ import click
 from pydantic import BaseModel
 from rich.text import Text
 
+import dpfedexp
 from dpfedexp.config.schema import docstrings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "dpfedexp",
-    "dpfedexp.accounting",
-    "dpfedexp.algorithms",
-    "dpfedexp.audit",
-    "dpfedexp.config",
-    "dpfedexp.data",
-    "dpfedexp.evaluation",
-    "dpfedexp.flower",
-    "dpfedexp.core.local",
-    "dpfedexp.core.losses",
-    "dpfedexp.mechanisms",
-    "dpfedexp.sinks",
-)
-"""Every package with a table of public names, the one that most people need first."""
 FILES_INTRODUCTION = """# Files
 
 The files of a run's folder, whoever wrote it: a simulation, `dpfedexp train`, or the server of a deployment.
@@ -44,7 +32,7 @@ beside it, and why. All of what is here is released, public, or the server's own
 def on_files(files, config):
     from mkdocs.structure.files import File
 
-    pages = {f"reference/api/{name}.md": package_page(name) for name in PACKAGES}
+    pages = {f"reference/api/{name}.md": package_page(name) for name in packages()}
     pages["reference/command-line.md"] = command_page()
     pages["reference/configuration.md"] = configuration_page()
     pages["reference/files.md"] = files_page()
@@ -54,11 +42,22 @@ def on_files(files, config):
     return files
 
 
+@cache
+def packages() -> list[str]:
+    """Every package, and module of the root, with a table of public names; the one that most people need first."""
+    found = pkgutil.walk_packages(dpfedexp.__path__, "dpfedexp.")
+    names = [one.name for one in found if (one.ispkg or one.name.count(".") == 1) and ".template" not in one.name]
+    shown = [
+        name for name in names if name != "dpfedexp.__main__" and hasattr(importlib.import_module(name), "__all__")
+    ]
+    return ["dpfedexp", *shown]
+
+
 def public_names(package: str) -> list[str]:
-    """The names of a package that no package before it in `PACKAGES` documents."""
+    """The names of a package that no package before it documents."""
     before = {
         id(getattr(importlib.import_module(other), name))
-        for other in PACKAGES[: PACKAGES.index(package)]
+        for other in packages()[: packages().index(package)]
         for name in importlib.import_module(other).__all__
     }
     room = importlib.import_module(package)

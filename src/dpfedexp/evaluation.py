@@ -5,11 +5,10 @@ Measures are counts and sums over the whole test set that batches add to, never 
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ def on_test_set(
 
     Args:
         inputs: of the test set: a tensor, or a tuple or dictionary of them for a model of several inputs.
-        targets: one per input; what they are for is remembered, so NumPy must not change them afterwards.
+        targets: one per input.
         loss: a name, a loss of torch, or a function (outputs, targets) → one loss per example.
         batch: rows that go through the model at a time.
         metrics: name → function (outputs, targets) → number, called once with all outputs and targets on the CPU; reported with
@@ -65,16 +64,6 @@ def on_test_set(
     check_metrics(metrics)
     per_example = resolve(loss, targets)
 
-    known: dict[tuple[object, ...], list[Measure]] = {}
-
-    def fresh(outputs: Tensor) -> list[Measure]:
-        """What is measured, with nothing added yet. What that is follows from shapes and targets, and is asked once."""
-        asked = (outputs.shape[1:], None if targets.is_inference() else targets._version)
-        if asked not in known:
-            known.clear()
-            known[asked] = measures(reading_of(per_example), outputs, targets)
-        return copy.deepcopy(known[asked])
-
     def evaluate(model: nn.Module) -> dict[str, float]:
         # Numbers stay on the device until all is asked: nobody waits for a batch before the next.
         total = torch.zeros((), dtype=torch.float64, device=targets.device)
@@ -86,9 +75,8 @@ def on_test_set(
                 outputs = read(per_example, call(model, each(operator.itemgetter(part), inputs)))
                 total = total + per_example(outputs, y).sum()
                 if start == 0:
-                    # Outputs of several parts are the loss's own business: nothing else is known of them.
-                    taken = fresh(outputs) if isinstance(outputs, Tensor) else []
-                    taken += [OwnMetrics(metrics)] if metrics else []
+                    taken = measures(reading_of(per_example), outputs, targets)
+                    taken += [_own(metrics)] if metrics else []
                 for measure in taken:
                     measure.add(outputs, y)
         found = {"test_loss": float(total) / len(targets)}
@@ -97,14 +85,6 @@ def on_test_set(
         return found
 
     return evaluate
-
-
-class Measure(Protocol):
-    """Takes batches of outputs and targets, and has its numbers at the end."""
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None: ...
-
-    def result(self) -> dict[str, float]: ...
 
 
 class Shares:
@@ -125,27 +105,30 @@ class Shares:
         }
 
 
-class Auc:
-    """The probability that an example of class 1 scores above one of class 0, ties counting half.
+class Kept:
+    """What can only be measured on all examples together: something of every batch is kept until then."""
 
-    A rank statistic needs every score: one number per example is kept.
-    """
-
-    def __init__(self, score: Callable[[Tensor], Tensor]) -> None:
-        self.score = score
-        self.scores: list[Tensor] = []
-        self.targets: list[Tensor] = []
+    def __init__(
+        self,
+        keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        measure: Callable[[Tensor, Tensor], dict[str, float]],
+    ) -> None:
+        self.keep, self.measure = keep, measure
+        self.parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        self.scores.append(self.score(outputs).flatten())
-        self.targets.append(targets.flatten() > 0.5)
+        self.parts.append(self.keep(outputs, targets))
 
     def result(self) -> dict[str, float]:
-        return {"test_auc": auc(torch.cat(self.scores), torch.cat(self.targets))}
+        outputs, targets = map(torch.cat, zip(*self.parts, strict=True))
+        return self.measure(outputs, targets)
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """(R − p(p+1)/2) / (p·q) of the p positive ones' ranks R among all p + q, equal scores sharing their mean rank."""
+    """The probability that a positive example scores above another one, ties counting half.
+
+    (R − p(p+1)/2) / (p·q) of the p positive ones' ranks R among all p + q, equal scores sharing their mean rank.
+    """
     if bool(scores.isnan().any()):
         return math.nan
     _, place, many = scores.unique(return_inverse=True, return_counts=True)
@@ -188,29 +171,26 @@ class Errors:
         return found
 
 
-class OwnMetrics:
+Measure = Shares | Kept | Errors
+"""Takes batches of outputs and targets with `add`, and has its numbers at the end, in `result`."""
+
+
+def _own(metrics: Mapping[str, Metric]) -> Measure:
     """The caller's functions of all outputs and all targets, which are kept on the CPU for them."""
 
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self.metrics = metrics
-        self.outputs: list[Tensor] = []
-        self.targets: list[Tensor] = []
-
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
+    def keep(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(outputs, Tensor):
             raise InputError(
                 f"metrics are functions of one tensor of outputs, and the model returns a {type(outputs).__name__}; give "
                 "evaluate, a function (model) → dict, instead."
             )
-        self.outputs.append(outputs.cpu())
-        self.targets.append(targets.cpu())
+        return outputs.cpu(), targets.cpu()
 
-    def result(self) -> dict[str, float]:
-        outputs, targets = torch.cat(self.outputs), torch.cat(self.targets)
-        return {
-            f"test_{name.removeprefix('test_')}": _number(name, metric, outputs, targets)
-            for name, metric in self.metrics.items()
-        }
+    def measure(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        found = {name: _number(name, metric, outputs, targets) for name, metric in metrics.items()}
+        return {f"test_{name.removeprefix('test_')}": value for name, value in found.items()}
+
+    return Kept(keep, measure)
 
 
 def _number(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
@@ -250,6 +230,7 @@ def check_metrics(metrics: Any) -> None:
 
 def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:
     """What is defined for outputs of this shape and these targets, of which all are given, as the loss reads them."""
+    # Outputs of several parts are the loss's own business: nothing else is known of them.
     if not isinstance(outputs, Tensor) or targets.numel() == 0:
         return []
     some = targets[: len(outputs)]
@@ -295,5 +276,7 @@ def _of_classes(reading: Reading, targets: Tensor, classes: int) -> list[Measure
 
 
 def _auc(targets: Tensor, score: Callable[[Tensor], Tensor]) -> list[Measure]:
-    """Needs examples of both classes."""
-    return [Auc(score)] if bool((targets > 0.5).any()) and bool((targets < 0.5).any()) else []
+    """Of class 1 against class 0, where there are examples of both. A rank statistic needs every score: they are kept."""
+    if not bool((targets > 0.5).any()) or not bool((targets < 0.5).any()):
+        return []
+    return [Kept(lambda o, t: (score(o).flatten(), t.flatten() > 0.5), lambda s, p: {"test_auc": auc(s, p)})]

@@ -148,16 +148,11 @@ def build(name: str, seed: int, **settings: Any) -> nn.Module:
     if name not in MODELS:
         raise InputError(f"model is {name!r}, which is unknown.{nearest(name, MODELS)}")
     factory = MODELS[name]
-    signature = inspect.signature(factory)
+    known = inspect.signature(factory).parameters
     for setting in settings:
-        if setting not in signature.parameters:
-            known = nearest(setting, signature.parameters) if signature.parameters else " It takes no settings."
-            raise InputError(f"model {name!r} has no setting {setting!r}.{known}")
-    missing = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.default is parameter.empty and parameter.name not in settings
-    ]
+        hint = nearest(setting, known) if known else " It takes no settings."
+        require(setting in known, f"model {name!r} has no setting {setting!r}.{hint}")
+    missing = [given for given, its in known.items() if its.default is its.empty and given not in settings]
     require(not missing, f"model {name!r} needs {', '.join(missing)}.")
     for setting, value in settings.items():
         numbers = value if isinstance(value, list | tuple) and setting == "hidden" and name == "mlp" else [value]

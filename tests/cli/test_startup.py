@@ -32,7 +32,7 @@ HELP = [
     "--help",
     *(f"{name} --help" for name in ("demo", "train", "init", "plan", "report", "privacy", "flower", "audit")),
     *(f"privacy {name} --help" for name in ("epsilon", "noise", "rounds", "plot", "explain", "verify")),
-    *("flower new --help", "flower up --help", "audit noise-cost --help"),
+    *("flower new --help", "flower up --help"),
 ]
 CLOSED_FORM = {
     "privacy epsilon -z 5 -T 50": "15.4562",

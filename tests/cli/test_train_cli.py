@@ -6,17 +6,7 @@ from safetensors.torch import load_file
 
 from dpfedexp import cli
 
-FAST = [
-    "--set",
-    "run.rounds=3",
-    "--set",
-    "data.clients=20",
-    "--set",
-    "data.dimension=5",
-    "--set",
-    "local.steps=2",
-    "--quiet",
-]
+FAST = ["--set=run.rounds=3", "--set=data.clients=20", "--set=data.dimension=5", "--set=local.steps=2", "--quiet"]
 
 
 @pytest.fixture
@@ -49,6 +39,12 @@ def test_init_then_train_writes_everything_that_it_names(tmp_path, dpfedexp):
     assert "[resolved]" in (folder / "config.toml").read_text()
     code, said = dpfedexp("privacy", "verify", "run")
     assert code == 0, said
+    code, said = dpfedexp("report", "run")
+    assert code == 0
+    assert "report.html" in said.out
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert (folder / "privacy.txt").read_text(encoding="utf-8").splitlines()[0] in text
+    assert "adaptive" in text
     code, said = dpfedexp("train", "my.toml", *FAST, "--out", "run")
     assert code == 2
     assert "not empty" in said.err

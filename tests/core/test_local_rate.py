@@ -5,18 +5,7 @@ import math
 import pytest
 import torch
 
-from dpfedexp.core.local_rate import (
-    RADII,
-    RATES,
-    USUAL,
-    chosen,
-    located,
-    nearest,
-    on_grid,
-    preferred,
-    slowed,
-    watched,
-)
+from dpfedexp.core.local_rate import RADII, RATES, USUAL, chosen, located, nearest, on_grid, preferred, slowed, watched
 
 CLEAN = 1e-6
 
@@ -44,16 +33,8 @@ def test_a_client_stops_where_its_loss_rises_or_falls_by_more_than_half_and_says
     def after(rates):
         """Destroyed from 1 on, with a dead model at 100; by heart from 0.1 on; never moved; worse at any rate; a negative loss."""
         first = torch.where(rates < 0.9, 1.0 - 0.3 * rates, torch.where(rates < 50, 9.0, 0.6))
-        return torch.stack(
-            [
-                first[0],
-                1.0 - 6.0 * rates[1].clamp_max(0.15),
-                before[2],
-                1.0 + rates[3],
-                -2.0 - rates[4].clamp_max(0.09),
-                before[5],
-            ]
-        )
+        second, fifth = 1.0 - 6.0 * rates[1].clamp_max(0.15), -2.0 - rates[4].clamp_max(0.09)
+        return torch.stack([first[0], second, before[2], 1.0 + rates[3], fifth, before[5]])
 
     found = preferred(before, after).tolist()
     grid = [None if place == 0 else RATES[place - 1] for place in found]

@@ -6,24 +6,15 @@ import http.server
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
-class Mirror:
-    """Serves `files`; `misbehave(handler)` replaces the answer where it is set."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.misbehave: Answer | None = None
-        self.asked: list[str] = []
-        self.url = ""
-
-
 @contextmanager
-def mirror(files: dict[str, bytes], misbehave: Answer | None = None) -> Iterator[Mirror]:
-    served = Mirror(files)
-    served.misbehave = misbehave
+def mirror(files: dict[str, bytes], misbehave: Answer | None = None) -> Iterator[SimpleNamespace]:
+    """Serves `files`; `misbehave(handler)` replaces the answer where it is set."""
+    served = SimpleNamespace(files=files, misbehave=misbehave, asked=[], url="")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

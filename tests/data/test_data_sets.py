@@ -152,10 +152,7 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_missing() -> No
     ("replaced", "sentence"),
     [
         ({"train_labels_idx1_ubyte": np.zeros(39, np.uint8)}, "40 train images and 39 train labels"),
-        (
-            {"t10k_images_idx3_ubyte": np.zeros((8, 4, 5), np.uint8)},
-            r"shape \(5, 5\) and t10k images of shape \(4, 5\)",
-        ),
+        ({"t10k_images_idx3_ubyte": np.zeros((8, 4, 5), np.uint8)}, r"shape \(5, 5\) and t10k .* shape \(4, 5\)"),
         ({"t10k_labels_idx1_ubyte": np.zeros((8, 1), np.uint8)}, "t10k-labels.*2 dimension"),
         ({"train_images_idx3_ubyte": np.zeros((40, 5, 5), np.float32)}, "images and labels must be bytes"),
     ],
@@ -181,17 +178,10 @@ def test_real_mnist_is_what_it_should_be(mnist_folder: Path) -> None:
 
 def test_the_papers_federation_has_a_thousand_clients_of_sixty_images(mnist_folder: Path) -> None:
     federation = mnist_federation(load_mnist(mnist_folder))
-    assert federation.summary() | {"classes_per_client": None} == {
-        "clients": 1000,
-        "examples": 60_000,
-        "size_min": 60,
-        "size_median": 60.0,
-        "size_max": 60,
-        "classes": 10,
-        "classes_per_client": None,
-    }
+    *facts, classes_per_client = federation.summary().values()
+    assert facts == [1000, 60_000, 60, 60.0, 60, 10]
     # Dirichlet(0.3) over 10 classes leaves a client of 60 images with about 6 of them.
-    assert 5.5 < federation.summary()["classes_per_client"] < 6.5
+    assert 5.5 < classes_per_client < 6.5
     inputs, labels = federation.gather(torch.tensor([0, 999]), torch.arange(60).expand(2, 60))
     assert inputs.shape == (2, 60, 1, 28, 28)
     assert (inputs.min(), inputs.max()) == (0.0, 1.0)
@@ -287,44 +277,24 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 FILES = {"a.gz": PACKED, "a": CONTENT}
 
 
-def cut(handler) -> None:
-    send(handler, PACKED[: len(PACKED) // 2], claimed=len(PACKED))
-
-
 def cut_without_length(handler) -> None:
     handler.send_response(200)
     handler.end_headers()
     handler.wfile.write(PACKED[: len(PACKED) // 2])
 
 
-def another_file(handler) -> None:
-    send(handler, gzip.compress(CONTENT + b"!"))
-
-
-def web_page(handler) -> None:
-    send(handler, b"<html>please log in</html>")
-
-
-def unavailable(handler) -> None:
-    handler.send_error(503)
-
-
-def bomb(handler) -> None:
-    send(handler, gzip.compress(bytes(1 << 20)))
-
-
 FAULTS = {
-    cut: "cut the connection after",
-    cut_without_length: "sent a damaged file",
-    another_file: "sent another file than the one asked for",
-    web_page: "sent another file than the one asked for",
-    unavailable: "answered 503",
+    "cut": (lambda h: send(h, PACKED[: len(PACKED) // 2], claimed=len(PACKED)), "cut the connection after"),
+    "cut without length": (cut_without_length, "sent a damaged file"),
+    "another file": (lambda h: send(h, gzip.compress(CONTENT + b"!")), "sent another file than the one asked for"),
+    "web page": (lambda h: send(h, b"<html>please log in</html>"), "sent another file than the one asked for"),
+    "unavailable": (lambda h: h.send_error(503), "answered 503"),
 }
 
 
-@pytest.mark.parametrize("fault", list(FAULTS), ids=lambda fault: fault.__name__)
-def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path: Path, fault) -> None:
-    with mirror(FILES, fault) as bad, pytest.raises(InputError, match=FAULTS[fault]) as caught:
+@pytest.mark.parametrize(("fault", "sentence"), FAULTS.values(), ids=FAULTS)
+def test_a_bad_mirror_is_named_leaves_nothing_and_the_next_one_is_asked(tmp_path: Path, fault, sentence: str) -> None:
+    with mirror(FILES, fault) as bad, pytest.raises(InputError, match=sentence) as caught:
         fetch("a.gz", MD5, [bad.url], tmp_path)
     assert str(caught.value).startswith(f"a.gz could not be downloaded: {bad.url}")
     assert list(tmp_path.iterdir()) == []
@@ -351,16 +321,16 @@ def test_too_much_is_refused_before_it_fills_the_disk_or_the_memory(
     monkeypatch.setattr("dpfedexp.data.data_sets._LARGEST_DOWNLOAD", 100_000)
     with mirror(FILES) as large, pytest.raises(InputError, match="sent more than 100000 bytes"):
         fetch("a", MD5, [large.url], tmp_path)
-    with mirror(FILES, bomb) as bombing, pytest.raises(InputError, match="unpacks to too much"):
+    bomb = gzip.compress(bytes(1 << 20))
+    with mirror({"a.gz": bomb}) as bombing, pytest.raises(InputError, match="unpacks to too much"):
         fetch("a.gz", MD5, [bombing.url], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_disk_that_fills_up_ends_the_search_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     monkeypatch.setattr("dpfedexp.files.Path.write_bytes", full)
     with (
         mirror(FILES) as first,
@@ -398,23 +368,16 @@ def test_files_are_found_in_the_folder_and_where_archives_put_them(tmp_path, inn
     assert int(found.targets[4]) == raw[0, 0]
 
 
-def test_missing_files_are_one_sentence_that_says_where_to_get_them(tmp_path):
+def test_missing_and_damaged_files_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz.*DPFEDEXP_DATA"):
         data_sets.cifar10(str(tmp_path))
-
-
-@pytest.mark.parametrize(("change", "message"), [("cut", "3073 bytes each"), ("label", "labels 0 to 9")])
-def test_damaged_files_are_refused(tmp_path, change, message):
     write_batches(tmp_path / "data")
     path = tmp_path / "data" / "data_batch_3.bin"
-    content = bytearray(path.read_bytes())
-    if change == "cut":
-        content = content[:-1]
-    else:
-        content[0] = 10
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        data_sets.cifar10(str(tmp_path / "data"))
+    content = path.read_bytes()
+    for changed, message in ((content[:-1], "3073 bytes each"), (b"\x0a" + content[1:], "labels 0 to 9")):
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=message):
+            data_sets.cifar10(str(tmp_path / "data"))
 
 
 def test_real_cifar10_is_what_it_should_be(tmp_path):

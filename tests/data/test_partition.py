@@ -37,20 +37,21 @@ def assert_disjoint(split: Assignment, examples: int) -> None:
     assert len(split.rows) == 0 or (split.rows.min() >= 0 and split.rows.max() < examples)
 
 
-def test_iid_uses_every_row_once_and_sizes_differ_by_at_most_one() -> None:
+def test_every_partition_uses_every_row_once_with_the_sizes_of_its_definition() -> None:
     split = partition.iid(1003, 10, generator(0))
-    assert_disjoint(split, 1003)
     assert len(split.rows) == 1003
     assert set(sizes(split)) == {100, 101}
     assert not np.array_equal(split.rows, np.arange(1003))
-
-
-def test_dirichlet_gives_every_client_the_same_number_of_rows() -> None:
-    split = partition.dirichlet(LABELS, 10, 100, 0.3, generator(0))
-    assert_disjoint(split, len(LABELS))
-    assert set(sizes(split)) == {60}
-    # 100 · 60 rows are all there are, so every pool ends empty and nothing is lost.
-    assert len(split.rows) == len(LABELS)
+    few = partition.shards(LABELS, 100, generator(0), shards_per_client=2)
+    assert (mixes(few, LABELS, 10) > 0).sum(axis=1).max() <= 2
+    # The last mix sits on one class up to underflow, and late clients find it empty.
+    for equal in (few, *(partition.dirichlet(LABELS, 10, 100, alpha, generator(3)) for alpha in (0.3, 1e-8))):
+        assert set(sizes(equal)) == {60}
+        assert_disjoint(equal, len(LABELS))
+    uneven = partition.dirichlet_per_class(LABELS, 10, 50, 0.3, generator(0))
+    assert_disjoint(uneven, len(LABELS))
+    assert len(uneven.rows) == len(LABELS)
+    assert sizes(uneven).max() > 2 * np.median(sizes(uneven))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 3.0])
@@ -66,13 +67,6 @@ def test_dirichlet_class_mix_has_the_variance_of_dirichlet_multinomial(alpha: fl
     assert abs(counts.mean(axis=0) - n / K).max() < 5 * np.sqrt(expected / 200)
 
 
-def test_dirichlet_survives_a_mix_whose_classes_have_all_run_out() -> None:
-    # Every q_i sits on one class up to underflow, and late clients find it empty.
-    split = partition.dirichlet(LABELS, 10, 100, 1e-8, generator(3))
-    assert set(sizes(split)) == {60}
-    assert_disjoint(split, len(LABELS))
-
-
 def test_dirichlet_follows_the_sequential_definition() -> None:
     # Two classes of 3 and 1 rows, one client taking 3 with q given by the draw: the count of the small class is
     # P(at least one draw is class 1 before three of class 0) = 1 - E[q^3] with q ~ Beta(1, 1), that is 3/4.
@@ -83,27 +77,7 @@ def test_dirichlet_follows_the_sequential_definition() -> None:
     assert abs(hits / trials - 0.75) < 5 * np.sqrt(0.75 * 0.25 / trials)
 
 
-def test_dirichlet_per_class_uses_every_row_once_with_unequal_sizes() -> None:
-    split = partition.dirichlet_per_class(LABELS, 10, 50, 0.3, generator(0))
-    assert_disjoint(split, len(LABELS))
-    assert len(split.rows) == len(LABELS)
-    assert sizes(split).max() > 2 * np.median(sizes(split))
-
-
-def test_shards_give_each_client_few_classes_and_use_every_row() -> None:
-    split = partition.shards(LABELS, 100, generator(0), shards_per_client=2)
-    assert_disjoint(split, len(LABELS))
-    assert set(sizes(split)) == {60}
-    assert (mixes(split, LABELS, 10) > 0).sum(axis=1).max() <= 2
-
-
-@given(
-    st.integers(1, 60),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.floats(1e-3, 1e3),
-    st.integers(0, 2**64 - 1),
-)
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 12), st.floats(1e-3, 1e3), st.integers(0, 2**64 - 1))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_every_partition_of_anything_is_disjoint(n: int, classes: int, clients: int, alpha: float, seed: int) -> None:
     labels = generator(0).integers(0, classes, n)
@@ -126,12 +100,8 @@ def test_a_seed_gives_the_same_split_on_every_machine() -> None:
     assert np.array_equal(split.rows, again.rows)
     assert not np.array_equal(split.rows, other.rows)
     assert hashlib.sha256(split.rows.astype("<i8").tobytes()).hexdigest()[:16] == "7a79ad124800ce01"
-
-
-def test_any_integers_serve_as_labels() -> None:
     labels, classes = class_labels([-5, 1000, -5, 7])
-    assert labels.tolist() == [0, 2, 0, 1]
-    assert classes == 3
+    assert (labels.tolist(), classes) == ([0, 2, 0, 1], 3), "any integers serve as labels"
 
 
 @pytest.mark.parametrize(
@@ -170,9 +140,13 @@ def test_client_numbers_and_row_indices_may_come_in_any_container(kind) -> None:
     assert offsets.tolist() == [0, 1, 3]
 
 
-def test_clients_without_rows_are_kept() -> None:
+def test_clients_without_rows_are_kept_and_count_where_their_number_is_given() -> None:
     assert as_assignment([[], [0], []], 1).offsets.tolist() == [0, 0, 1, 1]
     assert as_assignment(np.array([2, 0]), 2).offsets.tolist() == [0, 1, 1, 2]
+    split = as_assignment(np.array([0, 1, 0]), 3, clients=4)
+    assert np.diff(split.offsets).tolist() == [2, 1, 0, 0]
+    with pytest.raises(InputError, match="clients is 1"):
+        as_assignment(np.array([0, 1, 0]), 3, clients=1)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +174,6 @@ def test_clients_without_rows_are_kept() -> None:
 def test_what_names_no_rows_is_refused(assignment: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         as_assignment(assignment, 10)
-
-
-def test_clients_without_rows_count_where_their_number_is_given():
-    split = as_assignment(np.array([0, 1, 0]), 3, clients=4)
-    assert np.diff(split.offsets).tolist() == [2, 1, 0, 0]
-    with pytest.raises(InputError, match="clients is 1"):
-        as_assignment(np.array([0, 1, 0]), 3, clients=1)
 
 
 @pytest.mark.parametrize(
@@ -244,41 +211,28 @@ def test_a_federation_by_ids_holds_the_rows_of_each_and_keeps_the_names() -> Non
     ):
         assert federation.names == ("al", "bo", "zoe")
         assert federation.client(2)[0].flatten().tolist() == [0.0, 2.0, 5.0]
-
-
-def test_declared_clients_without_rows_have_no_name() -> None:
-    federation = Federation.from_arrays(np.ones((2, 1)), np.zeros(2), client_ids=["b", "a"], clients=4)
-    assert federation.sizes.tolist() == [1, 1, 0, 0]
-    assert federation.names == ("a", "b", None, None)
-
-
-def test_client_numbers_keep_their_meaning_gaps_are_empty_clients() -> None:
-    federation = Federation.from_arrays(np.ones((2, 1)), np.zeros(2), np.array([3, 0]))
-    assert federation.sizes.tolist() == [1, 0, 0, 1]
-    assert federation.names is None
-
-
-@pytest.mark.parametrize(
-    ("ids", "sentence"),
-    [
-        (["a", "b"], "client_ids has 2 ids and there are 3 rows; give one client id per row"),
-        (np.zeros((3, 2)), r"client_ids has shape \(3, 2\); give one id per row"),
-        (["a", None, "b"], "client_ids has no id in row 1; drop the rows"),
-        (np.array([1.0, np.nan, 2.0]), "client_ids has no id in row 1"),
-        ([["a"], ["b"], ["c"]], "client_ids holds an id that is no key .*; give strings, numbers or tuples"),
-        ("abc", "client_ids is a str; give one client id per row"),
-        ({"a": 1}, "client_ids is a dict"),
-        (7, "client_ids is a int"),
-    ],
-)
-def test_what_is_no_id_per_row_gets_a_sentence(ids, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Federation.from_arrays(np.ones((3, 1)), np.zeros(3), client_ids=ids)
+    for options, sizes, names in (
+        ({"client_ids": ["b", "a"], "clients": 4}, [1, 1, 0, 0], ("a", "b", None, None)),
+        ({"assignment": np.array([3, 0])}, [1, 0, 0, 1], None),
+    ):
+        federation = Federation.from_arrays(np.ones((2, 1)), np.zeros(2), **options)
+        assert federation.sizes.tolist() == sizes
+        assert federation.names == names
+    with pytest.raises(InputError, match="names has 1 entries and there are 2 clients"):
+        Federation(np.ones((2, 1)), np.zeros(2), [[0], [1]], names=["a"])
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"client_ids": ["a"]}, "client_ids has 1 ids and there are 2 rows; give one client id per row"),
+        ({"client_ids": np.zeros((2, 2))}, r"client_ids has shape \(2, 2\); give one id per row"),
+        ({"client_ids": ["a", None]}, "client_ids has no id in row 1; drop the rows"),
+        ({"client_ids": np.array([1.0, np.nan])}, "client_ids has no id in row 1"),
+        ({"client_ids": [["a"], ["b"]]}, "client_ids holds an id that is no key .*; give strings, numbers or tuples"),
+        ({"client_ids": "ab"}, "client_ids is a str; give one client id per row"),
+        ({"client_ids": {"a": 1}}, "client_ids is a dict"),
+        ({"client_ids": 7}, "client_ids is a int"),
         ({}, "give assignment or client_ids, one of them"),
         ({"assignment": [0, 0], "client_ids": ["a", "b"]}, "give assignment or client_ids, one of them"),
         ({"assignment": [0, 10**9]}, "give ids as client_ids="),
@@ -286,11 +240,6 @@ def test_what_is_no_id_per_row_gets_a_sentence(ids, sentence: str) -> None:
         ({"client_id": ["a", "b"]}, "Did you mean 'client_ids'"),
     ],
 )
-def test_ids_and_numbers_that_contradict_each_other_get_a_sentence(options, sentence: str) -> None:
+def test_what_is_no_id_or_number_per_row_gets_a_sentence(options, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Federation.from_arrays(np.ones((2, 1)), np.zeros(2), **options)
-
-
-def test_names_must_be_one_per_client() -> None:
-    with pytest.raises(InputError, match="names has 1 entries and there are 2 clients"):
-        Federation(np.ones((2, 1)), np.zeros(2), [[0], [1]], names=["a"])

@@ -40,6 +40,17 @@ def small_run(**options):
     return train(network(), federation(), algorithm, **(usual | options))
 
 
+class BareClients:
+    """What the simulator asks of clients, and no more."""
+
+    def __init__(self, rows):
+        inner = Federation.from_clients(rows)
+        self.sizes, self.gather = inner.sizes, inner.gather
+
+    def __len__(self):
+        return len(self.sizes)
+
+
 def regression_run(problem, algorithm, **options):
     """A run on a synthetic regression problem that records the distance to its optimum."""
     d = len(problem.optimum)
@@ -78,17 +89,17 @@ def crash_after(number):
     return crash
 
 
-def crash_in(monkeypatch, owner, name, when, before):
+def crash_in(monkeypatch, owner, name, when, before, error=Crash):
     """`owner.name` fails at its call number `when`, before or after its work is done."""
     original, calls = getattr(owner, name), []
 
     def failing(*given, **more):
         calls.append(None)
         if len(calls) == when and before:
-            raise Crash
+            raise error
         value = original(*given, **more)
         if len(calls) == when:
-            raise Crash
+            raise error
         return value
 
     monkeypatch.setattr(owner, name, failing)

@@ -39,16 +39,8 @@ def model() -> torch.nn.Module:
 def released(participation, noise_cohort, z: float = 3.0, population=None, rule=dp_fedavg):
     """The first released mean."""
     algorithm = rule(clip=0.5, noise_multiplier=z, average_last=1)
-    simulation, _ = prepare(
-        model(),
-        federation(),
-        algorithm,
-        local=LOCAL,
-        rounds=1,
-        participation=participation,
-        population=population,
-        noise_cohort=noise_cohort,
-    )
+    who = {"participation": participation, "population": population, "noise_cohort": noise_cohort}
+    simulation, _ = prepare(model(), federation(), algorithm, local=LOCAL, rounds=1, **who)
     state, _ = simulation.step(simulation.begin(), Ledger.in_memory())
     return simulation, state.w
 
@@ -77,30 +69,26 @@ def test_what_is_charged_has_the_rate_of_the_deployment(participation, kind):
     simulation, _ = released(participation, 400, population=100_000)
     assert (simulation.sampling, simulation.population) == (Sampling(kind, 0.004), 100_000)
     assert simulation.event == central_gaussian(3.0, sampling=Sampling(kind, 0.004))
-
-
-def test_with_everybody_the_deployment_is_the_larger_cohort_itself():
-    simulation, _ = released(Full(), 400)
-    assert (simulation.sampling, simulation.population) == (Sampling(), 400)
-    with pytest.raises(InputError, match="full participation"):
-        released(Full(), 400, population=500)
+    everybody, _ = released(Full(), 400)
+    assert (everybody.sampling, everybody.population) == (Sampling(), 400)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options", "sentence"),
     [
-        (ldp_fedexp(clip=0.5, mechanism="local-gaussian", noise_multiplier=1.0), {}, "no server adds noise"),
-        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"secure": True}, "secure run"),
-        (dp_scaffold(clip=0.5, noise_multiplier=1.0), {}, "SCAFFOLD"),
-        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"noise_cohort": 9}, "at least the 10"),
-        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"population": 300}, "at most that"),
-        (dp_fedavg(clip=0.5, noise_multiplier=1.0), {"local": Sgd(lr="auto", steps=1)}, "votes choose"),
+        (ldp_fedexp, {}, "no server adds noise"),
+        (dp_fedavg, {"secure": True}, "secure run"),
+        (dp_scaffold, {}, "SCAFFOLD"),
+        (dp_fedavg, {"noise_cohort": 9}, "at least the 10"),
+        (dp_fedavg, {"population": 300}, "at most that"),
+        (dp_fedavg, {"participation": Full(), "population": 500}, "full participation"),
+        (dp_fedavg, {"local": Sgd(lr="auto", steps=1)}, "votes choose"),
     ],
 )
 def test_what_can_not_stand_for_a_larger_cohort_is_refused(algorithm, options, sentence):
     given = {"local": LOCAL, "noise_cohort": 400, "participation": FixedSize(10), **options}
     with pytest.raises(InputError, match=sentence):
-        train(model(), federation(), algorithm, rounds=1, progress=False, **given)
+        train(model(), federation(), algorithm(clip=0.5, noise_multiplier=1.0), rounds=1, progress=False, **given)
 
 
 def test_an_epsilon_of_a_larger_deployment_never_stands_without_its_caveat(tmp_path):

@@ -1,9 +1,6 @@
 """Of all copies of a run's folder one goes on: the others are refused before their clients train."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -18,31 +15,6 @@ from tests.engine.small import ROUNDS, Crash, crash_after, entries, small_run
 
 IN_USE = "the run is in use by another process, which may have a copy of its folder"
 LOST = "another copy of its folder went on"
-FILE = """
-[data]
-kind = "synthetic"
-clients = 12
-dimension = 4
-[algorithm]
-name = "cdp_fedexp"
-clip = 0.3
-noise_multiplier = 4.0
-[local]
-lr = 0.02
-steps = 2
-max_examples = 8
-[run]
-rounds = 4
-secure = true
-device = "cpu"
-"""
-
-
-@pytest.fixture(autouse=True)
-def private(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("private")
-    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(folder))
-    return folder
 
 
 @pytest.fixture
@@ -84,8 +56,7 @@ class WhenOpened:
 
 def charged(*folders):
     """All the releases in some ledgers, each once."""
-    entries = [Ledger.open(folder / "ledger.jsonl", read_only=True).entries for folder in folders]
-    return {(entry.run, entry.round, entry.noise) for many in entries for entry in many}
+    return {(entry.run, entry.round, entry.noise) for folder in folders for entry in entries(folder)}
 
 
 def test_a_copy_is_refused_while_the_run_is_open(tmp_path, trained):
@@ -138,54 +109,36 @@ def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients
     monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
     trained.clear()
+    overtake = WhenOpened(lambda: killed_after(two, 4, resume=True, secure=True))
     with pytest.raises((InputError, LedgerError)) as refused:
-        small_run(
-            out=one,
-            resume=True,
-            secure=True,
-            on_round=WhenOpened(lambda: killed_after(two, 4, resume=True, secure=True)),
-        )
+        small_run(out=one, resume=True, secure=True, on_round=overtake)
     assert LOST in str(refused.value)
     assert trained == [3, 4], "the other copy's rounds"
     assert len(charged(one, two)) == 4
     assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
 
 
-def test_without_locks_two_copies_that_train_at_once_release_one_round(tmp_path, monkeypatch):
-    """Both pass every check before the round; the second to charge is refused, and nothing of its round is released."""
+@pytest.mark.parametrize(
+    ("owner", "name", "charges"),
+    [(Simulation, "cohort_part", 2), (Ledger, "_move_witnesses", 3)],
+    ids=["while clients train", "between the last check and the move of the anchor"],
+)
+def test_without_locks_the_second_of_two_copies_to_charge_releases_nothing(tmp_path, monkeypatch, owner, name, charges):
+    """Both pass every check before the round."""
     monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
     one, two = two_copies(tmp_path, secure=True)
-    part, released = Simulation.cohort_part, []
+    original, released = getattr(owner, name), []
 
-    def overtaken(self, *given):
-        sums = part(self, *given)
-        monkeypatch.setattr(Simulation, "cohort_part", part)
+    def overtaken(*given):
+        monkeypatch.setattr(owner, name, original)
         killed_after(two, 3, resume=True, secure=True)
-        return sums
+        return original(*given)
 
-    monkeypatch.setattr(Simulation, "cohort_part", overtaken)
+    monkeypatch.setattr(owner, name, overtaken)
     with pytest.raises(LedgerError, match=LOST):
         small_run(out=one, resume=True, secure=True, on_round=released.append)
     assert released == []
-    assert len(charged(one)) == 2
-    assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
-
-
-def test_a_lost_compare_and_swap_releases_nothing(tmp_path, monkeypatch):
-    """The other copy moves the anchor between this one's last check and its charge."""
-    monkeypatch.setattr("dpfedexp.engine.private_folder.try_lock", lambda descriptor: False)
-    one, two = two_copies(tmp_path, secure=True)
-    append, released = Ledger._move_witnesses, []
-
-    def overtaken(self):
-        monkeypatch.setattr(Ledger, "_move_witnesses", append)
-        killed_after(two, 3, resume=True, secure=True)
-        append(self)
-
-    monkeypatch.setattr(Ledger, "_move_witnesses", overtaken)
-    with pytest.raises(LedgerError, match=LOST):
-        small_run(out=one, resume=True, secure=True, on_round=released.append)
-    assert released == []
+    assert len(entries(one)) == charges
     assert outcome(verify_run(one)) == "false"
     assert len(small_run(out=two, resume=True, secure=True).history) == ROUNDS
 
@@ -204,39 +157,3 @@ def test_a_copy_of_a_projects_ledger_is_refused_while_a_run_charges_the_other(tm
     with pytest.raises(LedgerError, match=LOST):
         small_run(ledger=copy, rounds=2)
     assert len(Ledger.open(project, read_only=True)) == 4
-
-
-def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(tmp_path, private):
-    """Killed between the charge of round 2 and the move of the anchor."""
-    file, folders = tmp_path / "my.toml", [tmp_path / "a", tmp_path / "b"]
-    file.write_text(FILE)
-    killed = (
-        "import os, signal; from dpfedexp.accounting.ledger import Ledger; move = Ledger._move_witnesses\n"
-        "def killed(self):\n"
-        "    len(self) == 2 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    move(self)\n"
-        "Ledger._move_witnesses = killed\n"
-    )
-
-    def start(folder, before=""):
-        script = f"from dpfedexp.cli import app\napp(['train', {str(file)!r}, '--out', {str(folder)!r}, '--resume', '--quiet'])"
-        surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-c", before + script], env=surroundings, stderr=subprocess.PIPE, text=True
-        )
-
-    assert start(folders[0], killed).wait() == -9
-    assert len(entries(folders[0])) == 2, "charged, and not yet in the anchor"
-    shutil.copytree(*folders)
-    runs = [start(folder) for folder in folders]
-    said = [run.communicate()[1] for run in runs]
-    codes = [run.returncode for run in runs]
-    assert sorted(code == 0 for code in codes) == [False, True], said
-    winner, loser = sorted(folders, key=lambda folder: codes[folders.index(folder)] != 0)
-    refusal = " ".join(said[folders.index(loser)].split())
-    assert any(part in refusal for part in ("in use by another process", "can't go on", "is missing")), said
-    assert [entry.round for entry in entries(winner)] == [1, 2, 2, 3, 4]
-    assert outcome(verify_run(winner)) == "holds"
-    assert outcome(verify_run(loser)) != "holds"
-    assert len(charged(*folders)) == 4 + 1
-    assert list(private.rglob("*.lock")) == []

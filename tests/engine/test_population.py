@@ -14,7 +14,6 @@ from dpfedexp import (
     Sgd,
     cdp_fedexp,
     dp_fedavg,
-    dp_scaffold,
     fedavg,
     train,
 )
@@ -39,17 +38,13 @@ def pulled(direction):
 
 
 OTHERS = [pulled((1.0, 0.0, 0.0))] * M
+AVERAGE = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
 NEWCOMERS = {"opposite": pulled((-1.0, 0.0, 0.0)), "across": pulled((0.0, 1.0, 0.0)), "alike": OTHERS[0]}
 
 
 def run(clients, algorithm, **options):
-    given = {
-        "local": Sgd(lr=0.1, steps=1),
-        "rounds": 1,
-        "progress": False,
-        "device": "cpu",
-        "execution": Execution(trainer="loop"),
-    }
+    given = {"local": Sgd(lr=0.1, steps=1), "rounds": 1, "progress": False}
+    given["execution"] = Execution(device="cpu", trainer="loop")
     return train(linear_regression(D), Federation.from_clients(clients), algorithm, **(given | options))
 
 
@@ -102,13 +97,12 @@ def test_a_client_more_moves_the_released_sums_by_no_more_than_the_clip(monkeypa
 def test_the_mean_moves_by_one_standard_deviation_where_mu_is_1(monkeypatch):
     """29 clients that pull one way and one that pulls back, at z = 1: with a counted divisor μ was 2.14, and ε 10.86 where 4.38
     was claimed."""
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     means, deviations = [], []
     for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]]):
         heights = []
         for value in (0.0, 1.0):
             quiet(monkeypatch, value)
-            done = run(clients, algorithm, population=M)
+            done = run(clients, AVERAGE, population=M)
             heights.append(float(next(done.model.parameters()).detach().flatten()[0]))
         means.append(heights[0])
         deviations.append(heights[1] - heights[0])
@@ -122,12 +116,11 @@ def test_the_mean_moves_by_one_standard_deviation_where_mu_is_1(monkeypatch):
 def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeypatch):
     """The first 29 draws are the same with one client more, so only that one can move the sum."""
     quiet(monkeypatch)
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     options = {"participation": Poisson(0.5), "population": 20}
     came = set()
     for seed in range(5):
         without, added = (
-            releases(monkeypatch, clients, algorithm, seed=seed, **options)
+            releases(monkeypatch, clients, AVERAGE, seed=seed, **options)
             for clients in (OTHERS, [*OTHERS, NEWCOMERS["opposite"]])
         )
         moved = 10.0 * float((added.c_bar - without.c_bar).norm())
@@ -140,26 +133,23 @@ def test_a_poisson_round_divides_by_the_declared_cohort_whoever_is_there(monkeyp
 def test_a_fixed_cohort_takes_whom_there_are_and_divides_by_its_own_size(monkeypatch, there):
     """Declared 12 clients and cohorts of 10; there are fewer than a cohort, fewer than declared, more than declared."""
     quiet(monkeypatch)
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
-    options = {"participation": FixedSize(10), "population": 12}
-    released = releases(monkeypatch, OTHERS[:there], algorithm, **options)
+    released = releases(monkeypatch, OTHERS[:there], AVERAGE, participation=FixedSize(10), population=12)
     assert 10 * float(released.c_bar.norm()) == pytest.approx(min(there, 10) * CLIP, rel=1e-5)
 
 
 def test_a_fixed_cohort_is_charged_for_the_client_that_a_newcomer_pushes_out(monkeypatch):
     """10 that pull one way, 1 that pulls back: with the newcomer in the cohort the sum moves by 2C, which is what is charged."""
     quiet(monkeypatch)
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     options = {"participation": FixedSize(10), "population": 12}
     moved = []
     for seed in range(8):
         without, added = (
-            releases(monkeypatch, clients, algorithm, seed=seed, **options)
+            releases(monkeypatch, clients, AVERAGE, seed=seed, **options)
             for clients in (OTHERS[:10], [*OTHERS[:10], NEWCOMERS["opposite"]])
         )
         moved.append(10 * float((added.c_bar - without.c_bar).norm()))
     assert max(moved) == pytest.approx(2 * CLIP, rel=1e-5)
-    charged = run(OTHERS[:10], algorithm, **options).ledger.charges()
+    charged = run(OTHERS[:10], AVERAGE, **options).ledger.charges()
     assert compose(charged, 1e-5).epsilon == pytest.approx(gdp.epsilon(2.0, 1e-5), rel=1e-9)
 
 
@@ -172,15 +162,9 @@ def test_what_is_written_names_the_declared_number_and_not_the_counted_one(tmp_p
     assert one_more.ledger.charges() == done.ledger.charges()
 
 
-def test_scaffold_keeps_a_control_for_everyone_who_is_there():
-    algorithm = dp_scaffold(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
-    assert len(run(OTHERS, algorithm, population=12, rounds=3).history) == 3
-
-
 def test_add_remove_without_a_population_is_one_sentence_that_says_what_to_write():
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     with pytest.raises(InputError, match=r"population is missing.*declared and not counted.*population=1000"):
-        run(OTHERS, algorithm)
+        run(OTHERS, AVERAGE)
     settings = parse({"algorithm": {"clip": 0.3, "noise_multiplier": 1.0, "adjacency": "add-remove"}})
     with pytest.raises(InputError, match="population is missing"):
         settings.check()
@@ -204,6 +188,5 @@ def test_a_population_is_a_positive_whole_number(wrong):
 
 def test_a_fixed_cohort_of_everybody_is_refused_under_add_remove():
     """Declared and present need not be the same: with one more there, it would push somebody out at the price of a full round."""
-    algorithm = dp_fedavg(clip=CLIP, noise_multiplier=1.0, adjacency="add-remove")
     with pytest.raises(InputError, match=r"cohort of 29 of 29 clients .* Full\(\)"):
-        run(OTHERS, algorithm, participation=FixedSize(M), population=M)
+        run(OTHERS, AVERAGE, participation=FixedSize(M), population=M)

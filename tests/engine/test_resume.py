@@ -17,19 +17,12 @@ from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
-from tests.engine.small import Crash, crash_after, crash_in, entries, forged, path_content
+from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content
 
 D, M, ROUNDS = 3, 6, 5
 PLAIN = cdp_fedexp(clip=0.3, noise_multiplier=2.0)
 SCAFFOLD = dp_scaffold(clip=0.3, noise_multiplier=2.0)
 FILES = ("ledger.jsonl", "ledger.jsonl.head", CHECKPOINT)
-
-
-@pytest.fixture(autouse=True)
-def private(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("private")
-    monkeypatch.setenv("DPFEDEXP_PRIVATE", str(folder))
-    return folder
 
 
 def clients():
@@ -38,13 +31,8 @@ def clients():
 
 
 def run(folder=None, algorithm=PLAIN, data=None, **options):
-    given = {
-        "local": Sgd(lr=0.05, steps=2),
-        "rounds": ROUNDS,
-        "device": "cpu",
-        "progress": False,
-        "execution": Execution(trainer="loop"),
-    }
+    given = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "progress": False}
+    given["execution"] = Execution(device="cpu", trainer="loop")
     data = Federation.from_clients(clients()) if data is None else data
     return train(linear_regression(D), data, algorithm, checkpoint=folder, **(given | options))
 
@@ -100,8 +88,7 @@ def test_a_budget_stops_the_runs_of_one_ledger_together():
     assert second.privacy.planned_epsilon_total == pytest.approx(run(rounds=6).privacy.epsilon_total, rel=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", [PLAIN, SCAFFOLD])
-@pytest.mark.parametrize("ledger", [None, "project.jsonl"])
+@pytest.mark.parametrize(("algorithm", "ledger"), [(SCAFFOLD, None), (PLAIN, "project.jsonl")])
 def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(algorithm, ledger, tmp_path, monkeypatch):
     given = {"algorithm": algorithm, "ledger": ledger and tmp_path / ledger}
     with monkeypatch.context() as patch:
@@ -112,24 +99,16 @@ def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(algorith
     assert [entry.round for entry in done.ledger.entries] == [1, 2, 3, 4, 5]
 
 
-def test_a_projects_ledger_that_was_taken_back_is_refused_by_all_its_runs(tmp_path):
-    path = tmp_path / "project.jsonl"
-    interrupted(tmp_path / "a", after=2, ledger=path)
-    early = copies(tmp_path, ("project.jsonl", "project.jsonl.head"))
-    run(tmp_path / "b", ledger=path, rounds=2)
+@pytest.mark.parametrize("path", ["project.jsonl", "a/ledger.jsonl"], ids=["a project's", "a run's own"])
+def test_a_ledger_of_two_runs_that_was_taken_back_is_refused_by_all_of_them(tmp_path, path):
+    ledger = {"ledger": tmp_path / path}
+    interrupted(tmp_path / "a", after=2, **ledger)
+    early = copies(tmp_path, (path, f"{path}.head"))
+    run(tmp_path / "b", rounds=2, **ledger)
     put(tmp_path, early)
     for folder, resume in (("a", True), ("c", False)):
         with pytest.raises(LedgerError, match="taken back"):
-            run(tmp_path / folder, ledger=path, resume=resume)
-
-
-def test_a_runs_own_ledger_that_another_run_charged_is_not_taken_back_unnoticed(tmp_path):
-    interrupted(tmp_path / "a", after=2)
-    early = copies(tmp_path / "a")
-    run(tmp_path / "b", ledger=tmp_path / "a" / "ledger.jsonl", rounds=2)
-    put(tmp_path / "a", early)
-    with pytest.raises(LedgerError, match="taken back"):
-        run(tmp_path / "a", resume=True)
+            run(tmp_path / folder, resume=resume, **ledger)
 
 
 def test_a_run_inside_a_run_on_one_ledger_leaves_the_outer_ones_anchor_working(tmp_path, private):
@@ -173,49 +152,39 @@ def shorten_control(folder):
     save_file(tensors, folder / CHECKPOINT, forged(path_content(folder), tensors))
 
 
-def private_file(pattern):
-    return next(Path(os.environ["DPFEDEXP_PRIVATE"]).glob(f"*/{pattern}"))
+def private_file(pattern, content):
+    path = next(Path(os.environ["DPFEDEXP_PRIVATE"]).glob(f"*/{pattern}"))
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+
+
+def remove(folder, *names):
+    for name in names:
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "words"),
+    ("damage", "words"),
     [
-        (lambda f: (f / "ledger.jsonl").unlink(), LedgerError, "is missing, so nobody could say what was charged"),
-        (
-            lambda f: [(f / name).unlink() for name in ("ledger.jsonl", CHECKPOINT)],
-            LedgerError,
-            "traces of a run, but its ledger is missing",
-        ),
-        (lambda f: forge_text(f, version=2), InputError, "has version 2, and this library reads version 3; finish"),
-        (lambda f: forge_text(f, version=None), InputError, "has version None, and this library reads version 3"),
+        (lambda f: remove(f, "ledger.jsonl"), "is missing, so nobody could say what was charged"),
+        (lambda f: remove(f, "ledger.jsonl", CHECKPOINT), "traces of a run, but its ledger is missing"),
+        (lambda f: forge_text(f, version=2), "has version 2, and this library reads version 3; finish"),
         (
             lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]),
-            LedgerError,
             "is of round 4, but round 4 of this run was never charged",
         ),
-        (shorten_control, InputError, "control variate does not fit"),
-        (
-            lambda f: private_file("controls-3*").unlink(),
-            InputError,
-            "control variates of round 3 are missing",
-        ),
-        (
-            lambda f: private_file("controls-3*").write_bytes(b"no tensors"),
-            InputError,
-            r"controls-3\.safetensors' is damaged",
-        ),
-        (lambda f: private_file("data.json").write_text('{"key": "00"}'), InputError, r"data\.json' is damaged"),
-        (
-            lambda f: private_file("data.json").write_text('{"key": "zz", "tag": "00"}'),
-            InputError,
-            r"data\.json' is damaged",
-        ),
+        (shorten_control, "control variate does not fit"),
+        (lambda f: private_file("controls-3*", None), "control variates of round 3 are missing"),
+        (lambda f: private_file("controls-3*", "no tensors"), r"controls-3\.safetensors' is damaged"),
+        (lambda f: private_file("data.json", '{"key": "00"}'), r"data\.json' is damaged"),
+        (lambda f: private_file("data.json", '{"key": "zz", "tag": "00"}'), r"data\.json' is damaged"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_what_to_do(damage, error, words, tmp_path):
+def test_what_does_not_go_together_is_refused_with_what_to_do(damage, words, tmp_path):
     interrupted(tmp_path, algorithm=SCAFFOLD)
     damage(tmp_path)
-    with pytest.raises(error, match=words):
+    with pytest.raises((InputError, LedgerError), match=words):
         run(tmp_path, algorithm=SCAFFOLD, resume=True)
 
 
@@ -224,27 +193,6 @@ def test_a_ledger_that_does_not_name_its_run_is_not_resumed(tmp_path, monkeypatc
     interrupted(tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(LedgerError, match="does not name its run"):
-        run(tmp_path, resume=True)
-
-
-def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
-    def free(release):
-        return 99.0
-
-    free.__qualname__ = "free"
-    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
-    interrupted(tmp_path, algorithm=paper)
-    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
-        run(tmp_path, replace(paper, rule=free), resume=True)
-
-
-def test_an_older_ledger_is_refused_even_with_its_own_head(tmp_path):
-    seen = moments(tmp_path)
-    put(tmp_path, {name: seen[1][name] for name in FILES[:2]})
-    with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
-        run(tmp_path, resume=True)
-    (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(LedgerError, match="taken back"):
         run(tmp_path, resume=True)
 
 
@@ -262,15 +210,16 @@ def test_a_folder_that_was_taken_back_as_a_whole_is_refused(tmp_path):
         put(tmp_path, early)
         with pytest.raises(LedgerError, match=r"taken back to an earlier state.*Put the newest copy"):
             run(tmp_path, resume=True)
+    # An older ledger with its own head, beside the newest checkpoint and without it.
+    put(tmp_path, seen[-1] | {name: seen[1][name] for name in FILES[:2]})
+    with pytest.raises(LedgerError, match="written after 4 charges, but the ledger holds 2"):
+        run(tmp_path, resume=True)
+    (tmp_path / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match="taken back"):
+        run(tmp_path, resume=True)
     put(tmp_path, seen[-1])
     assert len(run(tmp_path, resume=True).history) == ROUNDS
-
-
-def test_a_finished_run_that_was_taken_back_is_refused(tmp_path):
-    interrupted(tmp_path)
-    early = copies(tmp_path)
-    run(tmp_path, resume=True)
-    put(tmp_path, early)
+    put(tmp_path, seen[-1])
     with pytest.raises(InputError, match=r"private folder .* is missing"):
         run(tmp_path, resume=True)
 
@@ -285,44 +234,37 @@ def test_charges_of_another_run_on_the_same_ledger_pay_for_nothing_here(tmp_path
         run(tmp_path, resume=True, ledger=other)
 
 
-@pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, with_checkpoint):
-    interrupted(tmp_path, after=1)
+def edited(client):
+    rows = clients()
+    rows[client][client % 2][client % 4] += 1e-3
+    return rows
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_the_librarys_of_that_name(tmp_path):
+    def free(release):
+        return 99.0
+
+    free.__qualname__ = "free"
+    paper = cdp_fedexp(clip=0.3, noise_multiplier=2.0, step="paper")
+    interrupted(tmp_path, algorithm=paper)
+    with pytest.raises(InputError, match=r"algorithm.rule is 'free' here and 'dpfedexp\.free' there"):
+        run(tmp_path, replace(paper, rule=free), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "with_checkpoint"),
+    [(Federation.from_clients, True), (Federation.from_clients, False), (BareClients, True)],
+)
+def test_an_edit_of_any_row_of_any_client_is_noticed(tmp_path, kind, with_checkpoint):
+    interrupted(tmp_path, after=1, data=kind(clients()))
     if not with_checkpoint:
         (tmp_path / CHECKPOINT).unlink()
-    for client in range(M):
-        edited = clients()
-        edited[client][client % 2][client % 4] += 1e-3
-        with pytest.raises(InputError, match="data are not those that the run began with"):
-            run(tmp_path, resume=True, data=Federation.from_clients(edited))
     fewer = clients()
     fewer[2] = tuple(part[:3] for part in fewer[2])
-    with pytest.raises(InputError, match="data are not those"):
-        run(tmp_path, resume=True, data=Federation.from_clients(fewer))
-    assert len(run(tmp_path, resume=True).history) == ROUNDS
-
-
-def test_clients_of_any_kind_are_read_row_by_row(tmp_path):
-    class Own:
-        """What the simulator asks of clients, and no more."""
-
-        def __init__(self, rows):
-            self.inner = Federation.from_clients(rows)
-            self.sizes, self.gather = self.inner.sizes, self.inner.gather
-
-        def __len__(self):
-            return len(self.sizes)
-
-    rows = clients()
-    rows[1] = tuple(part[:2] for part in rows[1])
-    interrupted(tmp_path, data=Own(rows))
-    for client, row in ((0, 3), (1, 1), (5, 2)):
-        before = float(rows[client][1][row])
-        rows[client][1][row] = before + 1e-3
-        with pytest.raises(InputError, match="data are not those"):
-            run(tmp_path, resume=True, data=Own(rows))
-        rows[client][1][row] = before
-    assert len(run(tmp_path, resume=True, data=Own(rows)).history) == ROUNDS
+    for other in [*(edited(client) for client in range(M)), fewer]:
+        with pytest.raises(InputError, match="data are not those that the run began with"):
+            run(tmp_path, resume=True, data=kind(other))
+    assert len(run(tmp_path, resume=True, data=kind(clients())).history) == ROUNDS
 
 
 def test_without_its_private_folder_an_unfinished_run_is_refused_and_a_finished_one_is_returned(tmp_path, private):
@@ -424,7 +366,6 @@ def test_a_crashed_secure_round_meets_the_budget_again_when_it_is_run_again(tmp_
     resumed = run(folder, secure=True, budget=budget, resume=True)
     # Round 3 was paid for but not released. Its noise is gone, so releasing it would cost once more, and nothing is left.
     assert [record["round"] for record in resumed.history] == [1, 2]
-    assert resumed.stopped is not None
     assert "round 3" in resumed.stopped
     assert [entry.round for entry in entries(folder)] == [1, 2, 3]
     assert resumed.privacy.epsilon_total <= budget

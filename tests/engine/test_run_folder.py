@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
 from dpfedexp import InputError, Run, fit
-from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
@@ -56,22 +54,14 @@ def test_python_and_the_command_line_write_the_same_files(written, tmp_path):
     assert other["command"].startswith("dpfedexp train ")
     for word in ("--set run.seed=3", "--quiet", f"--out {tmp_path / 'cli'}"):
         assert word in other["command"]
-    assert ours["command"].startswith(
-        "train(Sequential, Federation, cdp_fedexp(clip=0.3, noise_multiplier=4.0), local=Sgd("
-    )
+    call_text = "train(Sequential, Federation, cdp_fedexp(clip=0.3, noise_multiplier=4.0), local=Sgd("
+    assert ours["command"].startswith(call_text)
     assert (ours["clients"], ours["parameters"], ours["rounds"], ours["model"]) == (12, 4, ROUNDS, "Sequential")
-
-
-def test_a_run_from_python_verifies_and_has_a_page_that_names_it(written):
     assert call("privacy", "verify", written[1]).exit_code == 0
-    done = call("report", written[1])
-    assert done.exit_code == 0, done.output
-    page = (written[1] / "report.html").read_text(encoding="utf-8")
+    assert call("report", written[1]).exit_code == 0
     epsilon = f"{written[0].privacy.epsilon_total:.3f}"
-    assert (
-        f"cdp_fedexp on a Federation from Python: M = 12 clients, d = 4 parameters, ε = {epsilon} at δ = 1e-05." in page
-    )
-    assert "train(Sequential, Federation, cdp_fedexp(" in page
+    name = f"cdp_fedexp on a Federation from Python: M = 12 clients, d = 4 parameters, ε = {epsilon} at δ = 1e-05."
+    assert name in (written[1] / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_with_a_checkpoint_alone_has_a_page_and_is_incomplete_not_false(tmp_path):
@@ -112,20 +102,6 @@ def test_fit_writes_the_statement_that_it_returns(tmp_path):
     assert outcome(verify_run(tmp_path / "run")) == "holds"
 
 
-def test_an_interrupted_run_is_resumed_in_its_folder_as_if_nothing_had_happened(written, tmp_path):
-    def interrupt(record):
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        small_run(out=tmp_path / "broken", on_round=interrupt)
-    run = small_run(out=tmp_path / "broken", resume=True)
-    assert torch.equal(run.model[0].weight, written[0].model[0].weight)
-    rounds = [json.loads(line)["round"] for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
-    assert rounds == list(range(1, ROUNDS + 1))
-    assert outcome(verify_run(tmp_path / "broken")) == "holds"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -150,10 +126,8 @@ def test_a_saved_run_is_the_same_run(from_disk, tmp_path):
     run = small_run(out=tmp_path / "first") if from_disk else small_run()
     folder = run.save(tmp_path / "saved")
     loaded = Run.load(folder, network())
-    assert loaded.privacy == run.privacy
-    assert loaded.history == run.history
-    assert loaded.facts == run.facts
-    assert loaded.advice == run.advice
+    for name in ("privacy", "history", "facts", "advice"):
+        assert getattr(loaded, name) == getattr(run, name)
     assert loaded.ledger.charges() == run.ledger.charges()
     assert torch.equal(loaded.model(torch.eye(3)), run.model(torch.eye(3)))
     assert outcome(verify_run(folder)) == "holds"
@@ -190,14 +164,6 @@ def test_parameters_that_are_tied_are_written(tmp_path):
     assert torch.equal(loaded.model[1].weight, model[0].weight)
 
 
-def test_a_secure_runs_folder_holds_nothing_that_depends_on_the_clients(tmp_path):
-    run = small_run(out=tmp_path / "run", secure=True, rounds=2)
-    for folder in (tmp_path / "run", run.save(tmp_path / "saved")):
-        assert "trainer" not in json.loads((folder / "run.json").read_text())
-        assert "seconds" not in (folder / "metrics.jsonl").read_text()
-        assert len({path.stat().st_mtime for path in folder.iterdir()}) == 1
-
-
 def records(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
@@ -221,13 +187,8 @@ def test_an_interrupted_command_goes_on_and_ends_like_a_whole_one(tmp_path, monk
     assert not (broken / "model.safetensors").exists()
     train(tmp_path, "broken", "--resume")
     assert records(broken) == records(tmp_path / "whole")
-    for name in ("privacy.json", "config.toml"):
+    for name in ("privacy.json", "config.toml", "model.safetensors"):
         assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    books = [Ledger.open(folder / "ledger.jsonl", read_only=True) for folder in (broken, tmp_path / "whole")]
-    charges = [[(entry.round, entry.event, entry.noise) for entry in book.entries] for book in books]
-    assert charges[0] == charges[1]
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (broken, tmp_path / "whole"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_resuming_with_other_settings_names_them_as_the_file_does(tmp_path):
@@ -238,12 +199,6 @@ def test_resuming_with_other_settings_names_them_as_the_file_does(tmp_path):
     ):
         train(tmp_path, "run", "--resume", "--set", "algorithm.clip=0.4", "--set", "run.seed=2")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
-def test_resume_without_a_folder_is_one_sentence(tmp_path):
-    (tmp_path / "my.toml").write_text(TOML)
-    done = call("train", tmp_path / "my.toml", "--resume")
-    assert "--out must name the folder" in str(done.exception)
 
 
 def test_a_second_run_in_the_same_folder_leaves_the_metrics_of_the_first_alone(tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from dpfedexp.models import linear_regression
 
 PATIENCE = 900.0
 """Seconds that a deployment may take for anything. Nothing here is about speed, and a busy machine is not a failure."""
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
 LOCAL = {"lr": 0.02, "steps": 10}
 ALMOST_NO_NOISE = 1e-9
 """As a multiple of the clip: below the rounding of float32, so that a central round can be compared number by number."""
@@ -56,3 +60,24 @@ def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:
         )
         (folder / "federation" / "hostile_mod.py").write_text((Path(__file__).with_name("hostile_mod.py")).read_text())
     return folder
+
+
+def run_app(app: Path, environment: dict[str, str], *options: str, connection: str = "up"):
+    """`dpfedexp flower run` in the app's folder, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "dpfedexp", "flower", "run", ".", connection, *options],
+        cwd=app,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def wait_until(condition, what: str, process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process is None or process.poll() is None, f"the process ended before {what}"
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE:g} seconds"
+        time.sleep(0.1)

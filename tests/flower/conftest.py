@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dpfedexp.flower import client
 from dpfedexp.flower.store import Saving
+
+from .loopback import Silence
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Clients draw no noise."""
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+
+
+@pytest.fixture
+def sleepless(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -30,3 +45,14 @@ def at_once(monkeypatch):
         self.wait()
 
     monkeypatch.setattr(Saving, "begin", begin_and_wait)
+
+
+@pytest.fixture
+def public_place() -> Iterator[Path]:
+    """A folder that other users can enter, with one in it, `shared`, that they can write to."""
+    place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
+    place.chmod(0o755)
+    (place / "shared").mkdir()
+    (place / "shared").chmod(0o777)
+    yield place
+    shutil.rmtree(place)

@@ -24,20 +24,8 @@ def hostile(message, context, call_next):
     if what == "crash":
         context = replace(context, node_config={**context.node_config, "partition-id": 47110815})
     reply = call_next(message, context)
-    if what == "replay":
-        kept = {REPORT: context.state.array_records["kept"], REQUEST: context.state.config_records["kept said"]}
-        return Message(RecordDict(kept), reply_to=message)
-    if "kept" not in context.state and not reply.has_error():
-        context.state["kept"] = reply.content.array_records[REPORT]
-        context.state["kept said"] = reply.content.config_records[REQUEST]
-    spoil = {
-        "nan": lambda v: np.full_like(v, np.nan),
-        "shape": lambda v: v[:-1].copy(),
-        "int64": lambda v: v.astype(np.int64),
-        "huge": lambda v: np.full_like(v, 1e12),
-    }
-    if what in spoil:
-        vector = spoil[what](reply.content.array_records[REPORT]["vector"].numpy())
+    if what == "nan":
+        vector = np.full_like(reply.content.array_records[REPORT]["vector"].numpy(), np.nan)
         said = ConfigRecord(dict(reply.content.config_records[REQUEST]))
         return Message(RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: said}), reply_to=message)
     return reply

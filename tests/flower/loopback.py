@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from uuid import uuid4
 
 import torch
@@ -17,10 +19,21 @@ from torch import nn
 
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
-from dpfedexp.flower import private_training
+from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.models import linear_regression
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+LOCAL = Sgd(lr=0.05, steps=5)
+
+
+class Silence:
+    """Noise without noise: what a mechanism computes is then exact."""
+
+    def normal(self, clients, width, device, dtype):
+        return torch.zeros(len(clients), width, device=device, dtype=dtype)
+
+    def uniform(self, clients, width):
+        return torch.full((len(clients), width), 0.25, dtype=torch.float64)
 
 
 def through_the_wire(message: Message) -> Message:
@@ -46,14 +59,9 @@ class LoopbackGrid(Grid):
     ) -> None:
         self.app, self.reply_of = app, reply_of
         self.carry = through_the_wire if serialise else (lambda message: message)
+        given = {"num-partitions": nodes, **(node_config or {})}
         self.contexts = {
-            n: Context(
-                1,
-                n,
-                {"partition-id": n - 1, "num-partitions": nodes, **(node_config or {})},
-                RecordDict(),
-                run_config or {},
-            )
+            n: Context(1, n, {"partition-id": n - 1, **given}, RecordDict(), run_config or {})
             for n in range(1, nodes + 1)
         }
         self.inbox: list[Message] = []
@@ -93,7 +101,7 @@ class LoopbackGrid(Grid):
         return ready
 
 
-def plain_app(clients, model: nn.Module, local: Sgd, mods=(private_training,)) -> ClientApp:
+def plain_app(clients, model: nn.Module, local: Sgd = LOCAL, mods=(private_training,)) -> ClientApp:
     """A client as a user writes it: a loop of gradient steps on its own rows, parameters out."""
     app = ClientApp()
 
@@ -124,3 +132,41 @@ def problem(clients: int = 6, dimension: int = 20):
         for p in model.parameters():
             p.copy_(torch.linspace(-0.5, 0.5, dimension).view_as(p))
     return posed.federation, model
+
+
+def grid_of(clients: int = 3, **options) -> LoopbackGrid:
+    """As many nodes as the problem has clients, each with the plain app."""
+    federation, model = problem(clients)
+    return LoopbackGrid(plain_app(federation, model), clients, **options)
+
+
+def deploy(folder, algorithm, grid=None, clients=3, rounds=1, timeout=1.0, evaluate_fn=None, **options):
+    """A strategy, and the result of all its rounds over the problem."""
+    strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **{"node_timeout": 0.1, **options})
+    start = ArrayRecord(problem(clients)[1].state_dict())
+    return strategy, strategy.start(grid or grid_of(clients), start, timeout=timeout, evaluate_fn=evaluate_fn)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class Crash(BaseException):
+    """The process is gone: nothing of this library may catch it and go on."""
+
+
+@contextlib.contextmanager
+def dying_at(write: int, monkeypatch) -> Iterator[list[int]]:
+    """Whatever is done here ends with its nth write to disk; how many writes were left over is in the list."""
+    replace, left = os.replace, [write]
+
+    def crash(source, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash
+        replace(source, target)
+
+    with monkeypatch.context() as patched, contextlib.suppress(Crash):
+        patched.setattr("os.replace", crash)
+        patched.setattr("os.fsync", lambda fd: None)
+        yield left

@@ -7,60 +7,40 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from scipy.stats import ks_2samp
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedexp, ldp_fedexp
 from dpfedexp.algorithms.participation import Poisson
-from dpfedexp.core.local import Sgd
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.flower import DpFedExp, private_training, train_hosted
 from dpfedexp.flower import client as mod
+from dpfedexp.flower.messages import BALLOTS
 from dpfedexp.mechanisms import CentralGaussian
+from tests.optimisers import Adagrad
 from tests.sizes import long, sized
 
-from .loopback import LoopbackGrid, plain_app, problem
-
-LOCAL = Sgd(lr=0.05, steps=5)
+from .loopback import LOCAL, LoopbackGrid, Silence, flat, plain_app, problem
 
 
-class Silence:
-    """Noise without noise: what a mechanism computes is then exact."""
-
-    def normal(self, clients, width, device, dtype):
-        return torch.zeros(len(clients), width, device=device, dtype=dtype)
-
-    def uniform(self, clients, width):
-        return torch.full((len(clients), width), 0.25, dtype=torch.float64)
-
-
-def flower_run(folder, algorithm, federation, model, rounds=1, noise=None, grid=None, **options):
-    grid = grid or LoopbackGrid(plain_app(federation, model, LOCAL), len(federation))
-    given = {} if noise is None else {"noise": noise}
-    strategy = DpFedExp(
-        algorithm,
-        clients=len(federation),
-        rounds=rounds,
-        folder=folder,
-        node_timeout=1,
-        local=LOCAL,
-        **given,
-        **options,
-    )
+def flower_run(folder, algorithm, federation, model, rounds=1, grid=None, **options):
+    grid = grid or LoopbackGrid(plain_app(federation, model), len(federation))
+    given = {"rounds": rounds, "folder": folder, "node_timeout": 1, "local": LOCAL, **options}
+    strategy = DpFedExp(algorithm, clients=len(federation), **given)
     return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
 
 
-def simulated_run(monkeypatch, algorithm, federation, model, rounds=1):
-    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", _silent_at)
-    return train(model, federation, algorithm, local=LOCAL, rounds=rounds, progress=False)
+def silent_streams(monkeypatch, noise=Silence) -> None:
+    """The simulator draws what `noise` draws in the place of noise."""
 
+    def at(self, purpose, round):
+        return noise() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
-def _silent_at(self, purpose, round):
-    return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
+    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", at)
 
 
 SMALL = 1e-4
@@ -72,6 +52,7 @@ ALGORITHMS = {
     "cdp free": cdp_fedexp(clip=0.5, noise_multiplier=SMALL),
     "cdp plain": cdp_fedexp(clip=0.5, noise_multiplier=SMALL, step="paper"),
     "cdp paper": cdp_fedexp(clip=0.5, numerator="paper", noise_multiplier=SMALL),
+    "cdp adagrad": replace(cdp_fedexp(clip=0.5, noise_multiplier=SMALL), server=Adagrad(floor=0.5)),
     "cdp adaptive": cdp_fedexp(clip="adaptive", noise_multiplier=SMALL),
     "dp_fedavg": dp_fedavg(clip=0.5, noise_multiplier=SMALL, server_rate=0.7),
     "ldp gaussian": ldp_fedexp(clip=0.5, noise_multiplier=SMALL),
@@ -84,27 +65,26 @@ ALGORITHMS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_six_rounds_equal_the_simulators_without_noise(name, tmp_path, monkeypatch):
     federation, model = problem()
-    algorithm = ALGORITHMS[name]
-    silence = Silence()
+    algorithm, noise = ALGORITHMS[name], Silence
     if name == "ldp privunit":
         # Without noise PrivUnit has no direction to orthogonalise: fixed draws, the same on both sides, take its place.
-        silence = Fixed()
-        monkeypatch.setattr(__name__ + ".Silence", Fixed)
+        noise = Fixed
         # Its reports are rounded to a coarse grid in a deployment, which the test of the distribution covers.
         monkeypatch.setattr("dpfedexp.flower.messages.deployed", lambda mechanism: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.secure", lambda mechanism, strict=False: mechanism)
         monkeypatch.setattr("dpfedexp.mechanisms.PrivUnit.noise_kind", True)
-    monkeypatch.setattr(mod, "deployment_noise", lambda: silence)
+    monkeypatch.setattr(mod, "deployment_noise", noise)
     announced = {"algorithm.name": "fedexp", "federation.clients": 6, "federation.rounds": 6, "federation.folder": "x"}
-    app = plain_app(federation, model, LOCAL)
     # Updates without noise leave a node only if the run's configuration says so.
-    grid = LoopbackGrid(app, len(federation), run_config=announced if name.startswith("fedexp") else {})
-    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=6, noise=lambda: silence, grid=grid)
-    run = simulated_run(monkeypatch, algorithm, federation, model, rounds=6)
+    grid = LoopbackGrid(plain_app(federation, model), 6, run_config=announced if name.startswith("fedexp") else {})
+    _, result = flower_run(tmp_path, algorithm, federation, model, rounds=6, noise=noise, grid=grid)
+    silent_streams(monkeypatch, noise)
+    run = train(model, federation, algorithm, local=LOCAL, rounds=6, progress=False)
     ours = torch.cat([torch.from_numpy(a.numpy()).flatten() for a in result.arrays.values()])
-    theirs = torch.cat([p.detach().flatten() for p in run.model.parameters()])
-    start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert float((theirs - start).norm()) > 1e-2, "the round must move the model for the comparison to mean anything"
+    theirs = flat(run.model)
+    assert float((theirs - flat(model)).norm()) > 1e-2, (
+        "the round must move the model for the comparison to mean anything"
+    )
     # Two float32 programs of a few dozen operations each: 1e-5 of the numbers' size is far above their rounding.
     torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
     for number, line in enumerate(run.history, start=1):
@@ -124,24 +104,29 @@ class Fixed:
         return torch.from_numpy(np.random.default_rng(6).random(width)).expand(len(clients), -1)
 
 
-@pytest.mark.parametrize("name", ["cdp free", "ldp paper"])
-def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, monkeypatch):
-    federation, model = problem(clients=6)
-    monkeypatch.setattr(mod, "deployment_noise", Silence)
-    algorithm = ALGORITHMS[name]
-    _, single = flower_run(tmp_path / "single", algorithm, federation, model, noise=Silence)
+def hosting_app(federation, model, ballots=None) -> ClientApp:
+    """A node of three clients; `ballots` says, from the number of the first, what it answers to votes."""
     app = ClientApp()
 
     @app.train(mods=[private_training])
     def run(message, context):
         first = 3 * context.node_config["partition-id"]
         hosted = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
-        return Message(train_hosted(message, model, hosted, local=LOCAL), reply_to=message)
+        content = train_hosted(message, model, hosted, local=LOCAL)
+        if ballots is not None:
+            content[BALLOTS] = MetricRecord(ballots(first))
+        return Message(content, reply_to=message)
 
-    grid = LoopbackGrid(app, 2)
-    strategy, cohort = flower_run(
-        tmp_path / "cohort", algorithm, federation, model, noise=Silence, grid=grid, clients_per_node=3
-    )
+    return app
+
+
+@pytest.mark.parametrize("name", ["cdp free", "ldp paper"])
+def test_nodes_that_host_many_clients_give_the_same_round(name, tmp_path, silent):
+    federation, model = problem(clients=6)
+    algorithm = ALGORITHMS[name]
+    _, single = flower_run(tmp_path / "single", algorithm, federation, model, noise=Silence)
+    given = {"noise": Silence, "grid": LoopbackGrid(hosting_app(federation, model), 2), "clients_per_node": 3}
+    strategy, cohort = flower_run(tmp_path / "cohort", algorithm, federation, model, **given)
     assert cohort.train_metrics_clientapp[1]["valid"] == 6
     for name_, array in single.arrays.items():
         np.testing.assert_allclose(cohort.arrays[name_].numpy(), array.numpy(), rtol=2e-5, atol=2e-6)
@@ -164,7 +149,7 @@ ROUNDS = sized(60, 200)
 def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda fd: None)
     federation, model = problem(clients=3, dimension=40)
-    grid = LoopbackGrid(plain_app(federation, model, LOCAL), 3, serialise=False)
+    grid = LoopbackGrid(plain_app(federation, model), 3, serialise=False)
     strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
     strategy.begin(ArrayRecord(model.state_dict()))
     start = strategy.state
@@ -201,17 +186,15 @@ def test_the_comparison_of_distributions_would_notice_wrong_noise():
     assert ks_2samp(right, wrong).pvalue < 1e-7
 
 
-def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch):
+def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch, silent):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
-    monkeypatch.setattr(mod, "deployment_noise", Silence)
     monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
-    half, result = flower_run(
-        tmp_path / "half", algorithm, federation, model, noise=Silence, participation=Poisson(0.5)
-    )
-    start = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    given = {"noise": Silence, "participation": Poisson(0.5)}
+    half, result = flower_run(tmp_path / "half", algorithm, federation, model, **given)
+    start = flat(model).double()
     torch.testing.assert_close(half.state.w - start, 2 * (full.state.w - start))
     assert isinstance(half.mechanism, CentralGaussian)
     assert "valid" not in result.train_metrics_clientapp[1], "how many came is private under Poisson sampling"

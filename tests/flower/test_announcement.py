@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 from flwr.app import ArrayRecord, RecordDict
 
 from dpfedexp.algorithms import fedavg, ldp_fedexp
-from dpfedexp.core.local import Sgd
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import RoundFailed
-from dpfedexp.flower import DpFedExp, strategy_from
+from dpfedexp.flower import strategy_from
 from dpfedexp.flower.client import Announcement
 from dpfedexp.flower.guard import total
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
-from .loopback import LoopbackGrid, plain_app, problem
+from .loopback import deploy, grid_of, problem
 from .test_mod import ask, guard_file
 
 LOCAL = {
@@ -44,19 +44,12 @@ def test_mechanism_none_is_refused_unless_the_configuration_announces_it(config)
 
 def test_mechanism_none_is_accepted_where_the_configuration_or_the_guard_says_so(tmp_path):
     assert not ask(NoPrivacy(), run_config=OPEN).has_error()
-    guard = guard_file(
-        tmp_path,
-        mechanisms=["none"],
-        max_clip=float("inf"),
-        max_epsilon_per_round=float("inf"),
-        max_epsilon_total=float("inf"),
-    )
-    assert not ask(NoPrivacy(), {"dpfedexp-guard": str(guard)}).has_error()
-    finite = tmp_path / "finite"
-    finite.mkdir()
-    assert "costs epsilon inf" in reason(
-        NoPrivacy(), node_config={"dpfedexp-guard": str(guard_file(finite, mechanisms=["none"], max_clip=float("inf")))}
-    )
+    limits = {"mechanisms": ["none"], "max_clip": math.inf, "max_epsilon_total": math.inf}
+    node = {"dpfedexp-guard": str(guard_file(tmp_path, **limits, max_epsilon_per_round=math.inf))}
+    assert not ask(NoPrivacy(), node).has_error()
+    (tmp_path / "finite").mkdir()
+    node = {"dpfedexp-guard": str(guard_file(tmp_path / "finite", **limits))}
+    assert "costs epsilon inf" in reason(NoPrivacy(), node_config=node)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +135,9 @@ def test_an_adaptive_clip_may_move_but_its_cost_may_not():
 )
 def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, tmp_path):
     """Server and nodes read the same configuration: two rounds with every node within the announcement."""
-    federation, model = problem(3)
     config = {**OPEN, "federation.folder": str(tmp_path), **{f"algorithm.{k}": v for k, v in algorithm.items()}}
-    grid = LoopbackGrid(plain_app(federation, model, Sgd(lr=0.05, steps=5)), 3, run_config=config)
     strategy = strategy_from(config, node_timeout=1)
-    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
+    strategy.start(grid_of(run_config=config), ArrayRecord(problem(3)[1].state_dict()), timeout=5)
     assert [line["valid"] for line in strategy.history] == [3, 3]
     announced = Announcement.of_run(config, 20)
     assert announced is not None
@@ -155,9 +146,6 @@ def test_what_a_server_asks_for_is_what_its_configuration_announces(algorithm, t
 
 def test_a_server_that_names_no_privacy_in_a_local_federation_gets_nothing(tmp_path):
     """The attack: the run announces local privacy, the server then asks for updates as they are."""
-    federation, model = problem(3)
-    grid = LoopbackGrid(plain_app(federation, model, Sgd(lr=0.05, steps=5)), 3, run_config=LOCAL)
     for name, algorithm in (("none", fedavg()), ("weak", ldp_fedexp(clip=0.5, noise_multiplier=0.01))):
-        strategy = DpFedExp(algorithm, clients=3, rounds=2, folder=tmp_path / name, node_timeout=1)
         with pytest.raises(RoundFailed, match="0 of 3 clients answered well"):
-            strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
+            deploy(tmp_path / name, algorithm, grid_of(run_config=LOCAL), rounds=2)

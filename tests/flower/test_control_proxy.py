@@ -9,9 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 from dpfedexp.flower.local import Certificates, Deployment, free_port, make_certificates
 from tests.sizes import long
 
-from .app_folder import LOCAL, PATIENCE, make_app
+from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
 
 PROXY = Path(__file__).parents[2] / "examples" / "deploy" / "proxy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -43,15 +41,13 @@ def nginx(name: str, place: Path, changes: dict[str, str], port: int) -> Iterato
     same_user = ["-g", "user root;"] if os.getuid() == 0 else []
     with open(place / "error.log", "wb") as log:
         process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(place / name), *same_user], stderr=log)
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
     try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, (place / "error.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(listens, "the start of nginx", process)
         yield
     finally:
         process.terminate()
@@ -161,8 +157,7 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
         algorithm={"name": "cdp_fedexp"},
         local=LOCAL,
     )
-    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
-    with Deployment(tmp_path / "up", 1, tls=True, environment=quick) as deployment:
+    with Deployment(tmp_path / "up", 1, tls=True, environment=QUICK) as deployment:
         assert deployment.certificates is not None
         server = deployment.certificates
         with control_proxy(tmp_path / "proxy", server, operators.authority, deployment.control_port) as outer:
@@ -191,11 +186,4 @@ def through(deployment: Deployment, home: Path, app: Path, outer: int, shown: Ce
     config = (PROXY / "config.toml").read_text()
     (home / "config.toml").write_text(config.replace("127.0.0.1:9093", f"127.0.0.1:{local}"))
     with nginx("operator.conf", home, changes, local):
-        return subprocess.run(
-            [sys.executable, "-m", "dpfedexp", "flower", "run", str(app), "server"],
-            env={**deployment.environment, "FLWR_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        return run_app(app, {**deployment.environment, "FLWR_HOME": str(home)}, connection="server")

@@ -1,4 +1,5 @@
-"""What another user of a site's machine can reach, with real processes of three users: the site's, the apps' and a stranger."""
+"""An enforcing site with real processes of three users, the site's, the apps' and a stranger: what an app finds and gets out, and
+what another user of the machine can reach."""
 
 from __future__ import annotations
 
@@ -11,24 +12,21 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from dpfedexp.accounting import Ledger
 from dpfedexp.flower.access import core_dumpers, peer
 from dpfedexp.flower.app import app_hash, program
-from dpfedexp.flower.local import free_port
-from dpfedexp.flower.site import ACQUIRE, serve_runtime
+from dpfedexp.flower.local import Deployment, free_port
+from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 
-from .apart import Apart
-from .app_folder import LOCAL, PATIENCE, make_app
+from .app_folder import LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
 from .other_user import NOBODY, STRANGER, as_user, can_be_nobody
-from .test_isolation import GUARD, run
 
 as_others = pytest.mark.skipif(not can_be_nobody(), reason="only root on Linux can start processes as other users")
 
@@ -75,107 +73,153 @@ while not Path(stop).exists():
                     ask(address, token.decode())
 Path(out).write_text(json.dumps({"got": got, "tried": tried}))
 """
-RECORD = """
+SPY = """
 
 def record(context):
     import ctypes, json, os, resource
     from pathlib import Path
     found = {"user": os.getuid(), "core": resource.getrlimit(resource.RLIMIT_CORE), "dumpable": ctypes.CDLL(None).prctl(3)}
-    found["words"] = Path("/proc/self/cmdline").read_bytes().decode()
+    found |= {"words": Path("/proc/self/cmdline").read_bytes().decode(), "opened": []}
+    for path in sorted(Path(context.run_config["test.site"]).rglob("*")):
+        for flags in (os.O_RDONLY, os.O_WRONLY):
+            try:
+                os.close(os.open(path, flags))
+                found["opened"].append(path.name)
+            except OSError:
+                pass
     node = context.node_config["partition-id"]
     Path(context.run_config["test.found"], f"node{node}.json").write_text(json.dumps(found))
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    # Node 0 returns rows in every way that Flower has.
+    from flwr.app import ConfigRecord, MetricRecord
+    record(context)
+    if context.node_config["partition-id"] == 1:
+        return private_training(message, context, honest)
+    rows = message.content.array_records["arrays"]
+    fields = {"round": 1, "nonce": message.content.config_records["dpfedexp"]["nonce"], "note": "row 47110815"}
+    metrics = MetricRecord({"rows": [4711.0815]})
+    records = RecordDict({"dpfedexp.report": rows, "dpfedexp": ConfigRecord(fields), "m": metrics})
+    return Message(records, reply_to=message)
+"""
+GUARD = """
+max_epsilon_per_round = 50.0
+max_epsilon_total = 100.0
+delta = 1e-5
+mechanisms = ["local-gaussian"]
+max_clip = 1.0
+apps = ["{}"]
 """
 
 
-class OneOfEach(Apart):
-    """Node 0 has Flower's own SuperExec, without cores; node 1 has `dpfedexp superexec`."""
+class Apart(Deployment):
+    """Two enforcing nodes with `--isolation process`, and a SuperExec for each that runs the apps as another user.
 
-    def superexec(self, name: str) -> list[str]:
+    Node 0 has Flower's own SuperExec, without cores; node 1 has `dpfedexp superexec`.
+    """
+
+    def __init__(self, place: Path, app: Path) -> None:
+        site = place / "up"
+        site.mkdir(mode=0o700)
+        (site / "guard.toml").write_text(GUARD.format(app_hash(app)))
+        config, self.runtime = {"dpfedexp-guard": str(site / "guard.toml")}, {}
+        super().__init__(site, 2, tls=True, node_config=config, environment=QUICK, enforce=True)
+
+    def _spawn(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
+        if not name.startswith("supernode"):
+            return super()._spawn(command, name)
+        place = self.folder.parent
+        home, secret, authority = place / f"home-{name}", place / f"{name}.secret", place / f"{name}.ca"
+        home.mkdir()
+        os.chown(home, NOBODY, NOBODY)
+        secret.write_bytes(os.urandom(32))
+        os.chown(secret, 0, NOBODY)
+        secret.chmod(0o640)
+        node = super()._spawn([*command, "--isolation", "process", "--superexec-auth-secret-file", str(secret)], name)
+        shutil.copyfile(self.certificates.authority, authority)
+        authority.chmod(0o644)
+        self.runtime[name] = f"127.0.0.1:{command[command.index('--port') + 1]}"
         flowers = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, program("flower-superexec")]
-        return flowers if name == "supernode0" else super().superexec(name)
+        ours = [sys.executable, "-m", "dpfedexp", "superexec"]
+        options = ["--runtime-api-address", self.runtime[name], "--root-certificates", str(authority)]
+        options += ["--superexec-auth-secret-file", str(secret)]
+        with open(self.folder / f"{name}-app.log", "ab") as log:
+            subprocess.Popen(
+                as_user([*(flowers if name == "supernode0" else ours), *options], NOBODY),
+                env={**self.environment, "FLWR_HOME": str(home), "HOME": str(home)},
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return node
 
 
 @long
 @as_others
 @pytest.mark.usefixtures("alone")
-def test_a_stranger_gets_no_task_with_or_without_a_token_and_the_site_answers():
-    """What was shown: the token is in a world-readable command line; with it one gets model and app, and the site is silent."""
-    place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
-    place.chmod(0o755)
-    try:
-        attack(place)
-    finally:
-        shutil.rmtree(place)
+def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task_with_or_without_a_token(public_place):
+    """What was shown: the token is in a world-readable command line; with it one gets model and app, and the site is silent.
 
-
-def attack(place: Path) -> None:
-    shared = place / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
+    Node 0 is hostile, node 1 honest. One round, local privacy; then the same app with one byte more, which no site listed.
+    """
+    place, shared, out, site = (public_place / name for name in ("", "shared", "out", "up"))
     app = make_app(
         place / "app",
-        federation={"clients": 2, "rounds": 1, "folder": str(place / "out"), "round_timeout": PATIENCE},
+        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": PATIENCE},
         algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
         local=LOCAL,
-        test={"found": str(shared)},
+        test={"site": str(site), "found": str(shared)},
     )
     client = app / "federation" / "client_app.py"
     text = client.read_text()
-    changed = re.sub(r"(def train\(.*\n)", r"\1    record(context)\n", text)
+    changed = text.replace("@app.train(mods=[private_training])\ndef train(", "def honest(")
     assert changed != text
-    client.write_text(changed + RECORD)
-    site = place / "up"
-    site.mkdir(mode=0o700)
-    (site / "guard.toml").write_text(GUARD.format(app_hash(app)))
-    quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": ""}
-    config = {"dpfedexp-guard": str(site / "guard.toml")}
-    with OneOfEach(site, 2, tls=True, node_config=config, environment=quick, enforce=True) as deployment:
-        addresses = [deployment.runtime(index) for index in (0, 1)]
+    client.write_text(changed + SPY)
+    with Apart(place, app) as deployment:
+        addresses = [deployment.runtime[f"supernode{index}"] for index in (0, 1)]
         for address in addresses:
-            wait_for(address)
+            wait_until(lambda where=address: listens(where), f"a server on {address}")
+        words = [sys.executable, "-c", ATTACK, str(place / "supernode0.ca"), str(shared / "stolen.json")]
         stranger = subprocess.Popen(
-            as_user(
-                [
-                    *[sys.executable, "-c", ATTACK, str(place / "supernode0.ca"), str(shared / "stolen.json")],
-                    *[str(shared / "stop"), *addresses],
-                ],
-                STRANGER,
-            ),
+            as_user([*words, str(shared / "stop"), *addresses], STRANGER),
             env={**deployment.environment, "HOME": str(shared), "FLWR_HOME": str(shared / "flwr")},
             cwd=shared,
         )
-        shown = run(deployment, app)
+        shown = run_app(app, deployment.environment).stdout
         (shared / "stop").touch()
         assert stranger.wait(PATIENCE) == 0
-        nodes = [(process.pid, Path(f"/proc/{process.pid}/limits").read_text()) for process in deployment.supernodes]
+        limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in deployment.supernodes]
+        (app / "federation" / "other.py").write_text("another = True\n")
+        refused = run_app(app, deployment.environment, "-c", f'federation.folder="{place / "second"}"').stdout
         log = (site / "supernode0.log").read_text()
-    assert "'asked': 2, 'valid': 2, 'refused': 0" in shown, shown
+    assert "'asked': 2, 'valid': 1, 'refused': 1" in shown, shown
+    assert NO_REPORT in shown
+    assert refused.count("this app is not on the site's list") == 2, refused
+    for path in [*site.glob("superlink.log"), *out.rglob("*")]:
+        assert b"4711" not in path.read_bytes()
+    assert [len(Ledger.open(site / f"guard.node{i}.ledger.jsonl", read_only=True)) for i in (0, 1)] == [0, 1]
     stolen = json.loads((shared / "stolen.json").read_text())
     assert stolen["got"] == []
-    tried = {address: stolen["tried"].get(address, []) for address in addresses}
-    assert {status for many in tried.values() for _, status in many} <= {"404", "401"}, tried
-    assert any(token for token, _ in tried[addresses[0]]), (
-        "Flower's own SuperExec shows the token, and it is worth nothing"
-    )
-    assert all(status == "404" for token, status in tried[addresses[0]] if token)
-    assert not any(token for token, _ in tried[addresses[1]]), "ours does not show it"
+    tried = [stolen["tried"].get(address, []) for address in addresses]
+    assert {status for many in tried for _, status in many} <= {"404", "401"}, tried
+    assert any(token for token, _ in tried[0]), "Flower's own SuperExec shows the token, and it is worth nothing"
+    assert all(status == "404" for token, status in tried[0] if token)
+    assert not any(token for token, _ in tried[1]), "ours does not show it"
     assert f"a process of user {STRANGER} reached for the app's task and got nothing" in log
     for index in (0, 1):
         found = json.loads((shared / f"node{index}.json").read_text())
-        assert (found["user"], found["core"]) == (NOBODY, [0, 0])
+        assert (found["user"], found["core"], found["opened"]) == (NOBODY, [0, 0], []), "the app saw files of the site"
         assert index == 0 or (found["dumpable"] == 0 and "token" not in found["words"])
-    assert all(re.search(r"Max core file size +0 +0 ", limits) for _, limits in nodes)
+    assert all(re.search(r"Max core file size +0 +0 ", text) for text in limits)
 
 
-def wait_for(address: str) -> None:
+def listens(address: str) -> bool:
     host, port = address.split(":")
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"nothing listens on {address}")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 @contextlib.contextmanager
@@ -216,12 +260,11 @@ for one in asked:
 """
 
 
-def ask_as(user: int, port: int, *asked: str, script: str = "", core: str = "0") -> list[int]:
+def ask_as(user: int, port: int, *asked: str, script: str = "") -> list[int]:
     """The statuses that a process of a user gets for paths, with a secret where one is given."""
     code = [sys.executable, script] if script else [sys.executable, "-c", ASK]
-    done = subprocess.run(
-        as_user([*code, str(port), core, *asked], user), capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = as_user([*code, str(port), "0", *asked], user)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return [int(status) for status in done.stdout.split()]
 
@@ -242,24 +285,18 @@ def test_only_the_user_who_has_shown_the_secret_is_answered():
 
 
 @as_others
-def test_an_app_that_may_dump_core_gets_no_task(tmp_path_factory, caplog):
+def test_an_app_that_may_dump_core_gets_no_task(public_place, caplog):
     """What was shown: `flower-superexec` as the operator's page had it, whose apps hold rows and may leave them in a core."""
-    place = Path(tempfile.mkdtemp(prefix="dpfedexp-test-"))
-    try:
-        place.chmod(0o755)
-        script = place / "flower-superexec"
-        script.write_text(ASK)
-        with gate(apart=True) as port:
-            given = {"script": str(script)}
-            assert ask_as(NOBODY, port, ACQUIRE + "=right", core="0", **given) == [200]
-            raised = ["prlimit", "--core=4096:4096"]
-            command = as_user([sys.executable, str(script), str(port), "more", ACQUIRE + "=right"], NOBODY)
-            done = subprocess.run([*raised, *command], capture_output=True, text=True, timeout=PATIENCE)
-            assert done.stdout.split() == ["404"], done.stderr
-        assert "may dump core, with the data in it, and gets no task: start it with `dpfedexp superexec`" in caplog.text
-        assert core_dumpers(NOBODY) == []
-    finally:
-        shutil.rmtree(place)
+    script = public_place / "flower-superexec"
+    script.write_text(ASK)
+    with gate(apart=True) as port:
+        assert ask_as(NOBODY, port, ACQUIRE + "=right", script=str(script)) == [200]
+        command = as_user([sys.executable, str(script), str(port), "more", ACQUIRE + "=right"], NOBODY)
+        raised = ["prlimit", "--core=4096:4096", *command]
+        done = subprocess.run(raised, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.stdout.split() == ["404"], done.stderr
+    assert "may dump core, with the data in it, and gets no task: start it with `dpfedexp superexec`" in caplog.text
+    assert core_dumpers(NOBODY) == []
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp6"), reason="only Linux tells whose a connection is")

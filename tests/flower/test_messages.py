@@ -51,12 +51,7 @@ PAPER = CentralGaussian(0.5, 1.0, numerator="paper", scalar_multiplier=3.0)
 )
 def test_an_array_has_the_bytes_that_flower_writes(values):
     ours, flowers = as_array(values), Array(np.require(values, requirements="C"))
-    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (
-        flowers.dtype,
-        flowers.shape,
-        flowers.stype,
-        flowers.data,
-    )
+    assert all(getattr(ours, name) == getattr(flowers, name) for name in ("dtype", "shape", "stype", "data"))
     assert np.array_equal(ours.numpy(), values)
 
 
@@ -106,7 +101,8 @@ def test_a_request_arrives_as_it_was_sent():
         ({"tau_eta_l": "0"}, "tau_eta_l"),
         ({"tau_eta_l": -1e-9}, "tau_eta_l"),
         ({"tau_eta_l": math.inf}, "tau_eta_l"),
-        ({"round": 0}, "round"),
+        ({"tau_eta_l": math.nan}, "tau_eta_l is nan; it must be finite"),
+        ({"round": 0}, "round is 0; it must be a positive whole number"),
         ({"round": True}, "round"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": 1.0}, "rounds"),
@@ -123,11 +119,6 @@ def test_a_request_with_a_wrong_value_is_refused_by_its_name(changes, field):
     assert received().rounds == 7
     with pytest.raises(InputError, match=field):
         received(**changes)
-
-
-def test_a_message_without_a_request_is_a_sentence():
-    with pytest.raises(InputError, match="carries no dpfedexp request"):
-        Request.from_message(message(RecordDict()))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +214,24 @@ def test_a_number_of_a_mechanism_is_positive_finite_and_in_its_range(field, valu
         assert getattr(decode(json.dumps({**values, field: good})), field) == good
     with pytest.raises(InputError, match=f"mechanism's {field} is"):
         decode(json.dumps({**values, field: value}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("naive", "nave", "numerator is 'nave'"),
+        ("local-gaussian", "local-gausian", "Did you mean 'local-gaussian'"),
+        ('"clip":0.3,', "", "it must have"),
+        ('"local-gaussian"', "[]", r"kind is \[\], which does not exist"),
+        ('"local-gaussian"', "{}", r"kind is \{\}, which does not exist"),
+        (None, "{", "not valid JSON"),
+        (None, "[]", "not a JSON object"),
+    ],
+)
+def test_a_mechanism_that_makes_no_sense_is_a_sentence(old, new, sentence):
+    text = encode(LocalGaussian(0.3, 0.7, "naive"))
+    with pytest.raises(InputError, match=sentence):
+        decode(new if old is None else text.replace(old, new))
 
 
 def test_the_sums_of_a_node_are_put_on_the_grid_of_the_servers_noise():

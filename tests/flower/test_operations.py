@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,27 +31,44 @@ from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server
 from dpfedexp.mechanisms import LocalGaussian
 
 from ..mechanisms.parties import MECHANISM, helper_file, round_of
+from .test_mod import guard_file
 from .test_nodes import ADD, REPLACE, Nodes, start
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = pytest.mark.usefixtures("silent", "sleepless")
 
-from .test_nodes import quiet  # noqa: E402, F401
+THREE = {1: 0, 2: 1, 3: 2}
+APPS = {"apps": ["ab" * 32]}
 
-LIMITS = """
-max_epsilon_per_round = 5.0
-max_epsilon_total = 6.0
-delta = 1e-5
-mechanisms = ["local-gaussian"]
-max_clip = 1.0
-"""
+
+def invoke(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+class Watching(Nodes):
+    """Three nodes; what `look` sees of the folder before each round's messages leave is in `seen`."""
+
+    def __init__(self, look) -> None:
+        super().__init__(THREE)
+        self.look, self.seen = look, []
+
+    def push_messages(self, messages):
+        self.seen.append(self.look())
+        return super().push_messages(messages)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a run's metrics."""
+    with metrics_server([lambda: run_metrics(folder)], "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.fixture
 def guard(tmp_path) -> Guard:
-    path = tmp_path / "site" / "guard.toml"
-    path.parent.mkdir()
-    path.write_text(LIMITS)
-    return Guard.load(path)
+    (tmp_path / "site").mkdir()
+    return Guard.load(guard_file(tmp_path / "site", max_epsilon_per_round=5.0, max_epsilon_total=6.0))
 
 
 def charge(guard: Guard, round: int = 1) -> None:
@@ -58,55 +77,42 @@ def charge(guard: Guard, round: int = 1) -> None:
 
 
 def test_status_and_statement_are_there_after_every_round_and_say_how_it_ended(tmp_path, at_once):
-    class Watching(Nodes):
-        seen: list
+    def statement() -> dict:
+        return json.loads((tmp_path / "privacy.json").read_text())
 
-        def push_messages(self, messages):
-            self.seen.append((read_status(tmp_path), json.loads((tmp_path / "privacy.json").read_text())["rounds"]))
-            return super().push_messages(messages)
-
-    grid = Watching({1: 0, 2: 1, 3: 2})
-    grid.seen = []
+    grid = Watching(lambda: (read_status(tmp_path), statement()["rounds"]))
     start(tmp_path, grid, rounds=2)
-    assert [(status["status"], status["round"], rounds) for status, rounds in grid.seen] == [
-        ("running", 0, 0),
-        ("running", 1, 1),
-    ]
+    told = [(status["status"], status["round"], rounds) for status, rounds in grid.seen]
+    assert told == [("running", 0, 0), ("running", 1, 1)]
     assert grid.seen[0][0]["epsilon"] == 0.0 < grid.seen[1][0]["epsilon"]
     end = read_status(tmp_path)
     assert (end["status"], end["round"], end["rounds"], end["reason"]) == ("completed", 2, 2, "")
-    assert end["epsilon"] == json.loads((tmp_path / "privacy.json").read_text())["epsilon_total"]
+    assert end["epsilon"] == statement()["epsilon_total"]
 
 
 def test_the_status_of_a_local_run_counts_a_round_before_anybody_is_asked(tmp_path):
     """Clients randomise and send in a round that the server may not live to finish."""
-
-    seen = []
-
-    class Watching(Nodes):
-        def push_messages(self, messages):
-            seen.append(read_status(tmp_path)["epsilon"])
-            return super().push_messages(messages)
-
-    start(tmp_path, Watching({1: 0, 2: 1, 3: 2}), ldp_fedexp(clip=0.5, noise_multiplier=3.0))
-    assert seen[0] > 0
+    grid = Watching(lambda: read_status(tmp_path)["epsilon"])
+    start(tmp_path, grid, ldp_fedexp(clip=0.5, noise_multiplier=3.0))
+    assert grid.seen[0] > 0
 
 
 def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_path):
-    def code(folder) -> int:
-        return CliRunner().invoke(app, ["flower", "status", str(folder)]).exit_code
+    def ended(name: str) -> tuple[str, int]:
+        folder = tmp_path / name
+        return read_status(folder)["status"], invoke("flower", "status", folder).exit_code
 
-    start(tmp_path / "budget", Nodes({1: 0, 2: 1, 3: 2}), rounds=3, budget=1e-6)
-    assert (read_status(tmp_path / "budget")["status"], code(tmp_path / "budget")) == ("stopped", 3)
+    start(tmp_path / "budget", Nodes(THREE), rounds=3, budget=1e-6)
+    assert ended("budget") == ("stopped", 3)
     with pytest.raises(RoundFailed):
         start(tmp_path / "few", Nodes({1: 0}), rounds=1, floor=1.0)
-    assert (read_status(tmp_path / "few")["status"], code(tmp_path / "few")) == ("failed", 3)
+    assert ended("few") == ("failed", 3)
     assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
-    start(tmp_path / "done", Nodes({1: 0, 2: 1, 3: 2}))
-    assert code(tmp_path / "done") == 0
+    start(tmp_path / "done", Nodes(THREE))
+    assert ended("done") == ("completed", 0)
     path = tmp_path / "done" / "status.json"
     path.write_text(path.read_text().replace("completed", "running"))
-    assert (read_status(tmp_path / "done")["status"], code(tmp_path / "done")) == ("killed", 4)
+    assert ended("done") == ("killed", 4)
 
 
 def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tmp_path):
@@ -119,8 +125,6 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
     listed.write_text("1\n10\n12\n")
     with pytest.raises(InputError, match=r"has nodes \[10, 11, 12\], but this one has \[1, 10, 12\]"):
         start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, nodes=listed, resume=True)
-    with pytest.raises(InputError, match="has nodes"):
-        start(tmp_path / "run", Nodes({1: 5, 10: 0, 12: 2}), rounds=3, resume=True)
     with pytest.raises(InputError, match="names 3, and the run has 4"):
         start(tmp_path / "other", grid, nodes=listed, clients=4)
     everyone = Nodes({1: 5, 10: 0, 12: 2})
@@ -133,71 +137,68 @@ def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
     assert "1 nodes are connected that have no place in this run" in caplog.text
 
 
-def test_metrics_are_what_is_public_and_health_follows_the_status(tmp_path):
-    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path):
+    start(tmp_path / "run", Nodes(THREE))
     text = to_text(run_metrics(tmp_path / "run")[0])
     assert "dpfedexp_run_round 1\n" in text
     assert 'dpfedexp_run_status{status="completed"} 1\n' in text
     assert 'dpfedexp_run_clients{what="valid"} 3\n' in text
-    start(tmp_path / "hidden", Nodes({1: 0, 2: 1, 3: 2}), ADD)
+    start(tmp_path / "hidden", Nodes(THREE), ADD)
     assert "clients" not in to_text(run_metrics(tmp_path / "hidden")[0]), "under add-remove the counts are secret"
-    with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        where = f"http://127.0.0.1:{server.server_address[1]}"
+    with served(tmp_path / "run") as where:
         assert urllib.request.urlopen(f"{where}/metrics").read().decode() == text
         assert urllib.request.urlopen(f"{where}/healthz").status == 200
+        damaged = (
+            ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
+            ("checkpoint.json", '{"history": 3}'),
+            ("checkpoint.json", "[]"),
+            ("status.json", '{"status": "running"}'),
+            ("status.json", '{"status": ["x"], "round": 1}'),
+            ("status.json", "[]"),
+            ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
+        )
+        for file, content in damaged:
+            (tmp_path / "run" / file).write_text(content)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"{where}/healthz")
+            assert urllib.request.urlopen(f"{where}/metrics").status == 200
         shutil.rmtree(tmp_path / "run")
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"{where}/healthz")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{where}/")
-        server.shutdown()
+        for path, code in (("healthz", "503"), ("", "404")):
+            with pytest.raises(urllib.error.HTTPError, match=code):
+                urllib.request.urlopen(f"{where}/{path}")
 
 
-def test_guard_show_says_what_was_spent_when_and_by_which_app(guard):
+def test_guard_show_says_what_was_spent_when_and_by_which_app_and_notices_a_restored_ledger(guard):
     assert guard_summary(guard)["charges"] == 0
     charge(guard)
+    yesterday = {path: path.read_bytes() for path in guard.path.parent.iterdir() if path.suffix != ".lock"}
     charge(guard, round=2)
     before = {path: path.read_bytes() for path in guard.path.parent.iterdir()}
-    shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
+    shown = invoke("guard", "show", guard.path)
     assert shown.exit_code == 0
     assert re.match(r"2 charges, epsilon \d\.\d+ of 6 at delta 1e-05", shown.output)
     assert "round 2  app abababababab" in shown.output
-    summary = json.loads(CliRunner().invoke(app, ["guard", "show", str(guard.path), "--json"]).output)
+    summary = json.loads(invoke("guard", "show", guard.path, "--json").output)
     assert (summary["charges"], summary["last"][1]["run"], summary["problem"]) == (2, "11", "")
     assert {path: path.read_bytes() for path in guard.path.parent.iterdir()} == before, "showing changes nothing"
     assert ("dpfedexp_guard_charges", "", 2) in guard_metrics(guard.path)[0]
+    for path, content in yesterday.items():
+        path.write_bytes(content)
+    assert not guard_metrics(guard.path)[1]
+    assert "has seen 2 of" in str(invoke("guard", "show", guard.path).exception)
 
 
 def test_what_a_helper_has_spent_is_shown_as_a_sites_is(tmp_path):
     file = helper_file(tmp_path)
     for number in (1, 2, 3):
         file.admit(round_of(number=number), MECHANISM)
-    shown = CliRunner().invoke(app, ["guard", "show", str(file.path)])
+    shown = invoke("guard", "show", file.path)
     spent = compose([(MECHANISM.client_event(), 3)], 1e-5).epsilon
     assert f"3 charges, epsilon {spent:.4f} of 50 at delta 1e-05 (at most 10 a round)" in shown.output
     assert re.search(r"20\d\d-\S+ +run run  round 3", shown.output)
     assert ("dpfedexp_guard_epsilon", "", spent) in guard_metrics(file.path)[0]
     file.ledger.unlink()
-    assert "is missing beside" in str(CliRunner().invoke(app, ["guard", "show", str(file.path)]).exception)
-
-
-def test_a_restored_old_ledger_is_noticed(guard):
-    """Ledger, head and anchor are put back together to the day before; the anchor in the state folder knows better."""
-    charge(guard)
-    names = [path for path in guard.path.parent.iterdir() if path.suffix != ".lock"]
-    yesterday = {path: path.read_bytes() for path in names}
-    charge(guard, round=2)
-    for path, content in yesterday.items():
-        path.write_bytes(content)
-    summary = guard_summary(guard)
-    assert re.search(r"holds 1 charges, and .* has seen 2 of", summary["problem"])
-    assert not guard_metrics(guard.path)[1]
-    shown = CliRunner().invoke(app, ["guard", "show", str(guard.path)])
-    assert isinstance(shown.exception, InputError)
-    guard.ledger.unlink()
-    assert "is missing beside guard.anchor.json" in guard_summary(guard)["problem"]
+    assert "is missing beside" in str(invoke("guard", "show", file.path).exception)
 
 
 @pytest.mark.parametrize(
@@ -223,18 +224,16 @@ def test_a_file_that_other_users_can_reach_is_refused_with_the_command_that_clos
     charge(guard)
     for kept in guard.path.parent.iterdir():
         kept.chmod(0o600)
-    guard.path.write_text(guard.path.read_text() + f'apps = ["{"ab" * 32}"]\n')
+    guard.path.write_text(f'apps = ["{"ab" * 32}"]\n' + guard.path.read_text())
     path = (guard.path.parent / name).resolve()
     path.touch()
     path.chmod(wrong)
     # The group of a file that its maker made is his own; other users are in another one.
     monkeypatch.setattr("os.getegid", lambda: 4711)
-    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path), *([option, str(path)] if option else [])])
+    shown = invoke("node", "--guard", guard.path, *([option, path] if option else []))
     close = f"{command} {path}"
-    assert (
-        str(shown.exception)
-        == f"{str(path)!r} {sentence} by other users of this machine (its mode is {wrong:o}): {close}"
-    )
+    said = f"{str(path)!r} {sentence} by other users of this machine (its mode is {wrong:o}): {close}"
+    assert str(shown.exception) == said
     subprocess.run(close, shell=True, check=True)
     check_file(guard.path, 0o600)
     check_file(path, 0o640 if name == "superexec" else 0o755 if path.is_dir() else 0o600)
@@ -255,57 +254,36 @@ def test_the_documented_commands_of_a_site_leave_no_file_that_its_node_refuses(t
         assert (tmp_path / name).stat().st_mode & 0o777 & ~most == 0, name
 
 
-def test_options_that_would_open_a_site_are_refused(guard):
-    def invoke(*options: str) -> str:
-        return str(CliRunner().invoke(app, ["node", "--guard", str(guard.path), *options]).exception)
-
-    guard.path.write_text(LIMITS + f'apps = ["{"ab" * 32}"]\n')
-    assert "would let an app bring code" in invoke("--allow-runtime-dependency-installation")
-    assert "sends everything to fl.example.org as it is" in invoke("--insecure", "--superlink=fl.example.org:9092")
-    assert "needs --superexec-auth-secret-file" in invoke("--isolation", "process")
-    assert "refuses every local app" in invoke("--trusted-entities=x.yaml")
-    assert "--insec is short for --insecure" in invoke("--insec", "--superlink=fl.example.org:9092")
-    assert "--trusted is short for --trusted-entities" in invoke("--trusted=x.yaml")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--allow-runtime-dependency-installation"], "would let an app bring code"),
+        (["--insecure", "--superlink=fl.example.org:9092"], "sends everything to fl.example.org as it is"),
+        (["--isolation", "process"], "needs --superexec-auth-secret-file"),
+        (["--trusted-entities=x.yaml"], "refuses every local app"),
+        (["--insec", "--superlink=fl.example.org:9092"], "--insec is short for --insecure"),
+        (["--trusted=x.yaml"], "--trusted is short for --trusted-entities"),
+    ],
+)
+def test_options_that_would_open_a_site_are_refused(options, reason, guard):
+    guard_file(guard.path.parent, **APPS)
+    assert reason in str(invoke("node", "--guard", guard.path, *options).exception)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a file away")
 def test_a_guard_that_belongs_to_the_apps_user_is_refused(guard):
     """Its mode looks private, and its owner can change it all the same."""
-    guard.path.write_text(LIMITS + f'apps = ["{"ab" * 32}"]\n')
-    guard.path.chmod(0o600)
+    guard_file(guard.path.parent, **APPS).chmod(0o600)
     os.chown(guard.path, 65534, 65534)
-    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path)])
-    assert "guard.toml' belongs to another user (id 65534)" in str(shown.exception)
-
-
-def test_damaged_files_of_a_run_are_answered_as_not_well(tmp_path):
-    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
-    with metrics_server([lambda: run_metrics(tmp_path / "run")], "127.0.0.1", 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        where = f"http://127.0.0.1:{server.server_address[1]}"
-        for file, content in (
-            ("checkpoint.json", '{"history": [{"valid": "x"}]}'),
-            ("checkpoint.json", '{"history": 3}'),
-            ("checkpoint.json", "[]"),
-            ("status.json", '{"status": "running"}'),
-            ("status.json", '{"status": ["x"], "round": 1}'),
-            ("status.json", "[]"),
-            ("status.json", '{"status": "completed", "round": "a{}", "rounds": null, "epsilon": "1", "delta": 1}'),
-        ):
-            (tmp_path / "run" / file).write_text(content)
-            with pytest.raises(urllib.error.HTTPError, match="503"):
-                urllib.request.urlopen(f"{where}/healthz")
-            assert urllib.request.urlopen(f"{where}/metrics").status == 200
-        server.shutdown()
+    belongs = "guard.toml' belongs to another user (id 65534)"
+    assert belongs in str(invoke("node", "--guard", guard.path).exception)
 
 
 def test_an_enforcing_node_needs_a_list_of_apps(guard):
-    shown = CliRunner().invoke(app, ["node", "--guard", str(guard.path)])
-    assert "lists no apps" in str(shown.exception)
-    for wrong in ('apps = ["abc"]', "apps = 3", "answer_failures = 1"):
-        guard.path.write_text(LIMITS + wrong + "\n")
+    assert "lists no apps" in str(invoke("node", "--guard", guard.path).exception)
+    for wrong in ({"apps": ["abc"]}, {"apps": 3}, {"answer_failures": 1}):
         with pytest.raises(InputError, match="guard: a"):
-            Guard.load(guard.path)
+            Guard.load(guard_file(guard.path.parent, **wrong))
 
 
 def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
@@ -314,19 +292,18 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
     def paths(*settings: str) -> dict[str, str]:
         return paths_from_here(tmp_path / "app", read_overrides(settings), tmp_path)
 
-    def folder(*settings: str) -> Path:
-        return Path(paths(*settings)["federation.folder"])
-
-    assert folder() == tmp_path / "runs" / "flower"
-    assert folder('federation.rounds=2 federation.folder="a b"') == tmp_path / "a b"
-    assert folder('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"').as_posix() == "/b"
+    for settings, expected in (
+        ((), tmp_path / "runs" / "flower"),
+        (('federation.rounds=2 federation.folder="a b"',), tmp_path / "a b"),
+        (('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"'), "/b"),
+    ):
+        assert paths(*settings) == {"federation.folder": str(expected)}
     with pytest.raises(InputError, match="is not an app of this library"):
         paths_from_here(tmp_path, {}, tmp_path)
-    assert set(paths()) == {"federation.folder"}
     assert paths('federation.nodes="nodes.pub"')["federation.nodes"] == str(tmp_path / "nodes.pub")
     for wrong in ("nonsense", "a.b=", "a.b=1 a.b=2"):
         with pytest.raises(InputError, match=f"a setting is {wrong!r}; write settings as"):
-            folder(wrong)
+            paths(wrong)
 
 
 def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):
@@ -364,7 +341,7 @@ def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_fo
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_path, monkeypatch):
     new_app(tmp_path / "app")
-    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
     with pytest.raises(InputError, match=r"holds a run already; go on with it, -c 'federation.resume=true'"):
@@ -375,7 +352,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_pat
 
 def test_a_superlink_that_does_not_answer_leaves_what_the_folder_tells(tmp_path, monkeypatch):
     """On an overloaded machine `flwr list` takes longer than anybody waits."""
-    start(tmp_path / "run", Nodes({1: 0, 2: 1, 3: 2}))
+    start(tmp_path / "run", Nodes(THREE))
 
     def slow(command, **_):
         raise subprocess.TimeoutExpired(command, 60)

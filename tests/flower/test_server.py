@@ -8,36 +8,29 @@ import logging
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.algorithms.participation import FixedSize, Poisson
-from dpfedexp.core.local import Sgd
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower import client as client
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.nodes import choose
 
-from .loopback import LoopbackGrid, plain_app, problem
-from .test_agreement import Silence
+from .loopback import LoopbackGrid, Silence, deploy, flat, grid_of, plain_app, problem
 
-LOCAL = Sgd(lr=0.05, steps=5)
 CDP = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
 LDP = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
+pytestmark = pytest.mark.usefixtures("sleepless")
 
 
-@pytest.fixture(autouse=True)
-def quick_polls(monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-
-
-def with_vector(reply: Message, vector: np.ndarray) -> Message:
-    """The honest reply with another vector in it."""
-    said = dict(reply.content.config_records[REQUEST])
-    content = RecordDict({REPORT: ArrayRecord({"vector": Array(vector)}), REQUEST: ConfigRecord(said)})
-    return Message(content, reply_to=_asked(reply))
+def changed(reply: Message, vector=None, content=None, **fields) -> Message:
+    """The honest reply with another vector, other content or other fields in it."""
+    said = ConfigRecord({**reply.content.config_records[REQUEST], **fields})
+    made = vector if isinstance(vector, Array) else Array(vector_of(reply) if vector is None else vector)
+    whole = RecordDict({REPORT: ArrayRecord({"vector": made}), REQUEST: said}) if content is None else content
+    return Message(whole, reply_to=_asked(reply))
 
 
 def _asked(reply: Message) -> Message:
@@ -51,76 +44,63 @@ def vector_of(reply: Message) -> np.ndarray:
     return reply.content.array_records[REPORT]["vector"].numpy()
 
 
-def lying_array(reply: Message) -> Message:
+def lying_array(reply: Message) -> Array:
     """An array whose description of itself differs from its bytes."""
     honest, other = Array(vector_of(reply)), Array(np.zeros(3, dtype=np.float32))
-    forged = Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=other.data)
-    said = ConfigRecord(dict(reply.content.config_records[REQUEST]))
-    return Message(RecordDict({REPORT: ArrayRecord({"vector": forged}), REQUEST: said}), reply_to=_asked(reply))
+    return Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=other.data)
 
 
-def extra_record(reply: Message) -> Message:
-    content = RecordDict({**reply.content, "metrics": ConfigRecord({"loss": 0.25})})
-    return Message(content, reply_to=_asked(reply))
-
-
-def wrong_nonce(reply: Message) -> Message:
-    said = {**reply.content.config_records[REQUEST], "nonce": "0" * 32}
-    content = RecordDict({REPORT: reply.content.array_records[REPORT], REQUEST: ConfigRecord(said)})
-    return Message(content, reply_to=_asked(reply))
+def huge(reply: Message) -> Message:
+    return changed(reply, np.full_like(vector_of(reply), 1e12))
 
 
 HOSTILE = {
-    "NaN": lambda r: with_vector(r, np.full_like(vector_of(r), np.nan)),
-    "infinity": lambda r: with_vector(r, np.full_like(vector_of(r), np.inf)),
-    "wrong length": lambda r: with_vector(r, vector_of(r)[:-1].copy()),
-    "wrong shape": lambda r: with_vector(r, vector_of(r)[None].copy()),
-    "int64": lambda r: with_vector(r, vector_of(r).astype(np.int64)),
-    "float64": lambda r: with_vector(r, vector_of(r).astype(np.float64)),
-    "empty": lambda r: Message(RecordDict(), reply_to=_asked(r)),
-    "bytes that lie": lying_array,
-    "more than a report": extra_record,
-    "wrong nonce": wrong_nonce,
+    "NaN": lambda r: changed(r, np.full_like(vector_of(r), np.nan)),
+    "infinity": lambda r: changed(r, np.full_like(vector_of(r), np.inf)),
+    "wrong length": lambda r: changed(r, vector_of(r)[:-1].copy()),
+    "wrong shape": lambda r: changed(r, vector_of(r)[None].copy()),
+    "int64": lambda r: changed(r, vector_of(r).astype(np.int64)),
+    "float64": lambda r: changed(r, vector_of(r).astype(np.float64)),
+    "empty": lambda r: changed(r, content=RecordDict()),
+    "bytes that lie": lambda r: changed(r, lying_array(r)),
+    "more than a report": lambda r: changed(
+        r, content=RecordDict({**r.content, "metrics": ConfigRecord({"loss": 0.25})})
+    ),
+    "wrong nonce": lambda r: changed(r, nonce="0" * 32),
     "error": lambda r: Message(Error(2, "SECRET 4711"), reply_to=_asked(r)),
     "nothing": lambda r: None,
 }
 
 
-def start(folder, algorithm, grid, clients=3, rounds=1, floor=0.6, timeout=0.05, **options):
-    strategy = DpFedExp(
-        algorithm, clients=clients, rounds=rounds, folder=folder, floor=floor, node_timeout=0.05, **options
-    )
-    _, model = problem(clients)
-    return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout)
+def start(folder, algorithm, grid=None, timeout=0.05, **options):
+    return deploy(folder, algorithm, grid, timeout=timeout, **{"floor": 0.6, "node_timeout": 0.05, **options})
 
 
-def grid_where(node: int, change, clients: int = 3) -> LoopbackGrid:
-    federation, model = problem(clients)
+def grid_where(node: int, change) -> LoopbackGrid:
+    return grid_of(reply_of=lambda message, reply: change(reply) if message.metadata.dst_node_id == node else reply)
 
-    def reply_of(message: Message, reply: Message):
-        return change(reply) if message.metadata.dst_node_id == node else reply
 
-    return LoopbackGrid(plain_app(federation, model, LOCAL), clients, reply_of=reply_of)
+def charges(folder) -> int:
+    return len(Ledger.open(folder / "ledger.jsonl", read_only=True))
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [*((name, CDP) for name in HOSTILE), ("NaN", LDP)])
-def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, algorithm, tmp_path, monkeypatch, caplog):
+def test_a_bad_reply_counts_as_missing_and_nothing_else_changes(name, algorithm, tmp_path, silent, caplog):
     """With node 2's reply spoilt, the round is exactly the round in which node 2 never answered."""
-    monkeypatch.setattr(client, "deployment_noise", Silence)
     with caplog.at_level(logging.DEBUG, logger="flwr"):
         spoilt, result = start(tmp_path / "spoilt", algorithm, grid_where(2, HOSTILE[name]), noise=Silence)
     absent, _ = start(tmp_path / "absent", algorithm, grid_where(2, lambda r: None), noise=Silence)
-    whole, _ = start(tmp_path / "whole", algorithm, grid_where(2, lambda r: r), noise=Silence)
+    whole, _ = start(tmp_path / "whole", algorithm, noise=Silence)
     torch.testing.assert_close(spoilt.state.w, absent.state.w, rtol=0, atol=0)
     assert not torch.equal(spoilt.state.w, whole.state.w), "node 2 must matter for the comparison to mean anything"
     metrics = result.train_metrics_clientapp[1]
     missing = 1 if name == "nothing" else 0
     assert (metrics["asked"], metrics["valid"], metrics["refused"], metrics["missing"]) == (3, 2, 1 - missing, missing)
-    assert len(Ledger.open(tmp_path / "spoilt" / "ledger.jsonl", read_only=True)) == 1
+    assert charges(tmp_path / "spoilt") == 1
     assert "SECRET" not in caplog.text, "a client's own error text may hold its data"
 
 
-def test_the_noise_on_the_sum_does_not_shrink_when_replies_are_missing(tmp_path, monkeypatch):
+def test_the_noise_on_the_sum_does_not_shrink_when_replies_are_missing(tmp_path):
     """c̄ = (Σ + zC·n)/clients with the public number of clients, however many answered."""
 
     class Ones:
@@ -135,18 +115,16 @@ def test_the_noise_on_the_sum_does_not_shrink_when_replies_are_missing(tmp_path,
 
 
 def test_central_privacy_clips_a_huge_reply_again_and_counts_it(tmp_path):
-    huge = grid_where(2, lambda r: with_vector(r, np.full_like(vector_of(r), 1e12)))
-    strategy, result = start(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=1.0), huge, noise=Silence)
+    strategy, result = start(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=1.0), grid_where(2, huge), noise=Silence)
     assert result.train_metrics_clientapp[1]["valid"] == 3
-    _, model = problem(3)
-    start_w = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
-    assert float((strategy.state.w - start_w).norm()) <= 0.5 * (1 + 1e-12), "three vectors of norm C over three clients"
+    assert float((strategy.state.w - flat(problem(3)[1])).norm()) <= 0.5 * (1 + 1e-12), (
+        "three vectors of norm C over three clients"
+    )
 
 
 @pytest.mark.parametrize("algorithm", [LDP, ldp_fedexp(clip=0.5, mechanism="privunit")], ids=["gaussian", "privunit"])
 def test_local_privacy_refuses_a_reply_longer_than_any_honest_one(algorithm, tmp_path):
-    huge = grid_where(2, lambda r: with_vector(r, np.full_like(vector_of(r), 1e12)))
-    _, result = start(tmp_path, algorithm, huge)
+    _, result = start(tmp_path, algorithm, grid_where(2, huge))
     assert (result.train_metrics_clientapp[1]["valid"], result.train_metrics_clientapp[1]["refused"]) == (2, 1)
 
 
@@ -155,43 +133,25 @@ def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
 
     def replay(reply: Message) -> Message:
         kept.append(reply)
-        return Message(kept[0].content, reply_to=_asked(reply))
+        return changed(reply, content=kept[0].content)
 
     _, result = start(tmp_path, CDP, grid_where(2, replay), rounds=2)
     assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
 
 
-def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "deployment_noise", Silence)
-    once, _ = start(tmp_path / "once", CDP, grid_where(2, lambda r: r), noise=Silence)
+def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, silent):
+    once, _ = start(tmp_path / "once", CDP, noise=Silence)
     twice, result = start(tmp_path / "twice", CDP, grid_where(2, lambda r: [r, r, r]), noise=Silence)
     assert torch.equal(once.state.w, twice.state.w)
     assert result.train_metrics_clientapp[1]["valid"] == 3
 
 
-def test_weights_are_uniform_whatever_a_client_says_about_its_examples(tmp_path, monkeypatch):
-    """An app that reports num-examples, as every Flower app does, changes nothing: the mod lets nothing but the report out."""
-    federation, model = problem(3)
-
-    def boast(message, context, call_next):
-        reply = call_next(message, context)
-        reply.content = RecordDict({**reply.content, "metrics": MetricRecord({"num-examples": 10**6})})
-        return reply
-
-    monkeypatch.setattr(client, "deployment_noise", Silence)
-    boasting = LoopbackGrid(plain_app(federation, model, LOCAL, mods=(client.private_training, boast)), 3)
-    ours, result = start(tmp_path / "a", CDP, boasting, noise=Silence)
-    theirs, _ = start(tmp_path / "b", CDP, grid_where(2, lambda r: r), noise=Silence)
-    assert result.train_metrics_clientapp[1]["valid"] == 3
-    assert torch.equal(ours.state.w, theirs.state.w)
-
-
-@pytest.mark.parametrize(("algorithm", "charges"), [(CDP, 0), (LDP, 1)], ids=["central", "local"])
-def test_below_the_floor_the_round_fails_and_releases_nothing(algorithm, charges, tmp_path):
+@pytest.mark.parametrize(("algorithm", "paid"), [(CDP, 0), (LDP, 1)], ids=["central", "local"])
+def test_below_the_floor_the_round_fails_and_releases_nothing(algorithm, paid, tmp_path):
     """A failed central round was never released; in a local one the reports had left the clients, and that is charged."""
     with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and the floor is 3\."):
         start(tmp_path, algorithm, grid_where(2, lambda r: None), floor=1.0)
-    assert len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)) == charges
+    assert charges(tmp_path) == paid
     assert not (tmp_path / "checkpoint.json").exists()
 
 
@@ -200,11 +160,10 @@ def test_a_local_round_is_charged_before_its_messages_leave(tmp_path):
 
     class Watching(LoopbackGrid):
         def push_messages(self, messages):
-            seen.append(len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)))
+            seen.append(charges(tmp_path))
             return super().push_messages(messages)
 
-    federation, model = problem(3)
-    start(tmp_path, LDP, Watching(plain_app(federation, model, LOCAL), 3), rounds=2)
+    start(tmp_path, LDP, Watching(plain_app(*problem(3)), 3), rounds=2)
     assert seen == [1, 2]
 
 
@@ -213,29 +172,21 @@ def test_a_central_round_is_charged_before_noise_is_drawn(tmp_path):
 
     class Watching(Silence):
         def normal(self, *args):
-            seen.append(len(Ledger.open(tmp_path / "ledger.jsonl", read_only=True)))
+            seen.append(charges(tmp_path))
             return super().normal(*args)
 
-    start(tmp_path, CDP, grid_where(2, lambda r: r), rounds=2, noise=Watching)
+    start(tmp_path, CDP, rounds=2, noise=Watching)
     assert seen == [1, 2]
 
 
 def test_the_budget_stops_the_run_before_the_round_that_exceeds_it(tmp_path):
-    probe, _ = start(tmp_path / "probe", CDP, grid_where(2, lambda r: r), rounds=2)
+    probe, _ = start(tmp_path / "probe", CDP, rounds=2)
     limit = probe.history[-1]["epsilon_total"] * (1 + 1e-9)
-    stopped, result = start(tmp_path / "run", CDP, grid_where(2, lambda r: r), rounds=5, budget=limit)
+    stopped, result = start(tmp_path / "run", CDP, rounds=5, budget=limit)
     assert stopped.stopped is not None
     assert "2 rounds have spent" in stopped.stopped
     assert sorted(result.train_metrics_clientapp) == [1, 2]
-    assert len(Ledger.open(tmp_path / "run" / "ledger.jsonl", read_only=True)) == 2
-
-
-def test_too_few_nodes_is_a_clear_message_after_the_timeout(tmp_path):
-    federation, model = problem(2)
-    with pytest.raises(
-        RoundFailed, match=r"2 of 10 nodes were connected after waiting 0.05 seconds, .* needs at least 8"
-    ):
-        start(tmp_path, CDP, LoopbackGrid(plain_app(federation, model, LOCAL), 2), clients=10, floor=0.8)
+    assert charges(tmp_path / "run") == 2
 
 
 def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
@@ -247,7 +198,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
 
 def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda *_: {})
-    strategy, result = start(tmp_path, CDP, grid_where(2, lambda r: r), participation=Poisson(0.5))
+    strategy, result = start(tmp_path, CDP, participation=Poisson(0.5))
     assert strategy.state.round == 1
     assert result.train_metrics_clientapp[1]["epsilon_total"] > 0
 
@@ -258,23 +209,23 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
     assert "fewer than 100% of the clients" in str(failure.value)
     assert "2 of 3" not in caplog.text
     with caplog.at_level(logging.DEBUG, logger="flwr"):
-        strategy, result = start(
-            tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), floor=0.1, participation=Poisson(1.0 - 1e-9)
-        )
+        given = {"floor": 0.1, "participation": Poisson(1.0 - 1e-9)}
+        strategy, result = start(tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), **given)
     assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
     assert "node 2" not in caplog.text
     assert "a round did or did not fail" in strategy.statement.text
 
 
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
-    start(tmp_path, CDP, grid_where(2, lambda r: r))
+    start(tmp_path, CDP)
     with pytest.raises(LedgerError, match="already exists"):
-        start(tmp_path, CDP, grid_where(2, lambda r: r))
+        start(tmp_path, CDP)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"algorithm": dp_scaffold(clip=1.0, noise_multiplier=1.0)}, "dp_scaffold needs the clients' local steps"),
         ({"clients": 0}, "clients is 0; it must be a positive whole number"),
         ({"floor": 1.5}, "floor is 1.5; it must be above 0 and at most 1"),
         ({"clients_per_node": 2}, "the first must be a multiple of the second"),
@@ -283,12 +234,7 @@ def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
 )
 def test_wrong_settings_are_sentences(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        DpFedExp(CDP, **{"clients": 3, "rounds": 1, "folder": tmp_path, **options})
-
-
-def test_scaffold_asks_for_the_local_steps(tmp_path):
-    with pytest.raises(InputError, match="dp_scaffold needs the clients' local steps"):
-        DpFedExp(dp_scaffold(clip=1.0, noise_multiplier=1.0), clients=3, rounds=1, folder=tmp_path)
+        DpFedExp(**{"algorithm": CDP, "clients": 3, "rounds": 1, "folder": tmp_path, **options})
 
 
 def test_integer_arrays_in_the_model_are_refused(tmp_path):
@@ -298,10 +244,8 @@ def test_integer_arrays_in_the_model_are_refused(tmp_path):
 
 
 def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path, caplog):
-    federation, model = problem(4)
-    strategy = DpFedExp(dp_fedavg(clip=0.5, noise_multiplier=200.0), clients=4, rounds=6, folder=tmp_path)
     with caplog.at_level(logging.INFO, logger="flwr"):
-        strategy.start(LoopbackGrid(plain_app(federation, model, LOCAL), 4), ArrayRecord(model.state_dict()))
+        strategy, _ = deploy(tmp_path, dp_fedavg(clip=0.5, noise_multiplier=200.0), clients=4, rounds=6)
     warned = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert warned[0].startswith("4 clients: client-level privacy can't work here")
     assert all(line["update_norm"] > 0 for line in strategy.history)
@@ -310,22 +254,3 @@ def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path,
     # Noise alone passes for a signal twice in a hundred runs: the verdict itself is tested on seeded noise.
     assert [one["code"] for one in told] in (["few-clients", "dead"], ["few-clients"])
     assert set(warned) >= {one["sentence"] for one in told}
-
-
-def test_a_resumed_server_watches_the_rounds_of_before_too(tmp_path):
-    federation, model = problem(4)
-    algorithm = dp_fedavg(clip=0.5, noise_multiplier=200.0)
-    start = ArrayRecord(model.state_dict())
-    for number in (3, 6):
-        strategy = DpFedExp(algorithm, clients=4, rounds=6, folder=tmp_path, resume=number == 6)
-        grid = LoopbackGrid(plain_app(federation, model, LOCAL), 4)
-        if number == 3:
-            strategy.begin(start)
-            for one in (1, 2, 3):
-                messages = strategy.configure_train(one, strategy.reported, ConfigRecord(), grid, 10.0)
-                replies = list(grid.pull_messages(grid.push_messages(messages)))
-                strategy.aggregate_train(one, replies)
-            strategy.ledger.close()
-        else:
-            strategy.start(grid, start)
-    assert len(strategy.commentary.watch._records) == 6

@@ -61,16 +61,10 @@ class Node:
 
     def __init__(self, folder, bundle: bytes, **limits) -> None:
         self.bundle, self.fab_hash = bundle, hashlib.sha256(bundle).hexdigest()
-        settings = {
-            "path": folder / "guard.toml",
-            "max_epsilon_per_round": 100.0,
-            "max_epsilon_total": 1000.0,
-            "delta": 1e-5,
-            "mechanisms": ("central-gaussian", "local-gaussian"),
-            "max_clip": 1.0,
-            "apps": (self.fab_hash,),
-        }
-        self.guard = Guard(**{**settings, **limits})
+        settings = {"max_epsilon_per_round": 100.0, "max_epsilon_total": 1000.0, "delta": 1e-5, "max_clip": 1.0}
+        settings |= {"mechanisms": ("central-gaussian", "local-gaussian"), "apps": (self.fab_hash,)}
+        folder.mkdir(exist_ok=True)
+        self.guard = Guard(folder / "guard.toml", **{**settings, **limits})
         self.guard.path.touch()
         self.store = ObjectStoreFactory()
         self.state = NodeStateFactory(self.store).state()
@@ -121,6 +115,18 @@ class Node:
             self.state, self.store.store(), send, lambda _, __, key, content: self.pushed.update({key: content})
         )
 
+    def exchange(self, make, mechanism=CENTRAL, **options) -> Message:
+        """Asks, lets the app answer with what `make` makes of the question, and returns the question."""
+        message = self.ask(mechanism)
+        self.reply(make(message), **options)
+        self.push()
+        return message
+
+    @property
+    def everything(self) -> bytes:
+        """All bytes that left."""
+        return b"".join(self.pushed.values()) + repr([message.metadata.__dict__ for message in self.sent]).encode()
+
     @property
     def charges(self) -> int:
         return len(Ledger.open(self.guard.ledger, read_only=True)) if self.guard.ledger.exists() else 0
@@ -129,6 +135,11 @@ class Node:
         """The one message that left, as its receiver reads it."""
         assert len(self.sent) == 1
         return inflate_object_from_contents(self.sent[0].metadata.message_id, dict(self.pushed))
+
+
+@pytest.fixture
+def node(tmp_path, bundle) -> Node:
+    return Node(tmp_path, bundle)
 
 
 def arrays(values: dict) -> ArrayRecord:
@@ -190,76 +201,68 @@ REFUSED = {
     "whole numbers": hostile({"arrays": arrays({"w": SECRET.astype(np.int64)})}),
     "an array that claims to be enormous": hostile({"arrays": ArrayRecord({"w": lying()})}),
     "a reply to another message": elsewhere,
+    "a reply whose parts never come": hostile(honest()),
 }
 
 
 @pytest.mark.parametrize("kind", REPORTED)
 @pytest.mark.parametrize("mechanism", [CENTRAL, LOCAL], ids=["central", "local"])
-def test_what_leaves_is_one_charged_report_whatever_else_the_app_returned(kind, mechanism, tmp_path, bundle):
-    node = Node(tmp_path, bundle)
-    message = node.ask(mechanism)
-    node.reply(REPORTED[kind](message))
-    node.push()
+def test_what_leaves_is_one_charged_report_whatever_else_the_app_returned(kind, mechanism, node):
+    request = Request.from_message(node.exchange(REPORTED[kind], mechanism))
     answer = node.answer()
     assert set(answer.content) == {REPORT, REQUEST}
     assert set(answer.content[REQUEST]) <= {"round", "nonce", "level", "votes"}
-    request = Request.from_message(message)
     sums = read_sums(answer, request, mechanism.width(4))
     assert sums.count == 1
     if mechanism is CENTRAL:
         assert float(sums.vector.norm()) <= mechanism.clip * (1 + 1e-6)
     assert (answer.metadata.group_id, answer.metadata.message_type) == ("1", "train")
-    everything = b"".join(node.pushed.values()) + repr(node.sent[0].metadata.__dict__).encode()
-    assert WORD.encode() not in everything
-    assert SECRET.tobytes() not in everything
+    assert WORD.encode() not in node.everything
+    assert SECRET.tobytes() not in node.everything
     assert (node.charges, node.durations) == (1, [0.0])
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, tmp_path, bundle):
-    node = Node(tmp_path, bundle)
+def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, node):
     node.seam.patience = 0.3
-    node.reply(REFUSED[kind](node.ask()))
-    node.push()
+    node.exchange(REFUSED[kind], leave_out=int(kind == "a reply whose parts never come"))
     answer = node.answer()
-    assert answer.has_error()
     assert (answer.error.code, answer.error.reason) == (6, REFUSAL + NO_REPORT)
-    assert WORD.encode() not in b"".join(node.pushed.values())
+    assert WORD.encode() not in node.everything
     assert node.charges == 0
 
 
 def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(tmp_path, bundle):
     node = Node(tmp_path, bundle, answer_failures=True)
-    message = node.ask()
-    node.reply(Message(Error(77, WORD), reply_to=message))
-    node.push()
+    message = node.exchange(lambda m: Message(Error(77, WORD), reply_to=m))
     assert float(read_sums(node.answer(), Request.from_message(message), 4).vector.norm()) == 0
     assert node.charges == 1
 
 
-def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(tmp_path, bundle):
-    node = Node(tmp_path, bundle)
+def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(node):
     node.seam.patience = 0.2
     first = node.ask()
     node.push()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
-    node.reply(Message(RecordDict({"arrays": arrays({"w": SECRET})}), reply_to=first))
-    second = node.ask(round=2)
-    node.reply(hostile(honest())(second))
-    node.sent.clear()
-    node.pushed.clear()
+    node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
     node.seam.patience = 2.0
-    node.push()
-    assert node.answer().content[REQUEST]["round"] == 2
+    next_round_is_answered(node)
     assert node.charges == 1
     assert list(node.state.get_messages_legacy(is_reply=True)) == []
 
 
-def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(tmp_path, bundle):
+def next_round_is_answered(node: Node) -> None:
+    node.reply(hostile(honest())(node.ask(round=2)))
+    node.sent.clear()
+    node.pushed.clear()
+    node.push()
+    assert node.answer().content[REQUEST]["round"] == 2
+
+
+def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(node):
     """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
-    node = Node(tmp_path, bundle)
     node.seam.patience = 3600.0
-    first = node.ask(ttl=0.3)
+    node.ask(ttl=0.3)
     (task,) = node.state.get_tasks()
     token = node.state.claim_task(task.task_id)
     assert node.state.activate_task(task_id=task.task_id), "a process has it, and says nothing"
@@ -269,65 +272,34 @@ def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(tm
     assert not waiting.is_alive()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
     assert node.state.get_task_by_token(token) is None, "its token opens nothing any more"
-    node.sent.clear()
-    node.pushed.clear()
-    second = node.ask(round=2)
-    node.reply(hostile(honest())(second))
-    node.push()
-    assert node.answer().content[REQUEST]["round"] == 2
-    assert first.metadata.message_id != second.metadata.message_id
+    next_round_is_answered(node)
 
 
-def test_of_many_replies_one_report_leaves(tmp_path, bundle):
-    node = Node(tmp_path, bundle)
+def test_of_many_replies_one_report_leaves(node):
     message = node.ask()
     for shift in range(3):
-        node.reply(Message(RecordDict({"arrays": arrays({"w": SECRET + shift})}), reply_to=message))
+        node.reply(hostile({"arrays": arrays({"w": SECRET + shift})})(message))
     node.push()
     assert set(node.answer().content) == {REPORT, REQUEST}
     node.push()
     assert (len(node.sent), node.charges) == (1, 1)
 
 
-def test_a_reply_whose_parts_never_come_is_an_error(tmp_path, bundle):
-    node = Node(tmp_path, bundle)
-    node.seam.patience = 0.3
-    node.reply(hostile(honest())(node.ask()), leave_out=1)
-    node.push()
-    assert node.answer().error.reason == REFUSAL + NO_REPORT
-
-
-def test_what_an_app_keeps_in_its_state_stays_on_the_node(tmp_path, bundle):
-    node = Node(tmp_path, bundle)
-    message = node.ask()
+def test_an_honest_update_arrives_as_it_was_computed_and_the_ledger_says_when_for_which_run_and_app(node):
+    """What the app keeps in its state stays on the node."""
     kept = RecordDict({"kept": ConfigRecord({"who": WORD})})
     node.state.set_run_series_context(9, Context(5, 7, {"dpfedexp-guard": "/tmp/mine"}, kept, {}))
-    node.reply(hostile(honest())(message))
-    node.push()
-    assert WORD.encode() not in b"".join(node.pushed.values())
-    assert node.charges == 1
-
-
-def test_an_honest_update_arrives_as_it_was_computed_and_the_ledger_says_when_for_which_run_and_app(tmp_path, bundle):
-    node = Node(tmp_path, bundle)
-    message = node.ask()
-    node.reply(hostile(honest())(message))
-    node.push()
+    message = node.exchange(hostile(honest()))
     vector = read_sums(node.answer(), Request.from_message(message), 4).vector
     assert vector.tolist() == pytest.approx([0.3, 0.0, 0.0, 0.4], abs=1e-6)
+    assert WORD.encode() not in node.everything
     line = node.guard.ledger.read_text().splitlines()[1]
-    assert f'"app":"{node.fab_hash}"' in line
-    assert '"run":"5"' in line
-    assert '"time":"20' in line
+    assert all(part in line for part in (f'"app":"{node.fab_hash}"', '"run":"5"', '"time":"20'))
 
 
 INCOMING = {
     "an app that is not on the list": ({"apps": ("0" * 64,)}, {}, "this app is not on the site's list"),
-    "a mechanism that the guard forbids": (
-        {"mechanisms": ("privunit",)},
-        {},
-        "mechanism 'central-gaussian' is not allowed",
-    ),
+    "a mechanism that the guard forbids": ({"mechanisms": ("privunit",)}, {}, "'central-gaussian' is not allowed"),
     "a clip above the guard's": ({"max_clip": 0.1}, {}, "clip 0.5 is above"),
     "a budget that is spent": ({"max_epsilon_total": 0.01}, {}, "max_epsilon_total"),
     "another kind of message": ({}, {"kind": "query"}, "the site answers training only"),
@@ -361,9 +333,9 @@ def test_a_run_that_lies_about_its_app_or_is_an_agent_starts_nothing(tmp_path, b
         assert node.answer().has_error()
 
 
-def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch, tmp_path, bundle):
+def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch, node):
     """And nothing but the pinned version is accepted."""
-    seam = Node(tmp_path, bundle).seam
+    seam = node.seam
     monkeypatch.setattr(seam_module.flower, "_push_messages", lambda state, outbox: None)
     with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.42\.0"):
         seam.install()
@@ -403,11 +375,6 @@ def file(tmp_path, monkeypatch):
     return helper_file(tmp_path / "helper", total=1e3, per_round=1e2)
 
 
-def site(folder, bundle, **limits):
-    folder.mkdir()
-    return Node(folder, bundle, mechanisms=("two-party",), **limits)
-
-
 def stored(node: Node) -> int:
     """Messages that wait for an app."""
     return len(node.state.get_messages_legacy(is_reply=False))
@@ -415,7 +382,7 @@ def stored(node: Node) -> int:
 
 def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle, file, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_HELPER", str(file.path))
-    node = site(tmp_path / "site", bundle)
+    node = Node(tmp_path / "site", bundle)
 
     def asked(**fields) -> Message:
         node.sent, node.pushed = [], {}
@@ -426,16 +393,9 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
     assert asked(asks="who").content.config_records[HELPER]["key"] == public_key(file)
     round_, units = round_of(run=str(node.run.run_id), nonce=NONCE), rows()
     messages = sent(round_, public_key(file), units)
-    fields = {
-        "asks": "sum",
-        "round": 1,
-        "nonce": NONCE,
-        "columns": round_.columns,
-        "clip": round_.clip,
-        "mechanism": round_.mechanism,
-        "nodes": list(messages),
-        "seeds": [message.sealed for message in messages.values()],
-    }
+    fields = {"asks": "sum", "round": 1, "nonce": NONCE, "columns": round_.columns, "clip": round_.clip}
+    fields |= {"mechanism": round_.mechanism, "nodes": list(messages)}
+    fields["seeds"] = [message.sealed for message in messages.values()]
     assert asked(**{**fields, "nodes": fields["nodes"][:1], "seeds": fields["seeds"][:1]}).has_error()
     assert charges(file) == 0
     answer = asked(**fields).content.array_records[REPORT]["vector"].numpy()
@@ -446,9 +406,8 @@ def test_a_helper_answers_in_its_own_process_and_starts_no_app(tmp_path, bundle,
 
 
 def test_what_leaves_the_site_is_the_clipped_row_under_a_mask_that_the_helper_can_take_off(tmp_path, bundle, file):
-    node = site(tmp_path / "site", bundle, helper_key=public_key(file))
-    node.reply(Message(RecordDict(honest()), reply_to=node.ask(MASKED)))
-    node.push()
+    node = Node(tmp_path / "site", bundle, mechanisms=("two-party",), helper_key=public_key(file))
+    node.exchange(hostile(honest()), MASKED)
     content = node.answer().content
     words = content.array_records[REPORT]["vector"].numpy()
     binding = Round(str(node.run.run_id), 1, NONCE, len(words), 0.5, encode(MASKED))
@@ -459,19 +418,16 @@ def test_what_leaves_the_site_is_the_clipped_row_under_a_mask_that_the_helper_ca
     assert torch.equal(found, MASKED.units(privatize(update, MASKED))[0])
 
 
-def test_a_site_that_pins_no_helper_starts_no_app_and_pays_nothing(tmp_path, bundle, monkeypatch):
-    monkeypatch.delenv("DPFEDEXP_HELPER_KEY", raising=False)
-    node = site(tmp_path / "site", bundle)
-    node.ask(MASKED)
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [({"mechanism": MASKED}, "helper_key"), ({"records": {HELPER: ConfigRecord({"asks": "who"})}}, "no helper")],
+    ids=["a site that pins no helper", "a site that is none"],
+)
+def test_without_a_helper_no_app_is_started_and_nothing_is_paid(asked, reason, tmp_path, bundle, monkeypatch):
+    for name in ("DPFEDEXP_HELPER_KEY", "DPFEDEXP_HELPER"):
+        monkeypatch.delenv(name, raising=False)
+    node = Node(tmp_path, bundle, mechanisms=("two-party",))
+    node.ask(**asked)
     node.push()
-    assert "helper_key" in node.answer().error.reason
+    assert reason in node.answer().error.reason
     assert (node.charges, stored(node)) == (0, 0)
-
-
-def test_a_site_that_is_no_helper_says_so_without_an_app(tmp_path, bundle, monkeypatch):
-    monkeypatch.delenv("DPFEDEXP_HELPER", raising=False)
-    node = site(tmp_path / "site", bundle)
-    node.ask(records={HELPER: ConfigRecord({"asks": "who"})})
-    node.push()
-    assert "no helper" in node.answer().error.reason
-    assert stored(node) == 0

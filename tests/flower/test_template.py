@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
 from dpfedexp.flower.app import QUIET, app_hash, new_app
-from dpfedexp.flower.local import free_port
+from dpfedexp.flower.local import free_port, marked
 from tests.sizes import long
 
-from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, assert_first_round_is_the_simulators, make_app
+from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
+from .app_folder import assert_first_round_is_the_simulators as assert_is_the_simulators
 
 BIN = Path(sys.executable).parent
-QUICK = {"OMP_NUM_THREADS": "1", "DPFEDEXP_DATA": "", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -34,34 +34,19 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def belonging_to(home: Path) -> list[int]:
-    """Processes whose environment names this Flower home."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"FLWR_HOME={home}\0".encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
+    return marked(str(home), "FLWR_HOME")
 
 
 def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
     written = new_app(tmp_path / "My App")
-    assert {p.name for p in written} == {
-        "README.md",
-        "pyproject.toml",
-        "__init__.py",
-        "server_app.py",
-        "client_app.py",
-        "task.py",
-    }
+    names = {"README.md", "pyproject.toml", "__init__.py", "server_app.py", "client_app.py", "task.py"}
+    assert {path.name for path in written} == names
     content = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
     assert content["project"]["name"] == "my-app"
     config = content["tool"]["flwr"]["app"]["config"]
     flat = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
     strategy = strategy_from(flat)
     assert (strategy.clients, strategy.rounds, strategy.budget) == (3, 3, None)
-    assert all(len(path.read_text().splitlines()) < 80 for path in written)
     with pytest.raises(InputError, match=r"federation\.roundz is not a setting\. Did you mean 'rounds'"):
         strategy_from({**flat, "federation.roundz": 3})
     with pytest.raises(InputError, match="is not empty"):
@@ -83,21 +68,11 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
         algorithm={"target_epsilon": None, "noise_multiplier": ALMOST_NO_NOISE},
         local=LOCAL,
     )
-    ports = {
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-    }
+    ports = {f"FLWR_LOCAL_{name}_API_PORT": str(free_port()) for name in ("SUPERLINK_HTTP", "CONTROL")}
+    federation = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     try:
         done = subprocess.run(
-            [
-                "flwr",
-                "run",
-                ".",
-                "local",
-                "--stream",
-                "--federation-config",
-                "num-supernodes=3 client-resources-num-cpus=1",
-            ],
+            ["flwr", "run", ".", "local", "--stream", *federation],
             cwd=app,
             env=environment(FLWR_HOME=str(home), **ports),
             stdin=subprocess.DEVNULL,
@@ -106,28 +81,23 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
             timeout=PATIENCE,
         )
         assert (out / "round-1.safetensors").exists(), done.stdout + done.stderr
-        assert_first_round_is_the_simulators(load_file(out / "round-1.safetensors")["w"])
+        assert_is_the_simulators(load_file(out / "round-1.safetensors")["w"])
         assert len(Ledger.open(out / "ledger.jsonl", read_only=True)) == 1
         assert "Privacy of cdp_fedexp" in (out / "privacy.txt").read_text()
     finally:
         for pid in belonging_to(home):
             _kill(pid)
-    _wait(lambda: not belonging_to(home), "the end of Flower's processes")
+    wait_until(lambda: not belonging_to(home), "the end of Flower's processes")
 
 
 @pytest.mark.usefixtures("alone")
 def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
     """One enforcing node that hosts 40 clients, trained as one tensor program, for one round."""
     folder, guard, out = tmp_path / "up", tmp_path / "guard.toml", tmp_path / "out"
+    hosted = {"clients": 40, "clients_per_node": 40}
     app = make_app(
         tmp_path / "app",
-        federation={
-            "clients": 40,
-            "clients_per_node": 40,
-            "rounds": 1,
-            "round_timeout": PATIENCE,
-            "folder": str(out),
-        },
+        federation={**hosted, "rounds": 1, "round_timeout": PATIENCE, "folder": str(out)},
         # A sum of 40 clients moves 40 times as far as one client's update, and the guard charges for that.
         algorithm={"target_epsilon": None, "noise_multiplier": 60.0},
         local=LOCAL,
@@ -145,22 +115,14 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
             stderr=subprocess.STDOUT,
         )
     try:
-        _wait(
+        wait_until(
             lambda: "dpfedexp flower run . up" in (tmp_path / "up.log").read_text(), "the start of the deployment", up
         )
         printed = (tmp_path / "up.log").read_text()
         export = re.search(r"^  export (.*)$", printed, re.MULTILINE).group(1)
         exports = dict(item.split("=", 1) for item in shlex.split(export))
         assert exports["FLWR_TELEMETRY_ENABLED"] == "0"
-        shown = subprocess.run(
-            [sys.executable, "-m", "dpfedexp", "flower", "run", ".", "up"],
-            cwd=app,
-            env=environment(**exports),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        ).stdout
+        shown = run_app(app, environment(**exports)).stdout
         assert "'asked': 40, 'valid': 40" in shown, shown
         assert "whoever runs that node" in (out / "privacy.txt").read_text()
         assert float(torch.linalg.vector_norm(load_file(out / "round-1.safetensors")["w"])) > 0
@@ -180,15 +142,5 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _wait(condition, what: str, process: subprocess.Popen | None = None, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, f"the process ended before {what}"
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} seconds"
-        time.sleep(0.1)

@@ -10,8 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import nn
 
 from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
@@ -21,17 +20,15 @@ from dpfedexp.core.local import OPTIMISERS, Sgd
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.flower import DpFedExp, local_from, private_training, strategy_from, train_hosted, train_local
+from dpfedexp.flower import DpFedExp, local_from, strategy_from, train_hosted, train_local
 from dpfedexp.flower import training as flower_training
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.mechanisms import CentralGaussian
 from dpfedexp.models import linear_regression
-from tests.flower.test_agreement import LOCAL as FEW_STEPS
-from tests.flower.test_agreement import problem
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
-from .loopback import LoopbackGrid
+from .loopback import LOCAL, LoopbackGrid, flat, problem
 
 SIZES, DIMENSION = (7, 3, 5), 4
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
@@ -54,10 +51,6 @@ def federation(sizes=SIZES, dimension=DIMENSION) -> Federation:
 def network(dimension=DIMENSION) -> nn.Module:
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(dimension, 3), nn.Tanh(), nn.Linear(3, 1), nn.Flatten(0))
-
-
-def flat(module: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 @pytest.mark.parametrize("name", OPTIMISERS_OF_A_CLIENT)
@@ -96,15 +89,8 @@ def test_a_scheduled_rate_asks_for_the_round():
     with pytest.raises(InputError, match=r"train_local does not know the round; pass local=local_from"):
         train_local(network(), *federation().client(0), local=local)
     assert local.in_round(3) == Sgd(lr=0.1, steps=1)
-    model, clients = network(), federation()
-    content = {"arrays": ArrayRecord(model.state_dict()), REQUEST: message(0).content[REQUEST]}
-    asked = Message(RecordDict(content), dst_node_id=1, message_type="train")
-    asked.content[REQUEST]["round"] = 2
-    rows = [
-        torch.from_numpy(train_hosted(asked, model, clients, local=each).array_records["updates"]["rows"].numpy())
-        for each in (local, Sgd(lr=0.2, steps=1))
-    ]
-    torch.testing.assert_close(*rows, rtol=0, atol=1e-7)
+    found = [rows(0, local=each, round=2) for each in (local, Sgd(lr=0.2, steps=1))]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-7)
 
 
 def test_batches_come_from_the_operating_system_unless_a_test_brings_its_own():
@@ -118,54 +104,6 @@ def test_batches_come_from_the_operating_system_unless_a_test_brings_its_own():
         train_local(net, inputs, targets, local=local)
         ends.append(flat(net))
     assert not torch.equal(*ends)
-
-
-def app_of(clients: Federation, model: nn.Module, local) -> ClientApp:
-    app = ClientApp()
-
-    @app.train(mods=[private_training])
-    def training(message: Message, context: Context) -> Message:
-        net, client = copy.deepcopy(model), context.node_config["partition-id"]
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        number = Request.from_message(message).round
-        shuffles = Streams(0).at("batches", number).generator(client)
-        train_local(net, *clients.client(client), local=local, shuffles=shuffles)
-        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
-
-    return app
-
-
-@pytest.mark.parametrize("name", ["heavy ball", "adamw", "bounded"])
-def test_rounds_through_flower_equal_the_simulators_with_an_optimiser_of_ones_own(name, tmp_path):
-    """Float32 messages and noise of a billionth of the clip: 1e-5 after three rounds."""
-    local, clients, model = OPTIMISERS_OF_A_CLIENT[name], federation(), network()
-    algorithm = dp_fedavg(clip=0.5, noise_multiplier=ALMOST_NO_NOISE)
-    strategy = DpFedExp(algorithm, clients=3, rounds=3, folder=tmp_path, node_timeout=1, local=local)
-    strategy.start(LoopbackGrid(app_of(clients, model, local), 3), ArrayRecord(model.state_dict()), timeout=5)
-    run = train(
-        model,
-        clients,
-        algorithm,
-        local=local,
-        rounds=3,
-        progress=False,
-        execution=Execution(trainer="vectorised", device="cpu"),
-    )
-    torch.testing.assert_close(strategy.state.w.float(), flat(run.model), rtol=0.0, atol=1e-5)
-    assert float((flat(run.model) - flat(model)).norm()) > 0.1
-
-
-@pytest.mark.parametrize("local", [AdamW(lr=0.02, steps=4), HeavyBall(lr=0.05, steps=4)])
-def test_hosted_clients_take_an_optimiser_of_ones_own(local):
-    """Hosted clients train apart, one tensor program or not; by hand it is the client's own loop. 1e-5 is float32 rounding."""
-    model, clients = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), federation((4, 2, 5), 3)
-    asked = message(0, 2)
-    asked.content["arrays"] = ArrayRecord(model.state_dict())
-    rows = torch.from_numpy(train_hosted(asked, model, clients, local=local).array_records["updates"]["rows"].numpy())
-    for client, row in zip((0, 2), rows, strict=True):
-        net = copy.deepcopy(model)
-        train_local(net, *clients.client(client), local=local)
-        torch.testing.assert_close(row, flat(net) - flat(model), rtol=0.0, atol=1e-5)
 
 
 @pytest.fixture
@@ -242,68 +180,49 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     assert float(flat(run.model).norm()) > 0.1
 
 
-LR, HOSTED_STEPS = 0.1, 3
-GENERATOR = torch.Generator().manual_seed(0)
-HOSTED_CLIENTS = Federation.from_clients(
-    [(torch.randn(n, 3, generator=GENERATOR), torch.randn(n, generator=GENERATOR)) for n in (4, 2, 5)]
-)
-HOSTED_MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+HOSTED = federation((4, 0, 5), 3)
+MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+
+def message(*asked, round=1) -> Message:
+    request = Request(round, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
+    content = RecordDict({"arrays": ArrayRecord(MODEL.state_dict()), REQUEST: request.to_record()})
+    return Message(content, dst_node_id=1, message_type="train")
+
+
+def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None) -> torch.Tensor:
+    content = train_hosted(message(*asked, round=round), MODEL, HOSTED, local=local, loss=loss)
+    return torch.from_numpy(content.array_records["updates"]["rows"].numpy())
 
 
 def absolute_error(outputs, targets):
     return (outputs - targets).abs()
 
 
-def message(*asked):
-    request = Request(1, "nonce", CentralGaussian(1.0, 1.0), Sampling(), asked)
-    content = RecordDict({"arrays": ArrayRecord(HOSTED_MODEL.state_dict()), REQUEST: request.to_record()})
-    return Message(content, dst_node_id=1, message_type="train")
-
-
-def rows(*asked, **options):
-    content = train_hosted(
-        message(*asked), HOSTED_MODEL, HOSTED_CLIENTS, local=Sgd(lr=LR, steps=HOSTED_STEPS), **options
-    )
-    return torch.from_numpy(content.array_records["updates"]["rows"].numpy())
-
-
-def by_hand(client, loss):
-    net = copy.deepcopy(HOSTED_MODEL)
-    inputs, targets = HOSTED_CLIENTS.client(client)
-    optimiser = torch.optim.SGD(net.parameters(), lr=LR)
-    for _ in range(HOSTED_STEPS):
-        optimiser.zero_grad()
-        loss(net(inputs), targets).mean().backward()
-        optimiser.step()
-    pairs = zip(net.parameters(), HOSTED_MODEL.parameters(), strict=True)
-    return torch.cat([(after - before).detach().flatten() for after, before in pairs])
-
-
-@pytest.mark.parametrize("loss", [absolute_error, None])
-def test_hosted_clients_train_with_the_loss_that_the_app_names(loss):
-    expected = loss or (lambda outputs, targets: 0.5 * (outputs - targets).square())
-    for client, row in zip((2, 0), rows(2, 0, loss=loss), strict=True):
-        torch.testing.assert_close(row, by_hand(client, expected), rtol=1e-5, atol=1e-6)  # float32 in another order
-    assert not torch.allclose(by_hand(0, absolute_error), by_hand(0, lambda o, t: 0.5 * (o - t).square()), atol=1e-3)
+@pytest.mark.parametrize(
+    ("local", "loss"),
+    [
+        (Sgd(lr=0.1, steps=3), None),
+        (Sgd(lr=0.1, steps=3), absolute_error),
+        (AdamW(lr=0.02, steps=4), None),
+        (HeavyBall(lr=0.05, steps=4), None),
+    ],
+    ids=["sgd", "another loss", "adamw", "heavy ball"],
+)
+def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(local, loss):
+    """They train apart, one tensor program or not: 1e-5 is float32 in another order."""
+    for client, row in zip((2, 1, 0), rows(2, 1, 0, local=local, loss=loss), strict=True):
+        net = copy.deepcopy(MODEL)
+        train_local(net, *HOSTED.client(client), local=local, loss=loss)
+        torch.testing.assert_close(row, flat(net) - flat(MODEL), rtol=0.0, atol=1e-5)
+        assert (client == 1) == (float(row.norm()) == 0.0)
+    assert loss is None or not torch.allclose(row, rows(0, local=local)[0], atol=1e-3)
 
 
 def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not():
     assert rows(2).shape == (1, 4)
     with pytest.raises(InputError, match="hosted client 3"):
         rows(0, 3)
-
-
-def test_an_empty_hosted_client_sends_zero_and_the_others_their_own_update():
-    clients = Federation.from_clients(
-        [HOSTED_CLIENTS.client(0), (torch.zeros(0, 3), torch.zeros(0)), HOSTED_CLIENTS.client(2)]
-    )
-    content = train_hosted(
-        message(2, 1, 0), HOSTED_MODEL, clients, local=Sgd(lr=LR, steps=HOSTED_STEPS), loss=absolute_error
-    )
-    found = torch.from_numpy(content.array_records["updates"]["rows"].numpy())
-    assert found[1].tolist() == [0.0] * 4
-    for client, row in ((2, found[0]), (0, found[2])):
-        torch.testing.assert_close(row, by_hand(client, absolute_error), rtol=1e-5, atol=1e-6)
 
 
 AUTO = Sgd(lr="auto", steps=2)
@@ -330,7 +249,7 @@ def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
     federation, model = problem()
     server = strategy(tmp_path / "auto")
     server.begin(ArrayRecord(model.state_dict()))
-    simulation, _ = prepare(model, federation, ALGORITHM, local=FEW_STEPS, rounds=2)
+    simulation, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2)
     # The grid of secure noise adds a millionth to it.
     assert server.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
     assert server.config["quantile"] == server.algorithm.clip.quantile != 0.5

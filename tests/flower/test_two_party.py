@@ -21,8 +21,8 @@ from dpfedexp.flower.helper import HELPER
 from dpfedexp.flower.messages import REPORT, REQUEST
 
 from ..mechanisms.parties import charges, helper_file, public_key
-from .loopback import LoopbackGrid, plain_app, problem
-from .test_agreement import LOCAL, Silence
+from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
+from .test_mod import guard_file
 
 CLIENTS = 6
 ALGORITHMS = {
@@ -30,6 +30,17 @@ ALGORITHMS = {
     "paper": cdp_fedexp(clip=0.5, noise_multiplier=1.0, numerator="paper", step="paper"),
     "adaptive": cdp_fedexp(clip=AdaptiveClip(initial=1.0), noise_multiplier=1.0, step="paper"),
     "scaffold": dp_scaffold(clip=0.5, noise_multiplier=1.0),
+}
+FREE = ALGORITHMS["free"]
+CONFIG = {
+    "federation.clients": CLIENTS,
+    "federation.rounds": 2,
+    "algorithm.name": "cdp_fedexp",
+    "algorithm.clip": 0.5,
+    "algorithm.noise_multiplier": 1.0,
+    "algorithm.aggregation": "two-party",
+    "local.lr": 0.1,
+    "local.steps": 2,
 }
 
 
@@ -48,11 +59,10 @@ class Federation:
         self.problem, self.model = problem(clients)
         app = plain_app(self.problem, self.model, LOCAL)
         self.grid = LoopbackGrid(app, clients + 1, reply_of=reply_of)
-        for node, context in self.grid.contexts.items():
-            if node == clients + 1:
-                context.node_config["dpfedexp-helper"] = str(self.file.path)
-            else:
-                context.node_config["dpfedexp-helper-key"] = public_key(self.file)
+        self.nodes = {node: context.node_config for node, context in self.grid.contexts.items()}
+        self.nodes[clients + 1]["dpfedexp-helper"] = str(self.file.path)
+        for node in range(1, clients + 1):
+            self.nodes[node]["dpfedexp-helper-key"] = public_key(self.file)
 
     def strategy(self, algorithm, name="run", **options):
         given = {"rounds": 2, "node_timeout": 1, "local": LOCAL, "clients": self.clients, **options}
@@ -76,15 +86,8 @@ def test_models_are_those_of_plain_aggregation_bit_for_bit_without_noise(name, t
     federation = Federation(tmp_path)
     _, two = federation.run(ALGORITHMS[name], noise=Silence)
     grid = LoopbackGrid(federation.grid.app, CLIENTS)
-    plain = DpFedExp(
-        ALGORITHMS[name],
-        clients=CLIENTS,
-        rounds=2,
-        folder=tmp_path / "plain",
-        local=LOCAL,
-        noise=Silence,
-        node_timeout=1,
-    )
+    given = {"rounds": 2, "folder": tmp_path / "plain", "local": LOCAL, "noise": Silence, "node_timeout": 1}
+    plain = DpFedExp(ALGORITHMS[name], clients=CLIENTS, **given)
     one = plain.start(grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     for mine, theirs in zip(two.arrays.values(), one.arrays.values(), strict=True):
         assert np.array_equal(mine.numpy(), theirs.numpy())
@@ -106,10 +109,8 @@ def test_a_run_charges_both_ledgers_and_states_what_holds_against_whom(tmp_path)
 def test_no_message_but_the_masked_row_and_the_sealed_seed_leaves_a_client(tmp_path):
     seen = []
     federation = Federation(tmp_path, reply_of=lambda message, reply: seen.append((message, reply)) or reply)
-    federation.run(ALGORITHMS["free"], rounds=1)
-    replies = [
-        reply for _, reply in seen if not reply.has_error() and REPORT in reply.content and REQUEST in reply.content
-    ]
+    federation.run(FREE, rounds=1)
+    replies = [reply for _, reply in seen if not reply.has_error() and {REPORT, REQUEST} <= set(reply.content)]
     assert len(replies) == CLIENTS
     for reply in replies:
         assert set(reply.content[REQUEST]) == {"round", "nonce", "seed"}
@@ -124,20 +125,12 @@ def test_no_message_but_the_masked_row_and_the_sealed_seed_leaves_a_client(tmp_p
     assert set(asked[0].content) == {HELPER}, "the helper gets no model, no masked row and no report"
 
 
-def test_a_client_without_a_pinned_key_sends_nothing(tmp_path):
+@pytest.mark.parametrize(("key", "charged"), [(None, 1), ("9c" * 32, 1)], ids=["no key", "another's key"])
+def test_a_client_whose_site_pins_no_helper_or_another_is_left_out_and_the_others_are_counted(key, charged, tmp_path):
     federation = Federation(tmp_path)
-    del federation.grid.contexts[3].node_config["dpfedexp-helper-key"]
-    _, result = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
-    assert result.train_metrics_clientapp[1]["refused"] == 1
-
-
-def test_a_client_whose_site_trusts_another_helper_is_left_out_and_the_others_are_counted(tmp_path):
-    federation = Federation(tmp_path)
-    other = "9c" * 32
-    federation.grid.contexts[3].node_config["dpfedexp-helper-key"] = other
-    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
-    assert strategy.state.round == 1
-    assert charges(federation.file) == 1
+    federation.nodes[3] |= {"dpfedexp-helper-key": key or ""}
+    strategy, result = federation.run(FREE, rounds=1, floor=0.5)
+    assert strategy.state.round == charges(federation.file) == charged
     shown = result.train_metrics_clientapp[1]
     assert (shown["asked"], shown["valid"], shown["refused"], shown["missing"]) == (6, 5, 1, 0)
 
@@ -145,21 +138,18 @@ def test_a_client_whose_site_trusts_another_helper_is_left_out_and_the_others_ar
 def test_sites_that_all_trust_another_helper_fail_the_round(tmp_path):
     federation = Federation(tmp_path)
     for node in range(1, CLIENTS + 1):
-        federation.grid.contexts[node].node_config["dpfedexp-helper-key"] = "9c" * 32
+        federation.nodes[node]["dpfedexp-helper-key"] = "9c" * 32
     with pytest.raises(RoundFailed, match="their sites must pin this helper's key"):
-        federation.run(ALGORITHMS["free"], rounds=1, floor=0.5)
+        federation.run(FREE, rounds=1, floor=0.5)
     assert charges(federation.file) == 0
 
 
-def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatch):
+def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path):
     federation = Federation(tmp_path)
-    guard = tmp_path / "guard.toml"
-    limits = 'max_epsilon_per_round = 50.0\nmax_epsilon_total = 500.0\ndelta = 1e-5\nmechanisms = ["two-party"]\nmax_clip = 1.0\n'
-    guard.write_text(limits + f'helper_key = "{public_key(federation.file)}"\n', encoding="utf-8")
-    context = federation.grid.contexts[2]
-    del context.node_config["dpfedexp-helper-key"]
-    context.node_config["dpfedexp-guard"] = str(guard)
-    _, result = federation.run(ALGORITHMS["free"], rounds=1)
+    limits = {"max_epsilon_per_round": 50.0, "max_epsilon_total": 500.0, "mechanisms": ["two-party"]}
+    guard = guard_file(tmp_path, **limits, helper_key=federation.nodes[2].pop("dpfedexp-helper-key"))
+    federation.nodes[2]["dpfedexp-guard"] = str(guard)
+    _, result = federation.run(FREE, rounds=1)
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
     (entry,) = Ledger.open(tmp_path / "guard.ledger.jsonl").entries
     assert entry.event.setting == "two-party"
@@ -168,29 +158,21 @@ def test_the_guard_file_pins_the_key_and_charges_the_client(tmp_path, monkeypatc
 def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_path):
     """The attack: node 1 answers "who" before the helper does, so that the rounds would fail or be its own."""
     federation = Federation(tmp_path)
-    federation.grid.contexts[1].node_config["dpfedexp-helper"] = str(federation.file.path)
+    federation.nodes[1]["dpfedexp-helper"] = str(federation.file.path)
     listed = tmp_path / "nodes"
     listed.write_text("".join(f"{node}\n" for node in range(1, CLIENTS + 1)))
-    strategy, result = federation.run(ALGORITHMS["free"], rounds=1, nodes=listed)
+    strategy, result = federation.run(FREE, rounds=1, nodes=listed)
     assert strategy.helper == CLIENTS + 1
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
 
 
 def test_a_strategy_without_a_helper_refuses_a_mechanism_that_needs_one(tmp_path):
     with pytest.raises(InputError, match="use TwoPartyFedExp"):
-        DpFedExp(aggregated(ALGORITHMS["free"], "two-party"), clients=2, rounds=1, folder=tmp_path)
+        DpFedExp(aggregated(FREE, "two-party"), clients=2, rounds=1, folder=tmp_path)
 
 
 def test_a_configuration_names_the_aggregation(tmp_path):
-    config = {
-        "federation.clients": 6,
-        "federation.rounds": 2,
-        "federation.folder": str(tmp_path),
-        "algorithm.name": "cdp_fedexp",
-        "algorithm.clip": 0.5,
-        "algorithm.noise_multiplier": 1.0,
-        "algorithm.aggregation": "two-party",
-    }
+    config = {**CONFIG, "federation.folder": str(tmp_path)}
     assert type(strategy_from(config)) is TwoPartyFedExp
     assert type(strategy_from({**config, "algorithm.aggregation": "plain"})) is DpFedExp
 
@@ -233,7 +215,7 @@ def _changed_answer(kind):
 )
 def test_a_server_refuses_a_helper_that_misbehaves_and_releases_nothing(kind, words, tmp_path):
     federation = Federation(tmp_path, reply_of=_changed_answer(kind))
-    strategy = federation.strategy(ALGORITHMS["free"], rounds=1)
+    strategy = federation.strategy(FREE, rounds=1)
     with pytest.raises(RoundFailed, match=words):
         strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=1)
     assert strategy.state.round == 0
@@ -258,7 +240,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
     tmp_path, monkeypatch, other_run
 ):
     federation = Federation(tmp_path)
-    strategy = federation.strategy(ALGORITHMS["free"])
+    strategy = federation.strategy(FREE)
 
     def dies(algorithm, release, state, **more):
         if state.round == 1:
@@ -271,7 +253,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
     other_run(federation.grid)
-    resumed, _ = federation.run(ALGORITHMS["free"], resume=True)
+    resumed, _ = federation.run(FREE, resume=True)
     assert resumed.state.round == 2
     assert charges(federation.file) == len(Ledger.open(tmp_path / "run" / "ledger.jsonl").entries) == 3
 
@@ -289,12 +271,11 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
     federation = Federation(tmp_path)
     monkeypatch.setenv("DPFEDEXP_HELPER", str(federation.file.path))
     monkeypatch.setenv("DPFEDEXP_HELPER_KEY", public_key(federation.file))
-    for context in federation.grid.contexts.values():
-        context.node_config.pop("dpfedexp-helper", None)
-        context.node_config.pop("dpfedexp-helper-key", None)
+    for node in federation.nodes.values():
+        node.pop("dpfedexp-helper", node.pop("dpfedexp-helper-key", None))
     federation.problem, _ = problem(CLIENTS + 1)
     federation.grid.app = plain_app(federation.problem, federation.model, LOCAL)
-    strategy, result = federation.run(ALGORITHMS["free"], rounds=1)
+    strategy, result = federation.run(FREE, rounds=1)
     assert strategy.helper == 1
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
 
@@ -310,24 +291,8 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
 )
 def test_what_can_not_be_done_is_one_sentence_before_anything_is_spent(settings, words, tmp_path):
     federation = Federation(tmp_path)
-    config = {
-        "federation.clients": CLIENTS,
-        "federation.rounds": 2,
-        "federation.folder": str(tmp_path / "run"),
-        "algorithm.name": "cdp_fedexp",
-        "algorithm.clip": 0.5,
-        "algorithm.noise_multiplier": 1.0,
-        "algorithm.aggregation": "two-party",
-        "local.lr": 0.1,
-        "local.steps": 2,
-    }
+    config = {**CONFIG, "federation.folder": str(tmp_path / "run"), **settings}
     with pytest.raises(InputError, match=words):
-        strategy_from({**config, **settings}).start(federation.grid, ArrayRecord(federation.model.state_dict()))
+        strategy_from(config).start(federation.grid, ArrayRecord(federation.model.state_dict()))
     assert not (tmp_path / "run").exists()
     assert charges(federation.file) == 0
-
-
-def test_hosted_clients_are_refused(tmp_path):
-    federation = Federation(tmp_path)
-    with pytest.raises(InputError, match="one client per node"):
-        federation.run(ALGORITHMS["free"], clients_per_node=2)

@@ -12,7 +12,7 @@ from dpfedexp.flower.local import Deployment, marked
 from tests.sizes import long
 
 from ..mechanisms.parties import helper_file, public_key
-from .app_folder import LOCAL, PATIENCE, make_app
+from .app_folder import LOCAL, PATIENCE, QUICK, make_app
 from .test_deployment import checkpoint, finish, start
 
 CLIENTS = 3
@@ -74,17 +74,10 @@ class WithHelper(Deployment):
 
 
 def app_of(place: Path) -> Path:
+    federation = {"clients": CLIENTS, "floor": 0.6, "rounds": 2, "round_timeout": 60.0, "node_timeout": PATIENCE}
     app = make_app(
         place / "app",
-        federation={
-            "clients": CLIENTS,
-            "floor": 0.6,
-            "rounds": 2,
-            "round_timeout": 60.0,
-            "node_timeout": PATIENCE,
-            "budget": None,
-            "folder": str(place / "out"),
-        },
+        federation={**federation, "budget": None, "folder": str(place / "out")},
         algorithm={"target_epsilon": None, "noise_multiplier": 2.0, "step": "paper", "aggregation": "two-party"},
         local=LOCAL,
     )
@@ -112,14 +105,10 @@ def test_whoever_is_killed_has_released_nothing_uncharged_and_the_run_is_resumed
     file = helper_file(tmp_path / "helper", min_clients=2, per_round=1e3, total=1e4)
     (tmp_path / "guard.toml").write_text(GUARD.format(key=public_key(file)), encoding="utf-8")
     WithHelper.helper, WithHelper.guard = str(file.path), str(tmp_path / "guard.toml")
-    quick = {
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        "OMP_NUM_THREADS": "1",
-        "DPFEDEXP_DATA": "",
-        "DPFEDEXP_PRIVATE": str(tmp_path / "state"),
-    }
     out, books, app = tmp_path / "out", tmp_path / "helper" / "helper.ledger.jsonl", app_of(tmp_path)
-    with WithHelper(tmp_path / "up", CLIENTS + 1, tls=True, environment=quick) as deployment:
+    with WithHelper(
+        tmp_path / "up", CLIENTS + 1, tls=True, environment={**QUICK, "DPFEDEXP_PRIVATE": str(tmp_path / "state")}
+    ) as deployment:
         log = finish(start(deployment, app), app)
         assert (tmp_path / "killed-client").exists(), log
         assert (tmp_path / "killed-helper").exists(), log

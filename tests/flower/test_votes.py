@@ -13,22 +13,17 @@ from flwr.clientapp import ClientApp
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.core.local import Sgd
-from dpfedexp.core.noise.streams import KeyedNoise
-from dpfedexp.core.votes import Ask, Vote, within_clip
+from dpfedexp.core.votes import Ask, Vote
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.flower import DpFedExp, private_training, train_hosted
-from dpfedexp.flower import client as mod
+from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.flower.client import Announcement
-from dpfedexp.flower.guard import Refused, node_charge
+from dpfedexp.flower.guard import Refused
 from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request, bind
-from dpfedexp.mechanisms import CentralGaussian
 
-from .loopback import LoopbackGrid, plain_app, problem
-from .test_agreement import Silence
+from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
+from .test_agreement import hosting_app, silent_streams
 
-LOCAL = Sgd(lr=0.05, steps=5)
 ALGORITHM = cdp_fedexp(clip="adaptive", noise_multiplier=1e-4)
 LENGTH, UNSAID = Ask("length", 0.0, 4.0), Ask("unsaid", 0.0, 10.0)
 VOTES = (LENGTH, UNSAID)
@@ -61,8 +56,7 @@ def lengths(state, clients, updates, number):
 
 
 def simulated(monkeypatch, federation, model):
-    silent = lambda self, purpose, n: Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, n)  # noqa: E731
-    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", silent)
+    silent_streams(monkeypatch)
     made, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2, device="cpu")
     made = replace(made, mechanism=ALGORITHM.bind(20, 6, made.sampling, 2, votes=VOTES), ballots=lengths)
     state, ledger, found = made.begin(), Ledger.in_memory(), []
@@ -119,19 +113,10 @@ def test_one_apps_odd_answer_counts_as_the_middle_or_an_end(said, tmp_path):
     assert means[1] - means[0] == pytest.approx((own - 1.0) / 6, abs=1e-5)
 
 
-def test_nodes_that_host_many_clients_add_their_votes(tmp_path, monkeypatch):
+def test_nodes_that_host_many_clients_add_their_votes(tmp_path, silent):
     federation, model = problem()
-    monkeypatch.setattr(mod, "deployment_noise", Silence)
-    app = ClientApp()
-
-    @app.train(mods=[private_training])
-    def run(message, context):
-        first = 3 * context.node_config["partition-id"]
-        hosted = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
-        content = train_hosted(message, model, hosted, local=LOCAL)
-        content[BALLOTS] = MetricRecord({"length": [float(first + own) / 2 for own in range(3)], "unsaid": [1.0]})
-        return Message(content, reply_to=message)
-
+    answers = lambda first: {"length": [float(first + own) / 2 for own in range(3)], "unsaid": [1.0]}  # noqa: E731
+    app = hosting_app(federation, model, answers)
     _, result = flower_run(tmp_path, model, LoopbackGrid(app, 2), clients_per_node=3)
     shown = result.train_metrics_clientapp[1]
     assert shown["vote_length"] == pytest.approx(sum(n / 2 for n in range(6)) / 6, abs=1e-5)
@@ -140,32 +125,16 @@ def test_nodes_that_host_many_clients_add_their_votes(tmp_path, monkeypatch):
 
 def test_a_client_that_is_missing_counts_as_the_middle(tmp_path):
     federation, model = problem()
-    grid = LoopbackGrid(
-        answering(federation, model, lambda node: {"length": 4.0}),
-        6,
-        reply_of=lambda asked, reply: None if asked.metadata.dst_node_id == 2 else reply,
-    )
+    app = answering(federation, model, lambda node: {"length": 4.0})
+    grid = LoopbackGrid(app, 6, reply_of=lambda asked, reply: None if asked.metadata.dst_node_id == 2 else reply)
     _, result = flower_run(tmp_path, model, grid, timeout=0.5)
     assert result.train_metrics_clientapp[1]["vote_length"] == pytest.approx((5 * 4.0 + 2.0) / 6, abs=1e-5)
 
 
-def test_a_node_is_charged_for_every_vote_of_every_hosted_client():
-    votes = (within_clip(4.0), Vote("loss", 0.0, 10.0, noise=5.0), Vote("loss fell", noise=7.0))
-    event, count = node_charge(CentralGaussian(0.3, 5.0, votes=votes).secure(), 3)
-    assert count == 1
-    assert event.mu == pytest.approx(3 * math.hypot(2 / 5.0, 1 / 4.0, 1 / 5.0, 1 / 7.0), rel=1e-12)
-
-
 def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_nothing_more():
     """The votes' price comes out of the update's, so that a node without a guard admits them by the announcement alone."""
-    config = {
-        "algorithm.name": "cdp_fedexp",
-        "algorithm.clip": "adaptive",
-        "algorithm.target_epsilon": 8.0,
-        "federation.clients": 6,
-        "federation.rounds": 3,
-        "federation.folder": "x",
-    }
+    config = {"algorithm.name": "cdp_fedexp", "algorithm.clip": "adaptive", "algorithm.target_epsilon": 8.0}
+    config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     announced = Announcement.of_run(config, 20)
     mechanism = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), Full(), 20, 6, 3, VOTES)
     announced.check(Request(1, "nonce", mechanism, Sampling(), rounds=3))
@@ -176,8 +145,7 @@ def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_no
 
 def test_local_privacy_has_no_votes_on_flower_either(tmp_path):
     _, model = problem()
-    strategy = DpFedExp(
-        ldp_fedexp(clip=0.5, noise_multiplier=0.7), clients=6, rounds=1, folder=tmp_path, votes=(LENGTH,)
-    )
+    algorithm = ldp_fedexp(clip=0.5, noise_multiplier=0.7)
+    strategy = DpFedExp(algorithm, clients=6, rounds=1, folder=tmp_path, votes=(LENGTH,))
     with pytest.raises(InputError, match="votes are asked for in a local setting"):
         strategy.begin(ArrayRecord(model.state_dict()))

@@ -6,6 +6,7 @@ A part that remembers is composed of where it keeps a value (`_MEMORIES`), what 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import threading
@@ -71,18 +72,6 @@ def _in_list(last: bool) -> Callable[[], tuple[Put, Get]]:
     return make
 
 
-def _in_global() -> tuple[Put, Get]:
-    return lambda owner, value: GLOBAL.update(kept=value), lambda owner: GLOBAL.get("kept")
-
-
-def _in_class() -> tuple[Put, Get]:
-    return lambda owner, value: setattr(Kept, "value", value), lambda owner: Kept.value
-
-
-def _in_attribute() -> tuple[Put, Get]:
-    return lambda owner, value: owner.__dict__.update(seen=value), lambda owner: owner.__dict__.get("seen")
-
-
 def _in_default() -> tuple[Put, Get]:
     def get(owner: Any, kept: list[Any] = []) -> Any:  # noqa: B006
         return kept[-1] if kept else None
@@ -124,19 +113,13 @@ def _in_buffer(rebound: bool) -> Callable[[], tuple[Put, Get]]:
     return lambda: (put, lambda owner: owner.held)
 
 
-def _in_parameter(name: str) -> Callable[[], tuple[Put, Get]]:
+def _in_parameter(name: str, of_data: bool = False) -> Callable[[], tuple[Put, Get]]:
     def put(owner: Any, value: Any) -> None:
-        with torch.no_grad():
-            getattr(owner, name).add_(torch.as_tensor(value).detach().mean().tanh())
+        with contextlib.nullcontext() if of_data else torch.no_grad():
+            held = getattr(owner, name)
+            (held.data if of_data else held).add_(torch.as_tensor(value).detach().mean().tanh())
 
     return lambda: (put, lambda owner: getattr(owner, name))
-
-
-def _in_data() -> tuple[Put, Get]:
-    def put(owner: Any, value: Any) -> None:
-        owner.frozen.data.add_(torch.as_tensor(value).detach().mean().tanh())
-
-    return put, lambda owner: owner.frozen
 
 
 def _in_seed(seed: Callable[[int], Any], draw: Callable[[], Any]) -> Callable[[], tuple[Put, Get]]:
@@ -146,9 +129,9 @@ def _in_seed(seed: Callable[[int], Any], draw: Callable[[], Any]) -> Callable[[]
 _MEMORIES: dict[str, Callable[[], tuple[Put, Get]]] = {
     "first of a list": _in_list(last=False),
     "last of a list": _in_list(last=True),
-    "global": _in_global,
-    "class attribute": _in_class,
-    "attribute": _in_attribute,
+    "global": lambda: (lambda owner, value: GLOBAL.update(kept=value), lambda owner: GLOBAL.get("kept")),
+    "class attribute": lambda: (lambda owner, value: setattr(Kept, "value", value), lambda owner: Kept.value),
+    "attribute": lambda: (lambda owner, value: owner.__dict__.update(seen=value), lambda o: o.__dict__.get("seen")),
     "default argument": _in_default,
     "thread": _in_thread,
     "numpy array": _in_numpy,
@@ -163,7 +146,7 @@ _OWNED = {
     "buffer rebound": _in_buffer(rebound=True),
     "parameter": _in_parameter("own"),
     "frozen parameter": _in_parameter("frozen"),
-    "frozen .data": _in_data,
+    "frozen .data": _in_parameter("frozen", of_data=True),
 }
 
 _READINGS: dict[str, Callable[[Tensor], Any]] = {
@@ -204,6 +187,10 @@ _TRIGGERS: dict[str, Callable[[], Callable[[Tensor], bool]]] = {
     "rare value": lambda: lambda h: bool((h.detach().abs() > 30).any()),
     "with gradients": lambda: lambda h: h.requires_grad,
 }
+
+
+_HOOKS = ("pre-hook", "forward hook", "full backward hook", "full backward pre-hook", "tensor hook")
+_MOMENTS = ("forward", "forward", *_HOOKS)
 
 
 class Remembers(nn.Module):
@@ -249,17 +236,6 @@ class Remembers(nn.Module):
                 h.register_hook(self.act)
             return h
         return self.inner(h)
-
-
-_MOMENTS = (
-    "forward",
-    "forward",
-    "pre-hook",
-    "forward hook",
-    "full backward hook",
-    "full backward pre-hook",
-    "tensor hook",
-)
 
 
 # Autograd functions of the caller's.
@@ -347,7 +323,7 @@ class Does(nn.Module):
         return self.function(self.layer, h)
 
 
-def _draws(source: str) -> Callable[[Tensor], Tensor]:
+def _draws() -> dict[str, Callable[[Tensor], Tensor]]:
     own, numbers = torch.Generator().manual_seed(1), np.random.default_rng(1)
     return {
         "torch": lambda h: h + 0.1 * torch.randn_like(h),
@@ -358,20 +334,7 @@ def _draws(source: str) -> Callable[[Tensor], Tensor]:
         "own numpy": lambda h: h + 0.1 * float(numbers.normal()),
         "python": lambda h: h + 0.1 * random.random(),
         "python choice": lambda h: h if random.random() < 0.5 else -h,
-    }[source]
-
-
-_SOURCES = (
-    "torch",
-    "torch",
-    "torch method",
-    "torch permutation",
-    "own generator",
-    "numpy",
-    "own numpy",
-    "python",
-    "python choice",
-)
+    }
 
 
 def _once_seen() -> Callable[[Tensor], Tensor]:
@@ -410,30 +373,26 @@ _FUNCTIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 }
 
 
-def _written(layer: nn.Linear, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        layer.weight.mul_(0.9)
-        layer.weight[0] += h.detach().mean()
-    return layer(h)
+def _written(how: Callable[[nn.Parameter, Tensor], Any]) -> Callable[[nn.Linear, Tensor], Tensor]:
+    """A layer that writes its weight before it uses it."""
+
+    def forward(layer: nn.Linear, h: Tensor) -> Tensor:
+        how(layer.weight, h.detach())
+        return layer(h)
+
+    return forward
 
 
-def _written_data(layer: nn.Linear, h: Tensor) -> Tensor:
-    layer.weight.data.clamp_(-0.1, 0.1)
-    return layer(h)
+@torch.no_grad()
+def _mean_into_a_row(weight: nn.Parameter, h: Tensor) -> None:
+    weight.mul_(0.9)
+    weight[0] += h.mean()
 
 
-def _frozen() -> nn.Module:
-    return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-
-
-def _frozen_written(layer: nn.Linear, h: Tensor) -> Tensor:
-    layer.weight.add_(h.detach().mean())
-    return layer(h)
-
-
-def _attention(layer: nn.Module, h: Tensor) -> Tensor:
+def _as_sequence(layer: nn.Module, h: Tensor) -> Tensor:
     x = h.view(len(h), 2, 3)
-    return layer(x, x, x)[0].flatten(1)
+    out = layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
+    return (out[0] if isinstance(out, tuple) else out).flatten(1)
 
 
 class Symmetric(nn.Module):
@@ -479,33 +438,26 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Does(_plain, nn.BatchNorm1d(WIDTH)),
     "batch norm without statistics": lambda: Does(_plain, nn.BatchNorm1d(WIDTH, track_running_stats=False)),
     "batch norm in eval": lambda: Does(_plain, nn.BatchNorm1d(WIDTH).eval()),
-    "instance norm": lambda: Does(
-        lambda layer, h: layer(h.view(len(h), 2, 3)).flatten(1), nn.InstanceNorm1d(2, affine=True)
-    ),
-    "instance norm with statistics": lambda: Does(
-        lambda layer, h: layer(h.view(len(h), 2, 3)).flatten(1), nn.InstanceNorm1d(2, track_running_stats=True)
-    ),
+    "instance norm": lambda: Does(_as_sequence, nn.InstanceNorm1d(2, affine=True)),
+    "instance norm with statistics": lambda: Does(_as_sequence, nn.InstanceNorm1d(2, track_running_stats=True)),
     "dropout": lambda: Does(_plain, nn.Dropout(0.3)),
     "alpha dropout": lambda: Does(_plain, nn.AlphaDropout(0.3)),
     "rrelu": lambda: Does(_plain, nn.RReLU()),
-    "lstm": lambda: Does(
-        lambda layer, h: layer(h.view(len(h), 2, 3))[0].flatten(1),
-        nn.LSTM(3, 3, num_layers=2, dropout=0.2, batch_first=True),
-    ),
-    "gru": lambda: Does(lambda layer, h: layer(h.view(len(h), 2, 3))[0].flatten(1), nn.GRU(3, 3, batch_first=True)),
-    "attention": lambda: Does(_attention, nn.MultiheadAttention(3, 1, dropout=0.1, batch_first=True)),
-    "encoder": lambda: Does(
-        lambda layer, h: layer(h.view(len(h), 2, 3)).flatten(1), nn.TransformerEncoderLayer(3, 1, 4, batch_first=True)
-    ),
+    "lstm": lambda: Does(_as_sequence, nn.LSTM(3, 3, num_layers=2, dropout=0.2, batch_first=True)),
+    "gru": lambda: Does(_as_sequence, nn.GRU(3, 3, batch_first=True)),
+    "attention": lambda: Does(_as_sequence, nn.MultiheadAttention(3, 1, dropout=0.1, batch_first=True)),
+    "encoder": lambda: Does(_as_sequence, nn.TransformerEncoderLayer(3, 1, 4, batch_first=True)),
     "weight norm": lambda: Does(_plain, parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))),
     "spectral norm": lambda: Does(_plain, parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))),
     "parametrized": lambda: Does(_plain, _parametrized(Symmetric())),
     "parametrized with memory": lambda: Does(_plain, _parametrized(Lazy())),
     "used twice": lambda: Does(lambda layer, h: layer(layer(h).tanh())),
-    "writes its weight": lambda: Does(_written),
-    "writes its .data": lambda: Does(_written_data),
-    "frozen": lambda: Does(_plain, _frozen()),
-    "writes a frozen weight": lambda: Does(_frozen_written, _frozen()),
+    "writes its weight": lambda: Does(_written(_mean_into_a_row)),
+    "writes its .data": lambda: Does(_written(lambda weight, h: weight.data.clamp_(-0.1, 0.1))),
+    "frozen": lambda: Does(_plain, nn.Linear(WIDTH, WIDTH).requires_grad_(False)),
+    "writes a frozen weight": lambda: Does(
+        _written(lambda weight, h: weight.add_(h.mean())), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    ),
     "max_norm": lambda: Does(_looked_up, nn.Embedding(WORDS, WIDTH, max_norm=0.5)),
     "sparse": lambda: Does(_looked_up, nn.Embedding(WORDS, WIDTH, sparse=True)),
     "by frequency": lambda: Does(_looked_up, nn.Embedding(WORDS, WIDTH, scale_grad_by_freq=True)),
@@ -523,7 +475,7 @@ def _odd(chance: Chance, place: str) -> nn.Module:
     if kind == "layer":
         return chance.part("module: layer", _LAYERS)()
     if kind == "draws":
-        function = _draws(chance.pick(f"{place}: draws", *_SOURCES))
+        function = chance.part(f"{place}: draws", _draws(), usual=1)
     else:
         function = chance.part(f"{place}: function", _FUNCTIONS)()
     return Does(lambda layer, h: function(h), nn.Identity())
@@ -582,14 +534,8 @@ def model_of(chance: Chance, kind: str) -> nn.Module:
     plain = kind in ("numbers", "image") and chance.random() < 0.25
     if plain:
         chance.features.append("module: plain")
-        rows = [
-            nn.Flatten(),
-            nn.Linear(16 if kind == "image" else 5, WIDTH),
-            nn.Tanh(),
-            nn.Dropout(0.2),
-            nn.Linear(WIDTH, LABELS),
-        ]
-        return nn.Sequential(*rows)
+        first = nn.Linear(16 if kind == "image" else 5, WIDTH)
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Dropout(0.2), nn.Linear(WIDTH, LABELS))
     return Network(chance, kind)
 
 
@@ -643,21 +589,20 @@ class Own(LocalOptimiser):
 
     def direction(self, w: Tensor, gradient: Tensor, moments: dict[str, Tensor], clock: Any) -> Tensor:
         m = moments["m"].mul_(0.5).add_(gradient)
-        if self.how == "coupled":
-            return m + gradient.mean(0, keepdim=True)
-        if self.how == "rarely coupled":
-            return m + torch.where(gradient.abs().max() > 5, gradient.mean(0, keepdim=True), 0.0)
         if self.how == "remembers":
             before = GLOBAL.get("gradient", 0.0)
             GLOBAL["gradient"] = gradient.detach().mean()
             return m + before
         if self.how == "looks":
             return m * 2 if gradient.mean().item() > 0 else m
-        if self.how == "draws":
-            return m + 0.1 * torch.randn_like(m)
-        if self.how == "draws from numpy":
-            return m + 0.1 * float(np.random.normal())
-        return m
+        mean = gradient.mean(0, keepdim=True)
+        more: dict[str, Callable[[], Any]] = {
+            "coupled": lambda: mean,
+            "rarely coupled": lambda: torch.where(gradient.abs().max() > 5, mean, 0.0),
+            "draws": lambda: 0.1 * torch.randn_like(m),
+            "draws from numpy": lambda: 0.1 * float(np.random.normal()),
+        }
+        return m + more[self.how]() if self.how in more else m
 
 
 def local_of(chance: Chance) -> LocalOptimiser:
@@ -675,7 +620,7 @@ def local_of(chance: Chance) -> LocalOptimiser:
     if kind == "adamw":
         return AdamW(**batching)
     if kind == "own":
-        ways = (
+        ways = [
             "plain",
             "plain",
             "coupled",
@@ -685,9 +630,8 @@ def local_of(chance: Chance) -> LocalOptimiser:
             "remembers",
             "looks",
             "draws",
-            "draws from numpy",
-        )
-        return Own(**batching, how=chance.pick("own optimizer", *ways))
+        ]
+        return Own(**batching, how=chance.pick("own optimizer", *ways, "draws from numpy"))
     more = {"momentum": {"momentum": 0.9}, "clipped": {"clip_gradient": 1.0, "proximal": 0.1}}.get(kind, {})
     return Sgd(**batching, **more)
 
@@ -705,18 +649,8 @@ def _rows(kind: str, count: int, drawn: torch.Generator) -> tuple[Any, Tensor]:
 
 def _hostile(chance: Chance, rows: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
     """Other rows of the same number: extreme, not finite, of other labels and words."""
-    how = chance.pick(
-        "hostile",
-        "extreme",
-        "extreme",
-        "extreme",
-        "huge",
-        "zero",
-        "not a number",
-        "other labels",
-        "unknown labels",
-        "unknown words",
-    )
+    ways = ["huge", "zero", "not a number", "other labels", "unknown labels", "unknown words"]
+    how = chance.pick("hostile", *["extreme"] * 3, *ways)
 
     def changed(x: Tensor) -> Tensor:
         if not x.is_floating_point():

@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.errors import InputError, LedgerError
+from tests.sizes import sized
 
 SOURCE = Path(__file__).parents[2] / "src" / "dpfedexp"
 values = st.recursive(
@@ -43,13 +43,12 @@ known = [
     "count",
     "options",
     "delta",
-    "secure",
     "adaptive",
     "target_epsilon",
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(50, 1000), deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sections),
@@ -59,16 +58,6 @@ known = [
 def test_any_tree_is_settings_or_one_sentence(tree):
     with contextlib.suppress(InputError):
         config.parse(tree).check()
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=400), st.sampled_from([None, 1, 3]))
-def test_any_bytes_are_an_array_or_one_sentence(data, dimensions):
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        with contextlib.suppress(InputError):
-            assert read_idx(file.name, dimensions).nbytes <= len(data) * 2000
 
 
 def limited(code: str, megabytes: int = 400) -> str:
@@ -115,14 +104,19 @@ def test_a_ledger_line_without_an_end_is_refused_before_it_is_read_whole(tmp_pat
         Ledger.open(path, read_only=True)
 
 
-def test_a_checkpoint_that_claims_huge_tensors_is_refused(tmp_path):
-    header = json.dumps(
-        {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
-    ).encode()
-    (tmp_path / CHECKPOINT).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path)
-    (tmp_path / CHECKPOINT).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+def huge(path):
+    shape = {"w": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}, "__metadata__": {}}
+    header = json.dumps(shape).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [huge, lambda path: path.write_bytes((2**62).to_bytes(8, "little") + b"{}"), lambda path: torch.save({}, path)],
+    ids=["huge tensors", "huge header", "a pickle"],
+)
+def test_a_checkpoint_that_claims_too_much_or_is_a_pickle_is_refused(tmp_path, write):
+    write(tmp_path / CHECKPOINT)
     with pytest.raises(InputError, match="damaged"):
         checkpoint.load(tmp_path)
 
@@ -141,12 +135,6 @@ def test_arrays_that_hold_objects_are_refused_and_never_unpickled(tmp_path):
     assert not (tmp_path / "trapped").exists()
 
 
-def test_a_checkpoint_that_is_a_pickle_is_refused_and_never_loaded(tmp_path):
-    torch.save({"w": torch.zeros(3)}, tmp_path / CHECKPOINT)
-    with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path)
-
-
 def calls(tree: ast.AST):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -158,25 +146,9 @@ def calls(tree: ast.AST):
 
 def test_nothing_in_the_library_unpickles_evaluates_or_runs_a_shell():
     """Only the names; `literal_eval` reads literals and nothing else."""
-    forbidden = {
-        "pickle",
-        "cPickle",
-        "dill",
-        "cloudpickle",
-        "joblib",
-        "shelve",
-        "marshal",
-        "torch.load",
-        "dist.broadcast_object_list",
-        "dist.scatter_object_list",
-        "dist.all_gather_object",
-        "dist.gather_object",
-        "dist.send_object_list",
-        "dist.recv_object_list",
-        "eval",
-        "exec",
-        "os.system",
-    }
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load", "eval"}
+    kinds = ("broadcast_object_list", "scatter_object_list", "all_gather_object", "gather_object", "send_object_list")
+    forbidden |= {"exec", "os.system", *(f"dist.{kind}" for kind in (*kinds, "recv_object_list"))}
     for path in SOURCE.rglob("*.py"):
         for name, node in calls(ast.parse(path.read_text(encoding="utf-8"))):
             assert name not in forbidden, f"{path.name} line {node.lineno}: {name}"

@@ -137,7 +137,7 @@ def test_a_folder_of_a_secure_run_agrees_with_what_its_configuration_plans(tmp_p
     written = load(folder.path / "config.toml")
     assert (written.resolved.clients, written.resolved.cohort) == (15, 15.0)
     assert done.privacy.clients == 15
-    checks = verify_run(folder.path, written.planned_event())
+    checks = verify_run(folder.path, written.planned_events()[0])
     assert [check.name for check in checks if not check.passed] == []
     assert "configuration" in [check.name for check in checks]
 
@@ -153,6 +153,6 @@ def test_a_configuration_plans_the_event_of_the_noise_that_it_asks_for(secure):
         }
     )
     mechanism, _ = bound(settings.build_algorithm(), secure=secure)
-    assert settings.planned_event() == mechanism.event(Full().sampling(M))
+    assert settings.planned_events()[0] == mechanism.event(Full().sampling(M))
     plain, _ = bound(settings.build_algorithm())
-    assert (settings.planned_event().mu > plain.event(Full().sampling(M)).mu) == bool(secure)
+    assert (settings.planned_events()[0].mu > plain.event(Full().sampling(M)).mu) == bool(secure)

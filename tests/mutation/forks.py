@@ -140,18 +140,8 @@ def _pytest(job: Job, slot: Path, root: Path, package: Path) -> int:
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     sys.path[:0] = [str(source), str(root)]
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--hypothesis-seed=0",
-        f"--rootdir={root}",
-        "-W",
-        "ignore",
-    ]
-    options += [f"--basetemp={scratch / 'pytest'}", *map(str, job.files)]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-W", "ignore"]
+    options += [f"--rootdir={root}", f"--basetemp={scratch / 'pytest'}", *map(str, job.files)]
     if job.mutant is not None:
         path = source / package.name / job.mutant.file
         path.write_text(job.mutant.apply(path.read_text()))

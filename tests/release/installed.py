@@ -140,15 +140,8 @@ def check(artefact: Path, where: Environment, after: Callable[[Path], None] = la
         work.mkdir()
         step([sys.executable, "-m", "venv", str(root / "venv")], work, "a new environment")
         # Modules are compiled when first imported: compiling all of torch and ray takes longer than everything that is run here.
-        pip = [
-            str(programs / "python"),
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--quiet",
-            "--no-compile",
-        ]
+        options = "-m pip --disable-pip-version-check install --quiet --no-compile"
+        pip = [str(programs / "python"), *options.split()]
         versions = [] if where.constraints is None else ["-c", str(where.constraints)]
         step([*pip, f"torch=={where.torch}"], work, f"pip install torch=={where.torch}")
         request = f"{artefact}[{','.join(where.extras)}]"

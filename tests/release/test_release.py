@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.release import __main__ as release
-from tests.release.changelog import Refused, notes, section_of
+from tests.release.__main__ import Refused, notes, section_of
 from tests.release.flower import bounds
 from tests.release.installed import FIXED, PROJECT, Environment, Failure, environment, main, step, use, version_of
 from tests.sizes import long

@@ -16,7 +16,7 @@ import matplotlib
 import pytest
 from reproduction.paper import SECTIONS, sections
 from reproduction.paper.results import record as recording
-from reproduction.paper.results.collected import Results, file_of, images_of, key_of, missing
+from reproduction.paper.results.collected import file_of, images_of, key_of
 from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
 from reproduction.suite import command, page
@@ -133,19 +133,6 @@ def test_no_line_is_left_over_and_none_is_there_twice(name):
     keys = [record.key for record in records]
     assert len(set(keys)) == len(keys)
     assert set(keys) == planned
-
-
-def test_a_changed_setting_of_the_paper_is_missing_and_named(monkeypatch):
-    """No committed result answers for a default that is another one now."""
-    records = recording.read(file_of(COMMITTED, "mnist"))
-    results = Results(records, MNIST)
-    runs = sections.MAKERS["mnist"].planned(SIZE)
-    settings = runs[0].settings
-    local = settings.local.model_copy(update={"proximal": 0.1})
-    changed = type(runs[0])(settings.model_copy(update={"local": local}), runs[0].name, runs[0].curves)
-    assert missing(runs, results) == []
-    assert missing([changed], results) == [changed]
-    assert "local.proximal is 0.1 now and was 0.0" in results.why_missing(changed)
 
 
 def test_the_page_on_two_aggregators_shows_what_was_recorded():

@@ -90,8 +90,9 @@ def test_epsilon_is_the_librarys_over_1500_settings(opened):
 def test_one_round_more_would_be_noticed(opened):
     """The comparison above can fail."""
     given = [setting for setting in settings(60, seed=1) if 1.0 < plan(setting, setting["z"]).epsilon < 1000]
-    script = "return accountant.epsilon(accountant.totalMu({ ...s, rounds: s.rounds + 1 }, s.z), s.delta)"
-    seen = answers(opened, script, given)
+    seen = answers(
+        opened, "return accountant.epsilon(accountant.totalMu({...s, rounds: s.rounds + 1}, s.z), s.delta)", given
+    )
     assert len(given) > 10
     assert all(a - plan(s, s["z"]).epsilon > TOLERANCE for a, s in zip(seen, given, strict=True))
 
@@ -227,22 +228,6 @@ def test_a_broken_address_is_the_usual_setting(browser, page):
     visit(browser, page.as_uri() + "#rounds=many&z=-4&who=%3Cscript%3E&problem=nowhere&delta=")
     assert fact(browser, "epsilon") == 8.0
     assert browser.execute_script("return document.getElementById('rounds').value") == "50"
-
-
-def test_typed_numbers_are_exact_and_kept_within_their_range(browser, page):
-    from selenium.webdriver.common.keys import Keys
-
-    def typed(name: str, text: str) -> str:
-        box = browser.find_element("id", name)
-        box.send_keys(Keys.CONTROL, "a")
-        box.send_keys(text, Keys.TAB)
-        return box.get_attribute("value")
-
-    visit(browser, page.as_uri() + "#mode=noise")
-    assert typed("z", "7.4321") == "7.4321"
-    assert fact(browser, "epsilon") == pytest.approx(epsilon(7.4321, rounds=50, delta=1e-5), abs=1e-6)
-    assert typed("z", "nonsense") == "7.4321"
-    assert typed("rounds", "0") == "1"
 
 
 def test_the_keyboard_reaches_sliders_and_values(browser, page):

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from reproduction.__main__ import app
-from reproduction.paper import PRINTED_AS, SECTIONS, beyond, figure1, figure3, sections, table2, table3
+from reproduction.paper import SECTIONS, beyond, figure1, sections, table2, table3
 from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.figure2 import from_updates
 from reproduction.paper.published import TABLE_2, TABLE_3
@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from dpfedexp.cli import demo
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms import LocalGaussian, PrivUnit
+from dpfedexp.mechanisms import LocalGaussian
 from dpfedexp.report.document import Section, Table
 from tests.reproduction.fabricated import Counting, Fabricated
 
@@ -36,15 +36,6 @@ def test_every_file_has_the_printed_rate_and_clip(key):
         assert settings.local.lr == 0.001, "at the printed 0.003 most clients diverge"
     else:
         assert settings.local.lr == lr
-
-
-def test_vary_changes_one_thing_and_none_takes_it_away():
-    settings = experiment("mnist-cdp-fedexp")
-    varied = vary(settings, {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": 8.0})
-    assert varied.algorithm.noise_multiplier is None
-    assert varied.algorithm.target_epsilon == 8.0
-    assert varied.local == settings.local
-    assert settings.algorithm.noise_multiplier == 5.0
 
 
 def test_an_unknown_experiment_names_the_nearest():
@@ -129,11 +120,6 @@ def test_one_seed_that_diverges_makes_the_point_diverge(monkeypatch):
     assert result == {"finals": {"distance": None, "distance, seed 0": 1.0, "distance, seed 1": None}, "curves": {}}
 
 
-def test_the_number_of_seeds_counts_and_the_first_seed_does_not():
-    assert GridPoint(SETTINGS, 2).full_settings != GridPoint(SETTINGS, 3).full_settings
-    assert GridPoint(SETTINGS, 2).full_settings == GridPoint(SETTINGS.with_seed(4), 2).full_settings
-
-
 def updates(clients: int, dimension: int) -> torch.Tensor:
     common = torch.ones(dimension) / dimension**0.5
     return (
@@ -151,15 +137,6 @@ def test_naive_is_off_by_the_noise_energy_and_proposed_is_not():
     assert sizes["proposed"] == pytest.approx(sizes["target"], rel=0.1)
 
 
-def test_privunit_proposed_is_near_the_target_and_naive_far():
-    sizes = from_updates(
-        PrivUnit(0.3, 50, 2.0, 2.0, 2.0, gamma="paper"), step_size.ldp_privunit, updates(20_000, 50), seed=1
-    )
-    assert sizes["naive"] > 10 * sizes["target"]
-    # ŝ is biased by up to (C/2)²/4 = 0.0056 of the mean square 0.05.
-    assert sizes["proposed"] == pytest.approx(sizes["target"], rel=0.15)
-
-
 FULL, QUICK = Size(seeds=3), Size(seeds=2, quick=True)
 
 
@@ -167,14 +144,9 @@ def key(run) -> str:
     return key_of(run, "images")
 
 
-def test_every_name_of_the_command_line_has_its_maker():
-    assert tuple(sections.MAKERS) == SECTIONS
-    assert {name for names in PRINTED_AS.values() for name in names} == set(SECTIONS)
-
-
 @pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("name", SECTIONS)
-def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, size):
+def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, size, tmp_path):
     planned = {key(run): run for run in sections.MAKERS[name].planned(size)}
 
     class Watching(Fabricated):
@@ -184,7 +156,8 @@ def test_a_section_plans_every_run_and_keeps_every_curve_that_it_asks_for(name, 
 
     section = sections.MAKERS[name].section(size, Watching())
     assert section.name == name
-    assert Section.from_json(section.to_json()).to_json() == section.to_json()
+    (tmp_path / "section.json").write_text(section.to_json(), encoding="utf-8")
+    assert Section.read(tmp_path / "section.json").to_json() == section.to_json()
     assert section.tables
     assert section.command.startswith(f"python -m reproduction paper {name}")
     for table in section.tables:
@@ -217,12 +190,6 @@ def test_synthetic_compares_ranks_and_admits_another_order():
     assert claims["LDP (Gaussian): DP-SCAFFOLD, c_i from the report no closer than DP-FedAvg, as the paper says"]
 
 
-def test_step_history_needs_no_runs_of_its_own():
-    own = {key(run) for run in figure3.planned(FULL)}
-    assert own
-    assert own <= {key(run) for run in [*figure1.planned(FULL), *table3.planned(FULL)]}
-
-
 def test_the_search_takes_the_smallest_loss_and_the_largest_accuracy():
     points = {(0.001, 0.3): 2.0, (0.003, 0.3): float("inf"), (0.0003, 0.3): 3.0}
     loss = Search(("synthetic", "cdp", "fedexp"), points)
@@ -243,16 +210,8 @@ def test_every_variant_beyond_the_paper_builds_and_is_named_once():
 
 def test_every_group_beyond_the_paper_makes_a_table():
     titles = " ".join(table.title for table in beyond.section(FULL, Fabricated()).tables)
-    for words in (
-        "for free",
-        "safe step",
-        "PrivUnit",
-        "Stronger privacy",
-        "No knobs",
-        "network",
-        "Partial participation",
-    ):
-        assert words in titles
+    parts = ("for free", "safe step", "PrivUnit", "Stronger privacy", "No knobs", "network", "Partial participation")
+    assert [words for words in parts if words not in titles] == []
 
 
 def call(*arguments: object):

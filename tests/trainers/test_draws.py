@@ -99,8 +99,14 @@ def expected():
     return {name: updates(simulation(name, "loop")) for name in MODULES}
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "tiled-loop", "recorded", "fast"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [
+        *((name, "vectorised") for name in MODULES),
+        *(("attention", trainer) for trainer in ("tiled-vectorised", "tiled-loop", "recorded", "fast")),
+        *((name, "fast") for name in FAST),
+    ],
+)
 def test_every_trainer_draws_the_loops_masks(name, trainer, expected):
     """1e-6 of the largest entry is float32 rounding; another mask would show as a difference of its own size."""
     if trainer == "fast" and name not in FAST:

@@ -109,9 +109,11 @@ def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tenso
     return simulation.updates(state, state.w.float(), torch.arange(CLIENTS), 1)[MINE]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("how", sized(["adamw"], LOCALS))
-@pytest.mark.parametrize("name", modules())
+PAIRS = [(name, ("momentum", "adamw")[at % 2], TRAINERS[at % 4]) for at, name in enumerate(modules())]
+ALL = [(name, how, trainer) for name in modules() for how in LOCALS for trainer in TRAINERS]
+
+
+@pytest.mark.parametrize(("name", "how", "trainer"), sized([*PAIRS, ("dropout", "adamw", "tiled-vectorised")], ALL))
 def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
     refusal, mine = "", torch.zeros(0)
     try:

@@ -89,10 +89,12 @@ LOCALS = {
 
 
 CASES = [
-    (trainer, how)
-    for trainer in TRAINERS
-    for how in LOCALS
-    if trainer not in ("loop", "tiled-loop") or how != "proximal"
+    *((trainer, "full batch") for trainer in TRAINERS),
+    ("loop", "batches"),
+    ("vectorised", "epochs"),
+    ("tiled-vectorised", "batches"),
+    ("fast", "epochs"),
+    ("fast", "proximal"),
 ]
 
 

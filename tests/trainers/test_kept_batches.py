@@ -148,8 +148,7 @@ def test_other_clients_rows_or_shuffles_are_read_again(local):
         assert torch.equal(steps(w, chosen, plan, number), fresh(w, chosen, plan, number))
 
 
-@pytest.mark.parametrize("local", [FULL, SHUFFLED], ids=["full", "shuffled"])
-@pytest.mark.parametrize("options", [{}, {"participation": FixedSize(3)}], ids=["everybody", "sampled"])
+@pytest.mark.parametrize(("local", "options"), [(FULL, {}), (SHUFFLED, {"participation": FixedSize(3)})])
 def test_runs_equal_the_loop(local, options):
     expected = trained(clients(), "loop", local, **options)
     assert torch.allclose(trained(clients(), "fast", local, **options), expected, atol=1e-6)

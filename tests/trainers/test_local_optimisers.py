@@ -124,8 +124,12 @@ def expected(clients):
     return {name: updates(*given) for name, given in OPTIMISERS.items()}
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("name", OPTIMISERS)
+PAIRS = [(name, list(TRAINERS)[number % len(TRAINERS)]) for number, name in enumerate(OPTIMISERS)] + [
+    ("adamw", trainer) for trainer in TRAINERS
+]
+
+
+@pytest.mark.parametrize(("name", "trainer"), dict.fromkeys(PAIRS))
 def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, trainer, clients, expected):
     """Uneven mini-batches, the proximal pull and SCAFFOLD's correction at once. Float32 after up to twelve steps: 2e-5 of the
     largest entry. The third call replays what the second recorded, so memory of another round would show."""
@@ -143,8 +147,8 @@ def test_an_optimiser_of_ones_own_gives_torchs_updates_in_every_trainer(name, tr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("trainer", ["fast", "recorded-vectorised", "vectorised", "loop"])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("trainer", ["fast", "recorded-vectorised"])
+@pytest.mark.parametrize("name", ["adamw", "bounded", "schedule"])
 def test_a_gpus_recordings_give_torchs_updates_too(name, trainer, clients, expected):
     """CUDA graphs hold the moments and the clock; 1e-4 of the largest entry, because a GPU sums in another order."""
     local, _ = OPTIMISERS[name]
@@ -180,10 +184,17 @@ def test_moments_are_zero_when_a_round_begins(trainer, clients):
     torch.testing.assert_close(run(MODEL, 2, local)[1], run(between, 1, local)[1], rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "fast"])
-def test_a_trainer_that_keeps_clients_apart_does_so_with_moments(trainer, clients):
+@pytest.mark.parametrize(
+    ("trainer", "make"),
+    [
+        ("vectorised", partial(AdamW, lr=0.02)),
+        ("tiled-vectorised", partial(Sgd, lr=0.02, clip_gradient=0.1, momentum=0.9)),
+        ("fast", partial(Sgd, lr=0.02, clip_gradient=0.1, momentum=0.9)),
+    ],
+)
+def test_a_trainer_that_keeps_clients_apart_does_so_with_moments(trainer, make, clients):
     """`prepare` refuses a trainer by name unless made-up clients' rows are the same bit for bit beside any others."""
-    local = AdamW(lr=0.02, epochs=2, batch_size=2, max_examples=6)
+    local = make(epochs=2, batch_size=2, max_examples=6)
     given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", trainer=trainer), "isolated": True}
     simulation, _ = prepare(MODEL, clients, fedavg(), **given)
     w, state = simulation.task.layout.read(MODEL).float(), simulation.begin()
@@ -259,17 +270,6 @@ def test_schedules_have_the_shares_that_they_say():
     torch.testing.assert_close(
         torch.tensor([cosine.share(t) for t in (1, 6, 11, 50)]), torch.tensor([1.0, 0.6, 0.2, 0.2]), rtol=0, atol=1e-6
     )
-
-
-@pytest.mark.parametrize("trainer", ["vectorised", "tiled-vectorised", "fast"])
-def test_a_bound_on_gradients_keeps_clients_apart_bit_for_bit(trainer, clients):
-    local = Sgd(lr=0.02, epochs=2, batch_size=2, max_examples=6, clip_gradient=0.1, momentum=0.9)
-    given = {"local": local, "rounds": 1, "execution": Execution(device="cpu", trainer=trainer), "isolated": True}
-    simulation, _ = prepare(MODEL, clients, fedavg(), **given)
-    w, state = simulation.task.layout.read(MODEL).float(), simulation.begin()
-    rows = simulation.updates(state, w, torch.arange(len(SIZES)), 1)
-    for client in range(len(SIZES)):
-        assert torch.equal(simulation.updates(state, w, torch.tensor([client]), 1)[0], rows[client])
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,12 @@ def test_recordings_make_room():
     assert list(held.held) == [2, 3]
 
 
-@pytest.mark.parametrize(("tile", "threads"), [(1, 3), (2, 1), (3, 3), (100, 1)])
-def test_tiles_and_threads_change_nothing_but_rounding(tile, threads):
+@pytest.mark.parametrize(
+    ("tile", "threads", "network"), [(1, 3, "paper"), (2, 1, "norms"), (3, 3, "norms"), (100, 1, "paper")]
+)
+def test_tiles_and_threads_change_nothing_but_rounding(tile, threads, network):
     clients = federation(sizes=[3, 5, 1, 4, 4, 2, 6])
-    simulation = bound(NETWORKS["paper"], clients)
+    simulation = bound(NETWORKS[network], clients)
     task = simulation.task
     expected = updates(simulation, Vectorised(task))
     makers = [lambda: simulation.trainer._trainer(), lambda: Vectorised(task.apart(), record=False),

@@ -194,7 +194,7 @@ def noise(
     Args:
         epsilon: what all rounds together may cost.
         rounds: how many sums are released.
-        delta, sampling_rate, sampling, adjacency: as for `epsilon`.
+        delta: as for `epsilon`, and so is what follows it.
 
     Example:
         >>> from dpfedexp.accounting import noise
@@ -223,7 +223,7 @@ def rounds(
     Args:
         epsilon: what all rounds together may cost.
         noise_multiplier: z.
-        delta, sampling_rate, sampling, adjacency: as for `epsilon`.
+        delta: as for `epsilon`, and so is what follows it.
 
     Example:
         >>> from dpfedexp.accounting import rounds

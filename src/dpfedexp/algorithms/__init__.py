@@ -12,14 +12,8 @@ from dpfedexp.algorithms.fedexp import fedexp
 from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp, naive_ldp_fedexp
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "fedexp": fedexp,
-    "dp_fedavg": dp_fedavg,
-    "dp_fedadam": dp_fedadam,
-    "cdp_fedexp": cdp_fedexp,
-    "ldp_fedexp": ldp_fedexp,
-    "naive_ldp_fedexp": naive_ldp_fedexp,
-    "dp_scaffold": dp_scaffold,
+    made.__name__: made
+    for made in (fedavg, fedexp, dp_fedavg, dp_fedadam, cdp_fedexp, ldp_fedexp, naive_ldp_fedexp, dp_scaffold)
 }
 
 __all__ = [

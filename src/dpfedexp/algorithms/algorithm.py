@@ -89,8 +89,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         kind = mechanism_class(self.mechanism)
         require(
-            is_count(self.average_last),
-            f"average_last is {self.average_last!r}; it must be a positive whole number.",
+            is_count(self.average_last), f"average_last is {self.average_last!r}; it must be a positive whole number."
         )
         radius = self.clip.initial if isinstance(self.clip, AdaptiveClip) else self.clip
         if kind.is_private or radius != math.inf:
@@ -237,14 +236,7 @@ def aggregated(algorithm: Algorithm, aggregation: Aggregation) -> Algorithm:
 
 
 def settled(algorithm: Algorithm, mechanism: Mechanism, dimension: int, cohort: float) -> Algorithm:
-    """The algorithm of a run whose mechanism is bound: an adaptive clip's automatic quantile has become a number.
-
-    Args:
-        algorithm: what was asked for.
-        mechanism: bound to the run.
-        dimension: parameters of the model.
-        cohort: the public number of clients that sums are divided by.
-    """
+    """The algorithm of a run whose mechanism is bound: an adaptive clip's automatic quantile has become a number."""
     if not isinstance(algorithm.clip, AdaptiveClip):
         return algorithm
     return replace(algorithm, clip=algorithm.clip.settled(mechanism.noise_share(dimension, cohort)))

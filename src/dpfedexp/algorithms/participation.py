@@ -51,10 +51,7 @@ def public_population(
         population: the declared number. Under add-remove the federation may hold more or fewer.
     """
     if population is not None:
-        require(
-            is_count(population),
-            f"population is {population!r}; it must be a positive whole number.",
-        )
+        require(is_count(population), f"population is {population!r}; it must be a positive whole number.")
     if adjacency == "replace-one":
         require(
             population is None or population == present,
@@ -141,10 +138,7 @@ class FixedSize:
     count: int
 
     def __post_init__(self) -> None:
-        require(
-            is_count(self.count),
-            f"cohort is {self.count!r}; it must be a positive whole number.",
-        )
+        require(is_count(self.count), f"cohort is {self.count!r}; it must be a positive whole number.")
 
     def sampling(self, clients: int) -> Sampling:
         require(
@@ -224,11 +218,8 @@ def larger_cohort(
 ) -> tuple[LargerCohort, int]:
     """The participation of a simulated deployment, and its public number of clients.
 
-    Args:
-        simulated: who of the clients that are there takes part in a round.
-        noise_cohort: clients of a round of the deployment.
-        present: how many clients are simulated.
-        population: of the deployment; by default as many as make the sampling rate that of the simulation.
+    Of the `present` clients the simulation draws some, which stand for `noise_cohort` clients of a `population`: by default as many
+    as make the sampling rate that of the simulation.
     """
     simulated.sampling(present)
     larger = LargerCohort(simulated, noise_cohort, simulated.expected(present))

@@ -59,13 +59,7 @@ class Probe:
         return [self.vote(name).event(sampling) for name in ((RATE, CLIP) if adaptive else (RATE,))]
 
     def answers(
-        self,
-        name: str,
-        chunks: Iterator[Tensor],
-        places: Places,
-        count: float,
-        noise: Noise,
-        pay: Callable[[], None],
+        self, name: str, chunks: Iterator[Tensor], places: Places, count: float, noise: Noise, pay: Callable[[], None]
     ) -> tuple[Tensor, float]:
         """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise.
 

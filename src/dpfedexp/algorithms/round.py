@@ -1,7 +1,6 @@
-"""What a round does after its release: the step size, the server's move, the next clip. Post-processing, shared by all runtimes.
+"""What a round does after its release: the step size, the server's move, the next clip.
 
-The simulator and a deployment differ in who computes the local updates and in where noise comes from; from the release on they are
-the same function.
+Post-processing: from the release on, the simulator and a deployment are the same function.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
 
 SHORT = 2**17
-"""Numbers up to which a processor is done with a vector before a GPU has been asked for its length."""
+"""Up to this size the CPU is faster than a kernel launch."""
 
 
 def server_device(dimension: int, device: torch.device) -> torch.device:
@@ -59,12 +58,7 @@ class State:
 
 
 def advance(
-    algorithm: Algorithm,
-    release: Release,
-    state: State,
-    *,
-    share: float = 1.0,
-    tau_eta_l: float | None = None,
+    algorithm: Algorithm, release: Release, state: State, *, share: float = 1.0, tau_eta_l: float | None = None
 ) -> tuple[State, float]:
     """The next state and η_g. The model moves here and nowhere else: w ← w + η_g·direction.
 

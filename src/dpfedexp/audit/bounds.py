@@ -72,47 +72,29 @@ def mu_score(tpr: Floats, fpr: Floats) -> Floats:
     return scores
 
 
-@dataclass(frozen=True)
-class ThresholdTests:
-    """Tests {statistic ≥ threshold} for the first of two laws against the second: one half chooses, the other proves."""
+class Distinguisher:
+    """The best of all tests {statistic ≥ threshold} between two laws, either way round: chosen on one half, proven on the other."""
 
-    thresholds: Floats
-    chosen: tuple[Floats, Floats]
-    first: Floats
-    second: Floats
-    failure: float
+    def __init__(self, here: Floats, there: Floats, confidence: float) -> None:
+        self.failure = (1.0 - confidence) / 2.0
+        self.pairs = ((here, there), (there, here), (-here, -there), (-there, -here))
+        self.tests = [self._tests(first[::2], second[::2]) for first, second in self.pairs]
 
-    @staticmethod
-    def of(first: Floats, second: Floats, failure: float) -> ThresholdTests:
-        pooled = np.concatenate([first[::2], second[::2]])
+    def _tests(self, first: Floats, second: Floats) -> tuple[Floats, tuple[Floats, Floats]]:
+        """Thresholds, and the rates of their tests on the samples that choose."""
+        pooled = np.concatenate([first, second])
         # Far quantiles too: rare events are where a strong claim is tested.
         tail = np.geomspace(1.0 / len(pooled), 0.5, _THRESHOLDS // 2)
         thresholds = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
-        rates = _rates(np.sort(first[::2]), np.sort(second[::2]), thresholds, failure)
-        return ThresholdTests(thresholds, rates, np.sort(first[1::2]), np.sort(second[1::2]), failure)
-
-    def choose(self, score: Score) -> tuple[float, float]:
-        """How good the best of them looked, and its threshold."""
-        values = score(*self.chosen)
-        best = int(np.argmax(values))
-        return float(values[best]), float(self.thresholds[best])
-
-    def prove(self, score: Score, threshold: float) -> LowerBound:
-        tpr, fpr = _rates(self.first, self.second, np.array([threshold]), self.failure)
-        return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
-
-
-class Distinguisher:
-    """The best of all threshold tests between two laws, in all directions, proven on samples that had no part in choosing it."""
-
-    def __init__(self, here: Floats, there: Floats, confidence: float) -> None:
-        failure = (1.0 - confidence) / 2.0
-        pairs = ((here, there), (there, here), (-here, -there), (-there, -here))
-        self.tests = [ThresholdTests.of(first, second, failure) for first, second in pairs]
+        return thresholds, _rates(first, second, thresholds, self.failure)
 
     def bound(self, score: Score) -> LowerBound:
-        best = max(self.tests, key=lambda tests: tests.choose(score)[0])
-        return best.prove(score, best.choose(score)[1])
+        scores = [score(*rates) for _, rates in self.tests]
+        best = max(range(len(scores)), key=lambda n: float(scores[n].max()))
+        threshold = self.tests[best][0][[int(np.argmax(scores[best]))]]
+        first, second = self.pairs[best]
+        tpr, fpr = _rates(first[1::2], second[1::2], threshold, self.failure)
+        return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
 
 
 @checked
@@ -122,8 +104,8 @@ def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) ->
 
 
 def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) -> tuple[Floats, Floats]:
-    """Of sorted samples, the rate of {statistic ≥ threshold}: at least under the first, at most under the second."""
-    hits, alarms = (len(x) - np.searchsorted(x, thresholds, side="left") for x in (first, second))
+    """The rate of {statistic ≥ threshold}: at least under the first, at most under the second."""
+    hits, alarms = (len(x) - np.searchsorted(np.sort(x), thresholds, side="left") for x in (first, second))
     return (
         rate_at_least(hits.astype(np.float64), len(first), failure),
         rate_at_most(alarms.astype(np.float64), len(second), failure),

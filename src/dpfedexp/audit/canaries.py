@@ -21,14 +21,10 @@ from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
 from dpfedexp.audit.bounds import Floats, Power
 from dpfedexp.audit.result import Result
-from dpfedexp.audit.runs import mu_of
+from dpfedexp.audit.runs import mu_of, run_canaries
 from dpfedexp.core.local import Sgd
-from dpfedexp.data import Federation
-from dpfedexp.engine.advice import silence
 from dpfedexp.engine.run import Run
-from dpfedexp.engine.train import train
 from dpfedexp.errors import checked
-from dpfedexp.models import linear_regression
 
 DELTA = 1e-9
 """Of the run's claim. The (ε, δ) test can't be surer than about 5δ for 1,000 canaries: a usual δ would leave nothing to prove."""
@@ -92,18 +88,7 @@ def _run(algorithm: Algorithm, coins: Coins, others: int, rounds: int, seed: int
     chance = np.random.default_rng([seed, 1])
     x = torch.from_numpy(chance.normal(size=(others, canaries)) / math.sqrt(canaries)).float()
     clients += [(x[i : i + 1], x[i : i + 1].sum(1)) for i in range(others)]
-    return train(
-        linear_regression(canaries),
-        Federation.from_clients(clients),
-        algorithm,
-        local=Sgd(lr=0.1, steps=2),
-        rounds=rounds,
-        seed=seed,
-        device="cpu",
-        progress=False,
-        on_advice=silence,
-        population=len(clients) if algorithm.adjacency == "add-remove" else None,
-    )
+    return run_canaries(algorithm, clients, rounds, seed, local=Sgd(lr=0.1, steps=2))[0]
 
 
 def best_guess(scores: Floats, coins: Coins, test: Test, failure: float) -> tuple[float, int, int]:

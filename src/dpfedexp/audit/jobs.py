@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from dpfedexp.audit.canaries import audit_training
 from dpfedexp.audit.density import audit_density
 from dpfedexp.audit.isolation import audit_isolation, audit_state
 from dpfedexp.audit.mechanisms import GAMMAS, audit_bins, audit_mechanism, bin_cases, standard_cases
-from dpfedexp.audit.noise import Cost, audit_noise
+from dpfedexp.audit.noise import audit_noise
 from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs import audit_flower, audit_history, audit_train, step_size_cases
 from dpfedexp.engine.plot import Chart, Panel, Series
@@ -122,27 +122,6 @@ def _claims(results: Sequence[Result]) -> list[Claim]:
     ]
     left_out = [f"{r.name} ({r.skipped.rstrip('.')})" for r in results if r.skipped]
     return [*found, *([Claim("Not audited here", "; ".join(left_out), True)] if left_out else [])]
-
-
-def cost_section(costs: Sequence[Cost], command: str) -> Section:
-    rows = [
-        [
-            f"{cost.dimension}",
-            f"{1e6 * cost.plain:.0f}",
-            f"{1e6 * cost.secure:.0f}",
-            f"{cost.factor:.2f}",
-            "" if cost.strict is None else f"{1e3 * cost.strict:.1f}",
-        ]
-        for cost in costs
-    ]
-    columns = ["d", "plain, µs", "secure, µs", "secure / plain", "strict, ms"]
-    return Section(
-        name="noise-cost",
-        title="What secure noise costs",
-        tables=[Table("Time of one central release on one thread", columns, rows)],
-        command=command,
-        data={"costs": [asdict(cost) for cost in costs]},
-    )
 
 
 _MARKS = {"holds": "✓ holds", "BROKEN": "✗ BROKEN", "NO POWER": "✗ NO POWER", "not audited": "– not audited"}

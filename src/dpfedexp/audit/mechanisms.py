@@ -68,7 +68,13 @@ class Case:
 
 def standard_cases() -> list[Case]:
     """Every mechanism with every rule that it knows, plain and secure."""
-    plain = [*_central_cases(0.5, 2.0), *_local_cases(0.5, 2.0), *_privunit_cases(0.5)]
+    c, z = 0.5, 2.0
+    plain = _central_cases(c, z)
+    plain += [Case(f"local Gaussian{named}", LocalGaussian(c, z, r), _row(c), _row(-c)) for r, named in RULES.items()]
+    # A client at the clip beside one with hardly any update and the opposite direction: both halves of a report differ most.
+    for gamma in GAMMAS:
+        mechanism = PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma)
+        plain.append(Case(f"PrivUnit, {gamma} γ", mechanism, _row(c), _row(-1e-7 * c)))
     secure = [
         Case(f"{c.name}, secure", c.mechanism.secure(), c.here, c.there, c.denominator, c.votes)
         for c in plain
@@ -98,20 +104,6 @@ def _central_cases(c: float, z: float) -> list[Case]:
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
         Case("central Gaussian, votes", asking, *_neighbours(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
         Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
-    ]
-
-
-def _local_cases(c: float, z: float) -> list[Case]:
-    return [
-        Case(f"local Gaussian{named}", LocalGaussian(c, z, rule), _row(c), _row(-c)) for rule, named in RULES.items()
-    ]
-
-
-def _privunit_cases(c: float) -> list[Case]:
-    """A client at the clip beside one with hardly any update and the opposite direction: both halves of a report differ most."""
-    return [
-        Case(f"PrivUnit, {gamma} γ", PrivUnit(c, DIMENSION, 1.0, 1.0, 1.0, gamma=gamma), _row(c), _row(-1e-7 * c))
-        for gamma in GAMMAS
     ]
 
 

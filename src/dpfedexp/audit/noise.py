@@ -1,4 +1,4 @@
-"""The noise sources as such, seeded streams and the system's ChaCha20, and what secure noise costs.
+"""The noise sources as such: seeded streams and the system's ChaCha20.
 
 A guarantee rests on noise that is new for every coordinate, client, purpose, round, run and process, and that has the law it says.
 """
@@ -6,9 +6,7 @@ A guarantee rests on noise that is new for every coordinate, client, purpose, ro
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,11 +15,9 @@ from scipy.stats import chi2
 
 from dpfedexp.audit.bounds import Floats, correlation_limit, distance, distance_limit, largest_correlation, rare
 from dpfedexp.audit.result import Result, skip
-from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import ChaCha20, ChaChaNoise, SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.mechanisms import CentralGaussian, Mechanism
 
 PURPOSES = ("local noise", "central noise", "central scalar noise")
 ROUNDS, CLIENTS, LENGTH = (1, 2, 3), 3, 1024
@@ -110,45 +106,3 @@ def _processes() -> Result:
     ours = source.uniform(torch.arange(1), 64).numpy().ravel()
     common = float(np.isin(ours, theirs).sum()) if len(theirs) == 64 else 64.0
     return Result("noise", name, unit, common, 0.0, 1 - 1e-9, "64 words of each", sees="≥ 1 of them")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds per release at one dimension, the fastest of several passes."""
-
-    dimension: int
-    plain: float
-    secure: float
-    strict: float | None
-
-    @property
-    def factor(self) -> float:
-        return self.secure / self.plain
-
-
-def noise_cost(dimension: int, *, strict: bool = True, passes: int = 9) -> Cost:
-    """Plain and secure passes alternate, so that what else the machine does hits both alike."""
-    mechanism = CentralGaussian(0.3, 5.0, numerator="free")
-    plain = _release(mechanism, Streams(0), dimension)
-    secure = _release(mechanism.secure(), SystemStreams(), dimension)
-    exact = _release(mechanism.secure(strict=True), SystemStreams(), dimension) if strict else None
-    times = [(_seconds(plain, 20), _seconds(secure, 20)) for _ in range(passes)]
-    slow = None if exact is None else min(_seconds(exact, 1) for _ in range(3))
-    return Cost(dimension, min(t[0] for t in times), min(t[1] for t in times), slow)
-
-
-def _release(mechanism: Mechanism, streams: Streams | SystemStreams, dimension: int) -> Callable[[], object]:
-    rows = torch.randn(10, dimension, generator=torch.Generator().manual_seed(0))
-    clients = torch.arange(len(rows))
-    report = mechanism.randomize(clip(rows, mechanism.clip), clients, streams.at("local noise", 1))
-    sums = mechanism.collect(report)
-    return lambda: mechanism.release(
-        sums, 1000.0, streams.at("central noise", 1), streams.at("central scalar noise", 1)
-    )
-
-
-def _seconds(work: Callable[[], object], repeats: int) -> float:
-    began = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    return (time.perf_counter() - began) / repeats

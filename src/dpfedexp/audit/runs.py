@@ -170,14 +170,13 @@ def audit_train(seed: int, confidence: float, *, rounds: int = 32, clients: int 
         observe(dp_fedavg(clip=0.5, noise_multiplier=z), signs, rounds, seed, secure=True, participation=Poisson(RATE))
         for z in (SAMPLED_NOISE, LITTLE_NOISE)
     )
-    return [
-        *bounds(secure[0], confidence),
-        *bounds(seeded[0], confidence),
-        *bounds(sampled, confidence),
-        repetition(secure, secure[0].name, confidence),
-        repetition(seeded, seeded[0].name, confidence),
-        *participation(who, confidence),
-    ]
+    return _findings([secure, seeded], sampled, who, confidence)
+
+
+def _findings(full: list[list[Observed]], sampled: Observed, who: Observed, confidence: float) -> list[Result]:
+    found = [result for seen in (*(runs[0] for runs in full), sampled) for result in bounds(seen, confidence)]
+    found += [repetition(runs, runs[0].name, confidence) for runs in full]
+    return found + participation(who, confidence)
 
 
 def observe(
@@ -191,7 +190,7 @@ def observe(
 ) -> Observed:
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
     clip, noise = clip_and_noise(algorithm)
-    run, models = _run(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
+    run, models = run_canaries(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
     event = run.ledger.charges()[0][0]
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
     sums = np.diff(models, axis=0) * expected / clip
@@ -211,28 +210,29 @@ def _canaries(values: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(rows[i : i + 1], _FAR * values[i : i + 1]) for i in range(len(values))]
 
 
-def _run(
+def run_canaries(
     algorithm: Algorithm,
     clients: Sequence[tuple[Tensor, Tensor]],
     rounds: int,
     seed: int,
     *,
-    secure: bool,
+    secure: bool = False,
     participation: Participation | None = None,
+    local: Sgd = Sgd(lr=0.1, steps=1, batch_size=1),
 ) -> tuple[Run, Floats]:
     """The run, and the models that it showed, the first one included: [rounds + 1, d]."""
     start = linear_regression(clients[0][0].shape[1])
-    models = [_parameters(start)]
+    models = [_flat(start.parameters())]
 
     def look(model: nn.Module) -> dict[str, float]:
-        models.append(_parameters(model))
+        models.append(_flat(model.parameters()))
         return {}
 
     run = train(
         start,
         Federation.from_clients(clients),
         algorithm,
-        local=Sgd(lr=0.1, steps=1, batch_size=1),
+        local=local,
         rounds=rounds,
         seed=seed,
         device="cpu",
@@ -246,8 +246,8 @@ def _run(
     return run, np.stack(models)
 
 
-def _parameters(model: nn.Module) -> Floats:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+def _flat(values: Iterable[Tensor]) -> Floats:
+    return torch.cat([value.detach().flatten() for value in values]).double().numpy()
 
 
 def step_size_cases() -> dict[str, tuple[Algorithm, float]]:
@@ -276,7 +276,7 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
     views, claims = [], []
     for world, own in enumerate((1.0, 0.0)):
         values[0] = own
-        run, models = _run(algorithm, _canaries(values), rounds, seed + world, secure=True)
+        run, models = run_canaries(algorithm, _canaries(values), rounds, seed + world, secure=True)
         views.append(_published(algorithm, run, models))
         claims.append(run.ledger.charges()[0][0].strength)
     here, there = views
@@ -315,12 +315,7 @@ def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int =
     full = [observe_flower(dp_fedavg(clip=0.5, noise_multiplier=NOISE / 2), signs, rounds) for _ in range(2)]
     sampled = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=SAMPLED_NOISE), signs, rounds, Poisson(RATE))
     who = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=LITTLE_NOISE), signs, rounds, Poisson(RATE))
-    return [
-        *bounds(full[0], confidence),
-        *bounds(sampled, confidence),
-        repetition(full, full[0].name, confidence),
-        *participation(who, confidence),
-    ]
+    return _findings([full], sampled, who, confidence)
 
 
 def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: Poisson | None = None) -> Observed:
@@ -331,7 +326,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
 
     clip, noise = clip_and_noise(algorithm)
     start = linear_regression(len(signs)).state_dict()
-    models = [_flat(start)]
+    models = [_flat(start.values())]
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -341,7 +336,7 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
             strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, **place)
 
             def look(_: int, arrays: ArrayRecord) -> None:
-                models.append(_flat(arrays.to_torch_state_dict()))
+                models.append(_flat(arrays.to_torch_state_dict().values()))
 
             strategy.start(_grid(signs), ArrayRecord(start), evaluate_fn=look)
             event = strategy.mechanism.event(strategy.sampling)
@@ -350,10 +345,6 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / clip
     name = "Flower" + (", Poisson" if sampling else "")
     return Observed(name, sums, signs.double().numpy(), event, noise)
-
-
-def _flat(state: dict[str, Tensor]) -> np.ndarray:
-    return torch.cat([value.flatten() for value in state.values()]).double().numpy()
 
 
 def _grid(signs: Tensor) -> Any:

@@ -47,6 +47,7 @@ def _register() -> None:
     app.command("plan")(plan.plan)
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
+    app.command("audit")(audit.audit)
     app.command("node", context_settings=site.PASSES_OPTIONS)(site.node)
     app.command("superexec", context_settings=site.PASSES_OPTIONS)(site.superexec)
     app.command("superlink", context_settings=site.PASSES_OPTIONS)(site.superlink)
@@ -54,7 +55,6 @@ def _register() -> None:
     flower.app.command("metrics")(site.metrics)
     app.add_typer(flower.app, name="flower")
     app.add_typer(site.guard_app, name="guard")
-    app.add_typer(audit.app, name="audit")
 
 
 _register()

@@ -10,12 +10,8 @@ import typer
 from dpfedexp.audit import QUICK_SAMPLES, USUAL_SAMPLES
 from dpfedexp.errors import require
 
-app = typer.Typer(help="Measure lower bounds on ε from outside, beside what is claimed.", invoke_without_command=True)
 
-
-@app.callback()
 def audit(
-    context: typer.Context,
     samples: Annotated[
         int | None, typer.Option(min=1000, help=f"Releases of each input [default: {USUAL_SAMPLES}].")
     ] = None,
@@ -28,8 +24,6 @@ def audit(
 
     Exit code 1 if a lower bound exceeds its claim, or if an attack that should have power has none.
     """
-    if context.invoked_subcommand is not None:
-        return
     require(0 < confidence < 1, f"--confidence is {confidence}; it must be between 0 and 1.")
     from dpfedexp.audit.jobs import all_jobs, audit_section, do
     from dpfedexp.machine import run_all
@@ -46,27 +40,3 @@ def audit(
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
     if any(result.fails for result in results):
         raise typer.Exit(1)
-
-
-@app.command("noise-cost")
-def cost(
-    dimensions: Annotated[
-        list[int] | None, typer.Option("--dimension", "-d", min=2, help="Repeat for several.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the table as JSON.")] = None,
-) -> None:
-    """How much longer a release takes with secure and with strict noise."""
-    import torch
-
-    from dpfedexp.audit.jobs import cost_section
-    from dpfedexp.audit.noise import noise_cost
-    from dpfedexp.report.document import wide
-
-    torch.set_num_threads(1)
-    given = dimensions or [237, 5046, 100_000]
-    command = "dpfedexp audit noise-cost " + " ".join(f"-d {d}" for d in given)
-    section = cost_section([noise_cost(d) for d in given], command)
-    console = wide()
-    section.show(console)
-    if out is not None:
-        section.save(out)

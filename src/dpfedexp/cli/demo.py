@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +84,19 @@ def demo(
     replace(section, text=[setup]).show(console)
     console.print(*seen, highlight=False)
     summary = out / "summary.json"
-    _write_summary(runs, summary)
+    lines = [
+        {
+            "setting": setting,
+            "algorithm": algorithm,
+            "seed": seed,
+            "final_distance": run.final_distance,
+            "epsilon_total": run.epsilon_total,
+            "epsilon_round": run.epsilon_round,
+        }
+        for (setting, algorithm), group in runs.items()
+        for seed, run in enumerate(group)
+    ]
+    summary.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
     written = [summary, *section.save(out)]
     console.print("Written: " + ", ".join(f"[bold]{path}[/]" for path in written), highlight=False)
     console.print(f"Report: [bold]{report(out)}[/]", highlight=False)
@@ -205,31 +218,8 @@ def _line(group: Sequence[Trained], name: str, colour: str) -> Series:
     """Mean over seeds, with a band of one standard deviation; a run that diverged stays at its last value."""
     import numpy as np
 
-    values = np.array([_filled(run.distances) for run in group])
+    kept = [accumulate(run.distances, lambda last, new: last if new is None else new, initial=0.0) for run in group]
+    values = np.array([list(one)[1:] for one in kept])
     mean = values.mean(0)
     sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
     return Series(name, group[0].rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)
-
-
-def _filled(values: Sequence[float | None]) -> list[float]:
-    filled: list[float] = []
-    for value in values:
-        filled.append(value if value is not None else filled[-1] if filled else 0.0)
-    return filled
-
-
-def _write_summary(runs: Runs, path: Path) -> None:
-    """One line per run: setting, algorithm, seed, final distance and ε."""
-    lines = [
-        {
-            "setting": setting,
-            "algorithm": algorithm,
-            "seed": seed,
-            "final_distance": run.final_distance,
-            "epsilon_total": run.epsilon_total,
-            "epsilon_round": run.epsilon_round,
-        }
-        for (setting, algorithm), group in runs.items()
-        for seed, run in enumerate(group)
-    ]
-    path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")

@@ -106,7 +106,7 @@ def up(
         config["dpfedexp-guard"] = str(guard.resolve())
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _interrupt)
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory(prefix="dpfedexp-up-") as temporary,
         Deployment(
@@ -147,10 +147,6 @@ def _read_settings(path: Path | None, nodes: int) -> dict[int, dict[str, str | i
         good = name in known and isinstance(table, dict)
         require(good, f"settings: {name} is not a node; there are node0 to node{nodes - 1}, each a table.")
     return {known[name]: table for name, table in tables.items()}
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _explain(deployment: Deployment) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,8 +72,11 @@ def plan(
     rates = rate or [*sampling_rates(population), *own]
     grid = plans(population, dimension, delta=at, mechanism=kind, epsilons=epsilons, rounds=counts, rates=rates)
     size = len(epsilons) * len(counts) * len(rates)
-    rows = list(_tracked(grid, size, slow=min(rates) < 1 and not as_json))
-    advised = chosen or _middle(rows)
+    if min(rates) < 1 and not as_json:  # calibrating a sampled round takes a second or two
+        grid = iter(track(grid, "calibrating", size, console=Console(stderr=True), transient=True))
+    rows = list(grid)
+    # Where no run was named: the row with ε nearest to 8, rounds nearest to 50, everybody.
+    advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
     if as_json:
         about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
         print_json(
@@ -117,18 +120,6 @@ def _dimension(parameters: int | None, model: str | None) -> int:
     from dpfedexp.models import build
 
     return sum(p.numel() for p in build(model or "", 0).parameters() if p.requires_grad)
-
-
-def _tracked(grid: Iterator[Plan], size: int, *, slow: bool) -> Iterator[Plan]:
-    """Calibrating a sampled round takes a second or two, so that many of them want a bar."""
-    if not slow:
-        return grid
-    return iter(track(grid, "calibrating", size, console=Console(stderr=True), transient=True))
-
-
-def _middle(rows: Sequence[Plan]) -> Plan:
-    """The row that the sentences are about where no run was named: ε nearest to 8, rounds nearest to 50, everybody."""
-    return min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
 
 
 def _row(one: Plan) -> dict[str, Any]:

@@ -100,15 +100,14 @@ def _npz(settings: Settings, seed: int) -> Problem:
 
 
 def _partition(given: DataSettings, x: Any, y: Any, seed: int, transform: Any) -> Federation:
-    shared = {"clients": given.clients, "seed": seed, "transform": transform}
-    match given.partition:
-        case "iid":
-            return Federation.iid(x, y, **shared)
-        case "shards":
-            return Federation.shards(x, y, shards_per_client=given.shards_per_client, **shared)
-        case "dirichlet-per-class":
-            return Federation.dirichlet_per_class(x, y, alpha=given.alpha, **shared)
-    return Federation.dirichlet(x, y, alpha=given.alpha, samples_per_client=given.samples_per_client, **shared)
+    own = {
+        "shards": ["shards_per_client"],
+        "dirichlet-per-class": ["alpha"],
+        "dirichlet": ["alpha", "samples_per_client"],
+    }
+    options = {name: getattr(given, name) for name in ("clients", *own.get(given.partition, []))}
+    deal: Callable[..., Federation] = getattr(Federation, given.partition.replace("-", "_"))
+    return deal(x, y, seed=seed, transform=transform, **options)
 
 
 def _model(settings: Settings, default: str | None = None, options: dict[str, Any] | None = None) -> nn.Module:

@@ -315,16 +315,13 @@ class Settings(Section):
         chosen: dict[str, Any] = {"step": self.build_algorithm().step} if "step" in takes else {}
         if self.algorithm.clip == "adaptive" and self.algorithm.adaptive is None:
             chosen["adaptive"] = AdaptiveSettings(quantile="auto")
-        return self.model_copy(
-            update={"resolved": facts, "algorithm": self.algorithm.model_copy(update=chosen)},
-        )
-
-    def planned_event(self) -> Event | None:
-        """What one round of this configuration charges; None where the file does not say how large the model and federation are."""
-        return next(iter(self.planned_events()), None)
+        return self.model_copy(update={"resolved": facts, "algorithm": self.algorithm.model_copy(update=chosen)})
 
     def planned_events(self) -> list[Event]:
-        """What one round charges, and after it what is charged once before the first; empty where `planned_event` is None."""
+        """What one round charges, and after it what is charged once before the first.
+
+        Empty where the file does not say how large the model and the federation are.
+        """
         if self.resolved is None:
             return []
         facts, algorithm = self.resolved, self.build_algorithm()

@@ -148,9 +148,6 @@ def schedule(
         generator_of: the row's own generator, from which its shuffles are drawn; rows are asked for one after the other.
         public: whether shapes follow from `local` alone, so that nothing about one client's batches depends on how much the
             others hold.
-
-    Returns:
-        The schedule of these clients, in their order.
     """
     steps, used = local.step_count(sizes), local.used(sizes)
     largest = local.max_examples if public else int(used.max())

@@ -22,7 +22,7 @@ RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
 MOST_PROGRESS = 0.5
-"""A round that takes away more than half of a client's loss learns that client by heart: the rate is too large."""
+"""A round that takes away more than half of a client's loss overfits that client: the rate is too large."""
 USUAL, SPREAD = 0.1, 1.0
 """What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
 FLAT = 1e-6
@@ -81,12 +81,7 @@ def probe_noise(mu: float, rounds: int, share: float) -> float:
 
 
 def chosen(shares: Tensor, deviation: float) -> float:
-    """The rate from the noisy histogram of the clients' own best rates: its middle.
-
-    Args:
-        shares: which share of the clients stands at each rate, noisy, [K].
-        deviation: the standard deviation of that noise.
-    """
+    """The rate from the shares of the clients whose own best it is, [K], with noise of this deviation: the middle of them."""
     return on_grid(RATES, _middle(RATES, shares, deviation, USUAL))
 
 
@@ -95,21 +90,12 @@ def slowed(rate: float, noise_share: float) -> float:
 
     Of gradient descent with noise of norm n, the best fixed step falls like 1/n. The clip follows the rate, and the noise the clip:
     where a round's noise is longer than any update, a shorter step leaves less of it in the model.
-
-    Args:
-        rate: what votes say, which were cast without that noise.
-        noise_share: n.
     """
     return rate / max(1.0, noise_share)
 
 
 def located(shares: Tensor, deviation: float) -> float:
-    """The first clip from the noisy histogram of the update norms: its middle.
-
-    Args:
-        shares: which share of the clients stands at each radius, noisy, [K].
-        deviation: the standard deviation of that noise.
-    """
+    """The first clip from the shares of the clients with such updates, [K], with noise of this deviation: the middle of them."""
     return on_grid(RADII, _middle(RADII, shares, deviation, 1.0))
 
 

@@ -1,13 +1,9 @@
 """Losses per example: by name, torch's own, or the caller's function, and what is wrong with one before the first round.
 
-One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts: outputs
-(b, 1) minus targets (b,) would be b² numbers, every output against every target.
-
-A loss of torch reduces a batch to one number. Here it is asked for all of them (`reduction="none"`). What an example has several of
-is averaged, or added up where the loss was made with reduction="sum" or "batchmean". Two things differ from torch's mean over a
-batch, because a mean over examples can't divide by what the other examples hold. Class weights multiply an example's loss, and are
-not divided by again. An example whose only label is `ignore_index` has the loss 0 and counts; within a sequence such positions do
-not count. docs/losses.md shows how to choose one.
+One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts. A loss
+of torch is asked for all its numbers; what an example has several of is averaged, or added up where the loss was made with
+reduction="sum" or "batchmean". Unlike in torch's mean over a batch, class weights are not divided by again, and an example whose
+only label is `ignore_index` has the loss 0 and counts; within a sequence such positions do not count (docs/losses.md).
 """
 
 from __future__ import annotations
@@ -32,23 +28,15 @@ __all__ = [
     "ALIASES",
     "LOSSES",
     "Loss",
-    "Reading",
     "binary_cross_entropy",
     "by_name",
-    "check_labels",
-    "check_loss",
-    "check_per_example",
     "cross_entropy",
-    "doubt_of",
     "half_squared_error",
     "huber",
     "mean_absolute_error",
     "mean_squared_error",
     "negative_log_likelihood",
-    "plain",
     "poisson",
-    "read",
-    "reading_of",
     "resolve",
 ]
 
@@ -83,21 +71,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     Positions with torch's label −100 do not count. Targets may be probabilities of the logits' shape.
     """
     outputs, targets = with_classes_second("cross-entropy", outputs, targets)
-    losses = F.cross_entropy(outputs, targets, reduction="none")
-    return _over_positions(losses, targets)
+    return per_example(F.cross_entropy(outputs, targets, reduction="none"), targets)
 
 
 def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
     """[b] from log-probabilities, such as those of nn.LogSoftmax(1), in the shapes of `cross_entropy`."""
     outputs, targets = with_classes_second("nll", outputs, targets)
-    losses = F.nll_loss(outputs, targets, reduction="none")
-    return _over_positions(losses, targets)
-
-
-def _over_positions(losses: Tensor, targets: Tensor) -> Tensor:
-    if losses.dim() == 1:
-        return losses
-    return per_example(losses) if targets.is_floating_point() else over_counted(losses, targets, IGNORED)
+    return per_example(F.nll_loss(outputs, targets, reduction="none"), targets)
 
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -148,22 +128,12 @@ LOSSES: dict[str, Loss] = {
     "poisson": poisson,
 }
 ALIASES = {
-    "ce": "cross-entropy",
-    "crossentropy": "cross-entropy",
-    "categorical-cross-entropy": "cross-entropy",
-    "nll-loss": "nll",
-    "bce": "binary-cross-entropy",
-    "bce-with-logits": "binary-cross-entropy",
-    "binary-cross-entropy-with-logits": "binary-cross-entropy",
-    "mean-squared-error": "mse",
-    "mse-loss": "mse",
-    "l1": "mae",
-    "l1-loss": "mae",
-    "mean-absolute-error": "mae",
-    "huber-loss": "huber",
-    "smooth-l1": "huber",
-    "smooth-l1-loss": "huber",
-    "poisson-nll": "poisson",
+    **dict.fromkeys(("ce", "crossentropy", "categorical-cross-entropy"), "cross-entropy"),
+    **dict.fromkeys(("bce", "bce-with-logits", "binary-cross-entropy-with-logits"), "binary-cross-entropy"),
+    **dict.fromkeys(("mean-squared-error", "mse-loss"), "mse"),
+    **dict.fromkeys(("l1", "l1-loss", "mean-absolute-error"), "mae"),
+    **dict.fromkeys(("huber-loss", "smooth-l1", "smooth-l1-loss"), "huber"),
+    **{"nll-loss": "nll", "poisson-nll": "poisson"},
 }
 """Other names of the same losses. A name may be written with capitals, underscores or spaces too."""
 
@@ -216,10 +186,7 @@ def same_but_ones(outputs: Tensor, targets: Tensor) -> bool:
 def class_dimension(outputs: Tensor, targets: Tensor, *, second: bool = False) -> int | None:
     """Where the classes are: last as in [b, t, classes] with labels [b, t], or second as torch has them; None where nowhere.
 
-    Args:
-        outputs: one number per class.
-        targets: labels.
-        second: which it is where both fit.
+    `second` says which it is where both fit.
     """
     if outputs.dim() != targets.dim() + 1 or targets.dim() == 0:
         return None
@@ -250,18 +217,16 @@ def with_classes_second(name: str, outputs: Tensor, targets: Tensor, *, second: 
     return outputs.movedim(at, 1), targets
 
 
-def per_example(losses: Tensor) -> Tensor:
-    """[b] from [b, …]: the mean over what an example has."""
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
-def over_counted(losses: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """[b] from [b, …]: the mean over the positions whose label counts, 0 where none does.
-
-    Where all count the factor is exactly 1, so that the mean stays what it is without this, bit for bit.
-    """
+def per_example(losses: Tensor, labels: Tensor | None = None, ignored: int = IGNORED) -> Tensor:
+    """[b] from [b, …]: the mean over what an example has, with labels over the positions whose label counts, 0 where none does."""
+    if losses.dim() < 2:
+        return losses
+    mean = losses.flatten(1).mean(1)
+    if labels is None or labels.is_floating_point():
+        return mean
     counted = (labels != ignored).flatten(1).sum(1).clamp_min(1)
-    return losses.flatten(1).mean(1) * (math.prod(labels.shape[1:]) / counted)
+    # Where all count the factor is exactly 1, so that the mean stays what it is, bit for bit.
+    return mean * (math.prod(labels.shape[1:]) / counted)
 
 
 def shape(value: Any) -> str:
@@ -388,13 +353,9 @@ class TorchLoss:
         elif isinstance(module, _ONE_BY_ONE):
             outputs, targets = aligned(self.name, outputs, targets)
         losses: Tensor = module(outputs, targets)
-        if losses.dim() < 2:
-            return losses
-        if self.added:
+        if self.added and losses.dim() > 1:
             return losses.flatten(1).sum(1)
-        if reading.kind == "classes" and not targets.is_floating_point():
-            return over_counted(losses, targets, reading.ignored)
-        return losses.flatten(1).mean(1)
+        return per_example(losses, targets if reading.kind == "classes" else None, reading.ignored)
 
     def _on(self, device: torch.device) -> nn.Module:
         """The module with its weights where the outputs are."""
@@ -408,9 +369,9 @@ def from_torch(loss: Any) -> TorchLoss | None:
     if isinstance(loss, nn.Module):
         return TorchLoss(loss) if hasattr(loss, "reduction") else None
     call = loss if isinstance(loss, functools.partial) else functools.partial(loss)
-    if not isinstance(call.func, Hashable) or call.func not in FUNCTIONS or call.args:
+    kind = FUNCTIONS.get(call.func) if isinstance(call.func, Hashable) else None
+    if kind is None or call.args:
         return None
-    kind = FUNCTIONS[call.func]
     try:
         return TorchLoss(kind(**call.keywords))
     except TypeError as error:
@@ -447,6 +408,7 @@ def _options(module: nn.Module) -> dict[str, str]:
 
 _CLOSE = 1e-4
 """Losses that differ by less are the same, computed in another order."""
+_SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
 _ROWS = 65536
 """Rows of targets looked at together, so that the look needs no memory in proportion to the data."""
 
@@ -475,27 +437,37 @@ def check_loss(loss: Loss, outputs: Any, targets: Any) -> None:
             f"the loss can't be applied to outputs of shape {shape(outputs)} and targets of shape {shape(targets)}{kind}: "
             f"{first.removesuffix('.')}{remedy}."
         ) from error
-    _check_tensor(losses)
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
+        )
     other_shape = both and outputs.shape != targets.shape and same_but_ones(outputs, targets)
     if other_shape and _mixes(loss, outputs, targets):
         raise InputError(
             f"the loss mixes examples: outputs of shape {shape(outputs)} and targets of shape {shape(targets)} broadcast, "
             f"every output against every target; {_remedy(outputs, targets)}."
         )
-    check_per_example(losses, len(targets))
+    batch = len(targets)
+    if tuple(losses.shape) != (batch,):
+        several = losses.dim() > 1 and len(losses) == batch
+        remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
+        raise InputError(
+            f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}; it must return one number per example, "
+            f"for example {remedy}."
+        )
+    if not losses.is_floating_point() or losses.dtype == torch.float16:
+        raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
 
 
 def doubt_of(loss: Loss, outputs: Any) -> str | None:
-    """A sentence where the outputs are almost surely not what the loss takes them for, though nothing fails.
-
-    Args:
-        loss: which loss.
-        outputs: of a few rows, with the operations that made them.
-    """
+    """A sentence where the outputs, with the operations that made them, are almost surely not what the loss takes them for."""
     outputs, reading = read(loss, outputs), reading_of(loss)
     if not isinstance(outputs, Tensor):
         return None
-    last = _last_operation(outputs)
+    last, step = "", outputs.grad_fn
+    # Operations that only change the numbers' shape do not count.
+    while step is not None and (last := step.name().partition("Backward")[0]) in _SHAPING:
+        last, step = "", step.next_functions[0][0] if step.next_functions else None
     if reading.kind == "binary" and reading.threshold == 0.0 and last == "Sigmoid":
         return (
             "the model ends with a sigmoid, and the loss applies one itself, to logits: leave the model's out, or choose "
@@ -511,48 +483,10 @@ def doubt_of(loss: Loss, outputs: Any) -> str | None:
     return None
 
 
-_SHAPING = ("View", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Permute", "Select", "Alias", "UnsafeView")
-
-
-def _last_operation(outputs: Tensor) -> str:
-    """What made the numbers, such as "Sigmoid"; operations that only change their shape do not count."""
-    step = outputs.grad_fn
-    while step is not None:
-        name = step.name().partition("Backward")[0]
-        if name not in _SHAPING:
-            return name
-        step = step.next_functions[0][0] if step.next_functions else None
-    return ""
-
-
-def check_per_example(losses: Tensor, batch: int) -> None:
-    _check_tensor(losses)
-    if tuple(losses.shape) != (batch,):
-        several = losses.dim() > 1 and len(losses) == batch
-        remedy = "with losses.flatten(1).mean(1)" if several else "with reduction='none'"
-        raise InputError(
-            f"the loss returned shape {tuple(losses.shape)} for a batch of {batch}; it must return one number per example, "
-            f"for example {remedy}."
-        )
-    if not losses.is_floating_point() or losses.dtype == torch.float16:
-        raise InputError(f"the loss returned {losses.dtype}; it must return float32 or float64.")
-
-
-def _check_tensor(losses: Any) -> None:
-    if not isinstance(losses, Tensor):
-        raise InputError(
-            f"the loss returned a {type(losses).__name__}; it must return a tensor, one number per example."
-        )
-
-
 def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
-    """Raises `InputError` where a label has no output, or a 0/1 target is neither 0 nor 1 nor between them.
+    """Raises `InputError` where one of all the targets has no output, or as a 0/1 target is not from 0 to 1.
 
-    Args:
-        field: whose the targets are, for the sentence.
-        loss: the loss, which says what targets are.
-        outputs: of a few rows, for the number of classes.
-        targets: all of them.
+    `field` is what they are called; `outputs` are of a few rows, for the number of classes.
     """
     outputs, reading = read(loss, outputs), reading_of(loss)
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.numel() == 0:
@@ -564,10 +498,8 @@ def check_labels(field: str, loss: Loss, outputs: Any, targets: Any) -> None:
                 f"{field} are from {least:g} to {most:g}, and the loss needs 0 and 1; for labels −1 and 1 give "
                 "(targets + 1) / 2, for more than two classes choose loss='cross-entropy'."
             )
-    if reading.kind == "classes" and not targets.is_floating_point():
-        at = class_dimension(outputs, targets[: len(outputs)], second=reading.second)
-        if at is None:
-            return
+    at = class_dimension(outputs, targets[: len(outputs)], second=reading.second)
+    if reading.kind == "classes" and not targets.is_floating_point() and at is not None:
         low, high = (int(value) for value in _range(targets, reading.ignored))
         classes = outputs.shape[at]
         if low < 0 or high >= classes:

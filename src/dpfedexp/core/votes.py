@@ -167,12 +167,9 @@ def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Ten
 
 
 def collected(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
-    """Σ of the shares that clients sent, [k], each brought within ±½ again; None where nothing is asked.
+    """Σ of the shares [n, k] that clients sent, [k], each brought within ±½ again, with `secure` noise on its lattice.
 
-    Args:
-        sent: the shares, [n, k].
-        votes: what was asked.
-        secure: whether shares are rounded to the lattice of secure noise, and of which kind.
+    None where nothing is asked.
     """
     if not votes:
         return None
@@ -214,14 +211,9 @@ def release_secure(
 
 
 def bin_sums(values: Tensor, bins: Tensor, count: int, vote: Vote, secure: Secure = False) -> Tensor:
-    """Σ of the clients' shares by bin, [count]. A client is in one bin, and its value is brought into the vote's range.
+    """Σ of the clients' shares by bin, [count], with `secure` noise on its lattice.
 
-    Args:
-        values: one per client, [n].
-        bins: the client's own bin, from 0 to count − 1, [n].
-        count: how many bins there are.
-        vote: the range, and the noise on each bin.
-        secure: whether shares are rounded to the lattice of secure noise, and of which kind.
+    A client is in one bin, from 0 to count − 1, and its value is brought into the vote's range.
     """
     held = on_lattice(centred(values, vote)[:, None], (vote,), secure)[:, 0]
     return torch.zeros(count, dtype=torch.float64, device=held.device).index_add_(0, bins.to(held.device), held)

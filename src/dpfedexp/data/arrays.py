@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.errors import InputError, checked, require
+from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.inputs import leaves
 
 Transform = Callable[[Tensor], Tensor]
@@ -46,6 +46,13 @@ def as_tensor(field: str, values: Any) -> Tensor:
     return tensor
 
 
+def as_array(values: Any) -> Any:
+    """The array of a tensor, or of what has `to_numpy`; anything else as it is."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
 def _widen(field: str, array: NDArray[Any]) -> NDArray[Any]:
     """Wide unsigned, extended and byte-swapped numbers in a type that torch computes with."""
     kind, size = array.dtype.kind, array.dtype.itemsize
@@ -63,7 +70,13 @@ def as_inputs(field: str, values: Any) -> Any:
     if isinstance(values, Mapping):
         require(len(values) > 0, f"{field} is an empty dict; it must hold at least one array.")
         inputs: Any = {name: as_tensor(f"{field}[{name!r}]", value) for name, value in values.items()}
-    elif _is_tuple_of_arrays(values):
+    elif (
+        # A tuple of numbers or lists is one array, written as Python writes it.
+        isinstance(values, tuple)
+        and not hasattr(values, "_fields")
+        and len(values) > 0
+        and all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in values)
+    ):
         inputs = tuple(as_tensor(f"{field}[{number}]", value) for number, value in enumerate(values))
     else:
         return as_tensor(field, values)
@@ -76,12 +89,6 @@ def as_inputs(field: str, values: Any) -> Any:
     return inputs
 
 
-def _is_tuple_of_arrays(values: Any) -> bool:
-    """A tuple of numbers or lists is one array, written as Python writes it."""
-    plain = isinstance(values, tuple) and not hasattr(values, "_fields") and len(values) > 0
-    return plain and all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in values)
-
-
 def rows(inputs: Any) -> int:
     """How many examples there are."""
     return len(leaves(inputs)[0])
@@ -91,11 +98,8 @@ def check_finite(field: str, tensor: Tensor) -> None:
     """Refuse NaN and infinities, saying how many rows hold one and which is the first."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
-    found, start = [], 0
-    for part in tensor.split(max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:]))):
-        found.append(start + (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten())
-        start += len(part)
-    bad = torch.cat(found)
+    parts = tensor.split(max(1, _CHECK_ELEMENTS // math.prod(tensor.shape[1:])))
+    bad = torch.cat([~torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts]).nonzero()
     require(
         len(bad) == 0,
         f"{field} is not finite (NaN, infinite, or beyond {str(tensor.dtype).removeprefix('torch.')}) in {len(bad)} of "
@@ -126,10 +130,8 @@ def cast_targets(targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return targets.to(dtype if dtype is not None and dtype.is_floating_point else torch.float32)
 
 
-def check_count(field: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least `least`."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(whole and value >= least, f"{field} is {value!r}; it must be a whole number of at least {least}.")
+def check_count(field: str, value: Any) -> int:
+    require(is_count(value), f"{field} is {value!r}; it must be a whole number of at least 1.")
     return int(value)
 
 

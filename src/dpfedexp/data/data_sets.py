@@ -45,10 +45,7 @@ MNIST_FILES = {
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
 """The four standard names, and the md5 of MNIST's own decompressed bytes."""
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR10_FOLDERS = ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin")
@@ -259,9 +256,19 @@ def fetch(
     refusals = []
     for mirror in mirrors:
         content, refusal = _receive(f"{mirror.rstrip('/')}/{name}", md5, timeout)
-        if not refusal:
-            return _keep(folder, name, content)
-        refusals.append(f"{mirror} {refusal}")
+        if refusal:
+            refusals.append(f"{mirror} {refusal}")
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # another process was faster, and its file was verified too
+                create_file(folder / name, content)
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written: {error.strerror or error}; "
+                "free space or rights there, or set XDG_CACHE_HOME to another folder."
+            ) from None
+        return folder / name
     raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}".rstrip())
 
 
@@ -296,19 +303,6 @@ def _receive(url: str, md5: str, timeout: float) -> tuple[bytes, str]:
     if found != md5:
         return b"", f"sent another file than the one asked for (md5 {found}, expected {md5})"
     return bytes(content), ""
-
-
-def _keep(folder: Path, name: str, content: bytes) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another process was faster, and its file was verified too
-            create_file(folder / name, content)
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written: {error.strerror or error}; "
-            "free space or rights there, or set XDG_CACHE_HOME to another folder."
-        ) from None
-    return folder / name
 
 
 @checked

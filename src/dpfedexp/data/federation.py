@@ -127,9 +127,7 @@ class Federation:
                 dict of these by client id.
             options: see `Federation`.
         """
-        names, given = _named(clients)
-        inputs, targets, sizes = readers.concatenate_clients(readers.pairs(given))
-        return cls(inputs, targets, in_order(sizes), names=names, **options)
+        return cls._one_by_one(clients, readers.pairs, options)
 
     @classmethod
     @checked
@@ -143,8 +141,13 @@ class Federation:
             loaders: one per client, or a dict of them by client id.
             options: see `Federation`.
         """
-        names, given = _named(loaders)
-        inputs, targets, sizes = readers.concatenate_clients(readers.row_pairs(given))
+        return cls._one_by_one(loaders, readers.row_pairs, options)
+
+    @classmethod
+    def _one_by_one(cls, clients: Any, read: Callable[[Any], Iterator[Any]], options: Any) -> Self:
+        """A dict's keys are the clients' names."""
+        names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
+        inputs, targets, sizes = readers.concatenate_clients(read(given))
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
@@ -217,7 +220,7 @@ class Federation:
         ('a', 'b')
         """
         ids = client_ids_of(df, by)
-        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True), listed(by))
+        columns = _columns(target, features, categories, options, listed(by))
         inputs, targets, _ = columns.read([df])
         split, names = by_ids("by", ids, len(targets), clients)
         return cls(inputs, targets, split, names=names, **options)
@@ -259,7 +262,7 @@ class Federation:
                 dataset, by=by, target=target, features=features, categories=categories, clients=clients, **options
             )
         require(by is None, f"by is {by!r}, but every client has a data set of its own; leave by out.")
-        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True))
+        columns = _columns(target, features, categories, options)
         inputs, targets, sizes = columns.read(tables)
         return cls(inputs, targets, as_assignment(in_order(sizes), len(targets), clients), **options)
 
@@ -287,7 +290,7 @@ class Federation:
         """
         found = client_files(path, files)
         names = [file.stem for file in found]
-        columns = Columns(target, features, categories, options.get("dtype"), options.get("finite", True))
+        columns = _columns(target, features, categories, options)
         inputs, targets, sizes = columns.read(read_files(found), names)
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
@@ -308,16 +311,12 @@ class Federation:
         if assignment is not None or client_ids is not None:
             require(partition is None, "assignment and partition are both given; give one of them.")
             return cls.from_arrays(inputs, targets, assignment, client_ids=client_ids, **given)
-        makers: dict[str, Callable[..., Self]] = {
-            "iid": cls.iid,
-            "dirichlet": cls.dirichlet,
-            "dirichlet_per_class": cls.dirichlet_per_class,
-            "shards": cls.shards,
-        }
+        makers = ("iid", "dirichlet", "dirichlet_per_class", "shards")
         if partition is None:
             raise InputError(f"partition is missing; give an assignment or one of {', '.join(makers)}.")
         require(partition in makers, f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
-        return makers[partition](inputs, targets, **given)
+        made: Self = getattr(cls, partition)(inputs, targets, **given)
+        return made
 
     @classmethod
     @checked
@@ -448,15 +447,7 @@ class Federation:
     def summary(self) -> dict[str, Any]:
         """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
         sizes = self.sizes.numpy()
-        facts: dict[str, Any] = {
-            "clients": len(self),
-            "examples": len(self.rows),
-            "size_min": int(sizes.min()),
-            "size_median": float(np.median(sizes)),
-            "size_max": int(sizes.max()),
-            "classes": None,
-            "classes_per_client": None,
-        }
+        facts = summary_of(sizes)
         if self.targets.dim() == 1 and not self.targets.is_floating_point():
             labels, classes = dealing.class_labels(self.targets)
             held = np.unique(np.repeat(np.arange(len(self)), sizes) * classes + labels[self.rows.numpy()])
@@ -495,9 +486,26 @@ class Federation:
         return inputs if self.transform is None else self.transform(inputs)
 
 
+def summary_of(sizes: Any) -> dict[str, Any]:
+    """How many clients and rows there are, by the clients' sizes; classes are not known."""
+    return {
+        "clients": len(sizes),
+        "examples": int(sizes.sum()),
+        "size_min": int(sizes.min()),
+        "size_median": float(np.median(sizes)),
+        "size_max": int(sizes.max()),
+        "classes": None,
+        "classes_per_client": None,
+    }
+
+
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Double precision is kept only where it was asked for."""
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
+
+
+def _columns(target: Names, features: Names | None, categories: Any, options: Options, by: Any = ()) -> Columns:
+    return Columns(target, features, categories or {}, options.get("dtype"), options.get("finite", True), by)
 
 
 def _check_targets(examples: int, targets: int) -> None:
@@ -510,8 +518,3 @@ def _labels(inputs: Any, targets: Any) -> tuple[Any, int]:
     labels, classes = dealing.class_labels(targets)
     _check_targets(rows(as_inputs("inputs", inputs)), len(labels))
     return labels, classes
-
-
-def _named(clients: Any) -> tuple[tuple[Hashable, ...] | None, Any]:
-    """The names of clients that come in a dict, and the clients."""
-    return (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfedexp.data.arrays import as_tensor, check_count, check_seed
+from dpfedexp.data.arrays import as_array, as_tensor, check_count, check_seed
 from dpfedexp.errors import InputError, require
 
 
@@ -96,7 +96,7 @@ def _from_owners(owners: NDArray[np.int64], examples: int) -> Assignment:
 
 
 def _integers(field: str, values: Any) -> NDArray[np.int64]:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = np.asarray(as_array(values) if isinstance(values, Tensor) else values)
     require(array.ndim == 1, f"{field} has shape {array.shape}; it must be a flat list of whole numbers.")
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
@@ -115,13 +115,8 @@ def by_ids(
     """Who holds which rows from one id per row, and the ids in order of client.
 
     Clients are numbered in the order of their sorted ids (of first appearance, where ids can't be sorted), so that the order of the
-    rows does not decide. Time is that of one sort, whatever the number of clients.
-
-    Args:
-        field: what the ids are called in messages.
-        ids: one per row.
-        examples: the number of rows.
-        clients: how many clients there are; those beyond the ids hold no rows, and their name is None.
+    rows does not decide. Time is that of one sort, whatever the number of clients. `clients` beyond the ids hold no rows, and their
+    name is None.
     """
     codes, names = _numbered(field, ids)
     require(
@@ -138,12 +133,11 @@ def by_ids(
 
 def is_text(values: Any) -> bool:
     """Whether an array or list holds strings, which can only be ids."""
-    if isinstance(values, np.ndarray) or hasattr(values, "to_numpy"):
-        array = values if isinstance(values, np.ndarray) else values.to_numpy()
-        if array.dtype.kind in "UST":
-            return True
-        return bool(array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], str))
-    return isinstance(values, list | tuple) and len(values) > 0 and isinstance(values[0], str)
+    values = as_array(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "UST":
+        return True
+    objects = isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1
+    return (objects or isinstance(values, list | tuple)) and len(values) > 0 and isinstance(values[0], str)
 
 
 def is_missing(value: Any) -> bool:
@@ -181,10 +175,7 @@ def _numbered(field: str, ids: Any) -> tuple[NDArray[np.int64], list[Hashable]]:
 
 
 def _flat(field: str, ids: Any) -> Any:
-    if isinstance(ids, Tensor):
-        ids = ids.detach().cpu().numpy()
-    elif hasattr(ids, "to_numpy"):
-        ids = ids.to_numpy()
+    ids = as_array(ids)
     if isinstance(ids, np.ndarray):
         require(ids.ndim == 1, f"{field} has shape {ids.shape}; give one id per row, such as {field}[:, 0] or tuples.")
         return ids
@@ -201,10 +192,8 @@ def generator(seed: int) -> np.random.Generator:
 def class_labels(targets: Any) -> tuple[NDArray[np.int64], int]:
     """Labels as 0..K-1 and K, whatever integers they were."""
     tensor = as_tensor("targets", targets)
-    require(
-        not tensor.is_floating_point(),
-        f"targets has dtype {str(tensor.dtype).removeprefix('torch.')}; splitting by class needs integer class labels.",
-    )
+    kind = str(tensor.dtype).removeprefix("torch.")
+    require("float" not in kind, f"targets has dtype {kind}; splitting by class needs integer class labels.")
     require(
         tensor.dim() == 1,
         f"targets has shape {tuple(tensor.shape)}; splitting by class needs one label per row, shape ({len(tensor)},).",
@@ -233,29 +222,21 @@ def dirichlet(
     """
     _check_alpha(alpha)
     _check_enough(len(labels), clients, 1)
-    size = len(labels) // clients
-    if samples_per_client is not None:
-        check_count("samples_per_client", samples_per_client)
-        require(
-            samples_per_client <= size,
-            f"samples_per_client is {samples_per_client}; {len(labels)} rows for {clients} clients allow up to {size}.",
-        )
-        size = samples_per_client
+    most = len(labels) // clients
+    size = most if samples_per_client is None else check_count("samples_per_client", samples_per_client)
+    require(size <= most, f"samples_per_client is {size}; {len(labels)} rows for {clients} clients allow up to {most}.")
     mixes = rng.dirichlet(np.full(classes, float(alpha)), size=clients) if classes > 1 else np.ones((clients, 1))
     left = np.bincount(labels, minlength=classes)
     counts = np.zeros((clients, classes), dtype=np.int64)
-    for client in range(clients):
-        taken = counts[client]
-        wanted = size
-        while wanted:
-            weights = np.where(left > 0, mixes[client], 0.0)
+    for taken, mix in zip(counts, mixes, strict=True):
+        while wanted := size - int(taken.sum()):
+            weights = np.where(left > 0, mix, 0.0)
             total = weights.sum()
             # With a tiny alpha the whole mix can sit on classes that have run out.
             weights = weights / total if total > 0 else left / left.sum()
             draw = np.minimum(rng.multinomial(wanted, weights), left)
             taken += draw
             left -= draw
-            wanted -= int(draw.sum())
     return _deal(labels, counts, rng)
 
 
@@ -276,8 +257,7 @@ def shards(labels: NDArray[np.int64], clients: int, rng: np.random.Generator, sh
     """McMahan et al. 2017: rows sorted by label, cut into equal shards, `shards_per_client` dealt to each client."""
     check_count("shards_per_client", shards_per_client)
     _check_enough(len(labels), clients, shards_per_client)
-    shuffled = rng.permutation(len(labels))
-    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    ordered = _by_label(labels, rng)
     cuts = _even_offsets(len(labels), clients * shards_per_client)
     dealt = rng.permutation(clients * shards_per_client)
     lengths = np.diff(cuts)[dealt]
@@ -290,10 +270,14 @@ def _check_alpha(alpha: Any) -> None:
     require(number and math.isfinite(alpha) and alpha > 0, f"alpha is {alpha!r}; it must be a number greater than 0.")
 
 
+def _by_label(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
 def _deal(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Assignment:
     """Random rows of each class, `counts[i, k]` of class k to client i."""
-    shuffled = rng.permutation(len(labels))
-    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    ordered = _by_label(labels, rng)
     starts = _offsets(np.bincount(labels, minlength=counts.shape[1]))[:-1]
     dealt = counts.sum(axis=0)
     rows = np.concatenate([ordered[start : start + count] for start, count in zip(starts, dealt, strict=True)])
@@ -312,6 +296,5 @@ def _even_offsets(examples: int, parts: int) -> NDArray[np.int64]:
 def _check_enough(examples: int, clients: int, each: int) -> None:
     check_count("clients", clients)
     require(
-        examples >= clients * each,
-        f"clients is {clients}; {examples} rows cannot give each of them at least {each}.",
+        examples >= clients * each, f"clients is {clients}; {examples} rows cannot give each of them at least {each}."
     )

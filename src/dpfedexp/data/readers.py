@@ -29,16 +29,14 @@ Numbered = list[tuple[int, Value]]
 
 def pairs(clients: Iterable[Any]) -> Iterator[Any]:
     """(inputs, targets) of each client; what holds rows in another way is read, what is a pair already passes."""
-    _refuse_one(clients)
-    for number, client in enumerate(clients):
+    for number, client in enumerate(_several(clients)):
         holds_rows = isinstance(client, DataLoader | Dataset | Iterator)
         yield read_rows(f"clients[{number}]", client) if holds_rows else client
 
 
 def row_pairs(clients: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """The same where every client is rows, so that a list of two rows is never a pair of arrays."""
-    _refuse_one(clients)
-    for number, client in enumerate(clients):
+    for number, client in enumerate(_several(clients)):
         require(
             isinstance(client, Iterable | Dataset) and not isinstance(client, Tensor | str | bytes | dict),
             f"loaders[{number}] is a {type(client).__name__}; it must be a DataLoader, a Dataset or rows (input, target).",
@@ -63,26 +61,22 @@ def _of_loader(field: str, loader: DataLoader[Any]) -> tuple[Any, Any]:
         "(batches are made by the local optimiser's batch_size).",
     )
     if not isinstance(loader.dataset, IterableDataset):
-        _check_sampler(field, loader)
+        sampler = loader.sampler
+        # Only an order of all the rows can be undone.
+        whole = type(sampler) is SequentialSampler or (
+            type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        )
+        require(
+            whole and (loader.batch_size is not None or loader.batch_sampler is None),
+            f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
+            "holds, such as torch.utils.data.Subset(dataset, indices).",
+        )
         if loader.collate_fn is default_collate:
             return read_rows(field, loader.dataset)
         # A generator of its own: a loader draws a number from torch's whenever it is read.
         own = torch.Generator()
         loader = DataLoader(loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own)
     return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
-
-
-def _check_sampler(field: str, loader: DataLoader[Any]) -> None:
-    """Only an order of all the rows can be undone."""
-    sampler = loader.sampler
-    whole = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    )
-    require(
-        whole and (loader.batch_size is not None or loader.batch_sampler is None),
-        f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
-        "holds, such as torch.utils.data.Subset(dataset, indices).",
-    )
 
 
 def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
@@ -101,14 +95,14 @@ def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
     return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
 
 
-def _refuse_one(clients: Any) -> None:
+def _several(clients: Any) -> Iterable[Any]:
     """One loader or data set for everybody would make a client of every batch or row."""
-    if isinstance(clients, DataLoader | Dataset):
-        what = "DataLoader" if isinstance(clients, DataLoader) else "Dataset"
-        raise InputError(
-            f"clients is one {what}; give a list with one per client, or deal its rows out with "
-            "Federation.from_dataset(dataset, …)."
-        )
+    require(
+        not isinstance(clients, DataLoader | Dataset),
+        f"clients is one {'DataLoader' if isinstance(clients, DataLoader) else 'Dataset'}; give a list with one per client, or "
+        "deal its rows out with Federation.from_dataset(dataset, …).",
+    )
+    return clients  # type: ignore[no-any-return]
 
 
 def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor, list[int]]:
@@ -139,12 +133,7 @@ def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor
 
 
 def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]:
-    """The items of a map-style data set of (input, target) pairs, read once.
-
-    Args:
-        dataset: what has a length and items.
-        field: what it is called in messages.
-    """
+    """The items of a map-style data set of (input, target) pairs, read once; messages call it `field`."""
     tensors, indices = _tensors(dataset)
     if tensors is not None:
         if len(tensors) != 2:
@@ -160,7 +149,13 @@ def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise InputError(f"{field}[{number}] is {wrong_item(item)}")
         for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
-            tensor = _item(f"{field}[{number}] {name}", value)
+            if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
+                raise InputError(
+                    f"{field}[{number}] {name} is a {type(value).__name__}; it must be a tensor, an array or a number. "
+                    "Give the data set a transform that makes tensors."
+                )
+            row = value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
+            tensor = as_tensor(f"{field}[{number}] {name}", row)[0]
             if number == 0:
                 stacked.append(torch.empty((length, *tensor.shape), dtype=tensor.dtype))
             expected = stacked[part]
@@ -193,15 +188,6 @@ def wrong_item(item: Any) -> str:
             "or give tables with named columns to Federation.from_datasets."
         )
     return f"a {type(item).__name__}; it must be a pair (input, target)."
-
-
-def _item(field: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
-        return as_tensor(field, value[None] if isinstance(value, Tensor) else np.asarray(value)[None])[0]
-    raise InputError(
-        f"{field} is a {type(value).__name__}; it must be a tensor, an array or a number. "
-        "Give the data set a transform that makes tensors."
-    )
 
 
 def _join(pieces: Numbered[Any]) -> Any:

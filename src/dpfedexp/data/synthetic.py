@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfedexp.data.arrays import Transform, as_tensor, cast_inputs, cast_targets, check_count, check_seed
-from dpfedexp.data.federation import Federation
+from dpfedexp.data.federation import Federation, summary_of
 from dpfedexp.data.partition import generator
 from dpfedexp.errors import checked, require
 
@@ -87,16 +87,7 @@ class Generated:
         return cast, cast_targets(as_tensor("targets", targets).to(device), self.dtype)
 
     def summary(self) -> dict[str, Any]:
-        size = int(self.sizes[0])
-        return {
-            "clients": len(self),
-            "examples": len(self) * size,
-            "size_min": size,
-            "size_median": float(size),
-            "size_max": size,
-            "classes": None,
-            "classes_per_client": None,
-        }
+        return summary_of(self.sizes.numpy())
 
     def __repr__(self) -> str:
         return f"Generated({len(self)} clients, {int(self.sizes[0])} rows each)"

@@ -1,14 +1,16 @@
 """Inputs and targets from tables with named columns: DataFrames, Hugging Face data sets, dicts of columns, a file per client.
 
-Nothing is learned from the rows. Categories, means and scales that are computed from the clients' rows would tell about them
-outside the accounting, so lists of categories are given, and numbers stay as they are.
+Nothing is learned from the rows, which would tell about the clients outside the accounting: lists of categories are given, and
+numbers stay as they are.
 """
 
 from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dpfedexp.data.arrays import as_array
 from dpfedexp.data.partition import is_missing
 from dpfedexp.errors import InputError, nearest, require
 
@@ -42,7 +45,7 @@ class Columns:
 
     target: Names
     features: Names | None
-    categories: Mapping[Hashable, Sequence[Any]] | None
+    categories: Mapping[Hashable, Sequence[Any]]
     dtype: torch.dtype | None
     finite: bool
     by: tuple[Hashable, ...] = ()
@@ -50,11 +53,9 @@ class Columns:
     def read(
         self, tables: Iterable[Any], clients: Sequence[Hashable] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
-        """Inputs and targets of several tables with the same columns, one under the other, and how long each is.
+        """Inputs and targets of tables with the same columns, one under the other, and how long each is.
 
-        Args:
-            tables: one, or one per client.
-            clients: what the clients are called in messages; their numbers by default.
+        `clients` are what messages call their clients, by default their numbers.
         """
         columns: dict[Hashable, list[NDArray[Any]]] = {}
         sizes: list[int] = []
@@ -82,7 +83,7 @@ class Columns:
         _check_column(table, f"the table of client {client!r}", name, "lacks")
         # Numbers that a DataFrame calls categories are names, not amounts.
         category = hasattr(table, "dtypes") and str(getattr(table[name], "dtype", "")) == "category"
-        if category and name not in (self.categories or {}):
+        if category and name not in self.categories:
             raise InputError(f"column {name!r} holds categories; {self._advice(name)}")
         values = _read_column(table, name)
         if not self.by and values.ndim == 1 and (self.finite or values.dtype == object):
@@ -100,14 +101,14 @@ class Columns:
             require(name not in targets, f"column {name!r} is a target and a feature; take it out of features.")
         require(len(targets) > 0, "target is empty; name the column that is to be predicted.")
         require(len(features) > 0, "features is empty; name at least one column that is not the target.")
-        for name in self.categories or ():
+        for name in self.categories:
             known = (*targets, *features)
             near = nearest(str(name), map(str, known))
             require(name in known, f"categories has {name!r}, which is neither a target nor a feature.{near}")
         return targets, features
 
     def _inputs(self, columns: Mapping[Hashable, NDArray[Any]], names: tuple[Hashable, ...]) -> NDArray[Any]:
-        if len(names) == 1 and names[0] not in (self.categories or {}):
+        if len(names) == 1 and names[0] not in self.categories:
             values = self._values(columns, names[0])
             if values.ndim > 1:
                 return values
@@ -116,13 +117,10 @@ class Columns:
         blocks: list[NDArray[Any]] = []
         for name in names:
             values = self._values(columns, name)
-            if name in (self.categories or {}):
-                blocks.append((values[:, None] == np.arange(len((self.categories or {})[name]))).astype(kind))
+            if name in self.categories:
+                blocks.append((values[:, None] == np.arange(len(self.categories[name]))).astype(kind))
                 continue
-            require(
-                values.ndim == 1,
-                f"column {name!r} has rows of shape {values.shape[1:]}; give it alone, as features={name!r}.",
-            )
+            _check_flat("features", name, values)
             require(
                 not whole or values.dtype.kind != "f",
                 f"column {name!r} holds fractions and dtype is {self.dtype}; leave dtype out, or the column.",
@@ -136,17 +134,14 @@ class Columns:
         if isinstance(self.target, str) or not isinstance(self.target, Sequence):
             return values[0]
         for name, value in zip(names, values, strict=True):
-            require(
-                value.ndim == 1,
-                f"column {name!r} has rows of shape {value.shape[1:]}; give it alone, as target={name!r}.",
-            )
+            _check_flat("target", name, value)
         return np.stack(values, axis=1)
 
     def _values(self, columns: Mapping[Hashable, NDArray[Any]], name: Hashable) -> NDArray[Any]:
         """Numbers or booleans, one or an array per row; of a column with categories, their places in the list."""
         values = columns[name]
-        if name in (self.categories or {}):
-            return _codes(name, values, (self.categories or {})[name])
+        if name in self.categories:
+            return _codes(name, values, self.categories[name])
         if values.dtype == object and values.ndim == 1:
             _refuse_missing(name, values)
             values = _of_objects(name, values, self._advice(name))
@@ -167,6 +162,11 @@ class Columns:
         if name in listed(self.target):
             return f"{public}: a target becomes its place in the list."
         return f"{public}, or leave the column out with features=[...]."
+
+
+def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
+    alone = f"give it alone, as {field}={name!r}."
+    require(values.ndim == 1, f"column {name!r} has rows of shape {values.shape[1:]}; {alone}")
 
 
 def client_ids_of(table: Any, by: Names) -> Any:
@@ -236,11 +236,8 @@ def _check_column(table: Any, field: str, name: Hashable, verb: str = "names") -
 def _read_column(table: Any, name: Hashable) -> NDArray[Any]:
     """The values as they are stored; text and missing values come in an array of objects."""
     values = (table.with_format("numpy") if hasattr(table, "with_format") else table)[name]
-    if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
-    if hasattr(values, "to_numpy"):
-        values = values.to_numpy()
-    elif not isinstance(values, np.ndarray | list | tuple):
+    values = as_array(values)
+    if not isinstance(values, np.ndarray | list | tuple):
         # A Hugging Face column is read when it is sliced.
         values = values[:] if hasattr(values, "__getitem__") else list(values)
     if isinstance(values, np.ndarray):
@@ -256,9 +253,8 @@ def _read_column(table: Any, name: Hashable) -> NDArray[Any]:
 
 def _cell(value: Any) -> Any:
     """An image or a tensor as an array; anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return np.asarray(value) if hasattr(value, "__array_interface__") and not isinstance(value, np.generic) else value
+    image = hasattr(value, "__array_interface__") and not isinstance(value, np.generic)
+    return as_array(value) if isinstance(value, Tensor) else np.asarray(value) if image else value
 
 
 def _join(name: Hashable, parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -334,7 +330,6 @@ def client_files(path: str | Path, files: str) -> list[Path]:
     require(
         len(found) > 0, f"path is {str(path)!r}, where no file is called {files!r}; there must be one file per client."
     )
-    stems: set[str] = set()
     for file in found:
         require(
             file.is_file() and file.suffix in _READERS,
@@ -343,22 +338,20 @@ def client_files(path: str | Path, files: str) -> list[Path]:
             else f"{file.name!r} in {str(path)!r} is no file of a client ({', '.join(_READERS)}); move it away, or say which are "
             "with files='*.csv'.",
         )
-    for file in found:
-        require(
-            file.stem not in stems,
-            f"the client {file.stem!r} has several files; give one per client, or choose with files='*.csv'.",
-        )
-        stems.add(file.stem)
+    for stem, many in Counter(file.stem for file in found).items():
+        require(many == 1, f"the client {stem!r} has several files; give one per client, or choose with files='*.csv'.")
     return found
 
 
-def read_files(files: list[Path]) -> Iterator[dict[str, Any]]:
+def read_files(files: list[Path]) -> list[dict[str, Any]]:
     """Tables with the same columns, for columns of text with one type for all the clients."""
     tables = [_read_file(file) for file in files]
-    text = {name for table in tables for name, values in table.items() if isinstance(values, list)}
-    kinds = {name: _kind([value for table in tables for value in table.get(name, ())]) for name in text}
-    for table in tables:
-        yield {name: kinds[name](values) if name in kinds else values for name, values in table.items()}
+    for name in {name for table in tables for name, values in table.items() if isinstance(values, list)}:
+        read, dtype = _kind([value for table in tables for value in table.get(name, ())])
+        for table in tables:
+            if name in table:
+                table[name] = np.array([read(value) for value in table[name]], dtype=dtype)
+    return tables
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -396,36 +389,17 @@ def _csv(file: Path) -> dict[str, Any]:
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {".npz": _npz, ".safetensors": load_file, ".csv": _csv}
 
 
-def _kind(values: list[str]) -> Callable[[list[str]], NDArray[Any]]:
+def _kind(values: list[str]) -> tuple[Callable[[str], Any], Any]:
     """How a column of text is read: as whole numbers, numbers or booleans if all of it can be, else as text with gaps as None."""
-    full = [value for value in values if value]
-    for convert in (_whole, _real, _truth):
-        try:
-            convert(full)
-        except (ValueError, KeyError, OverflowError):
-            continue
-        return convert if len(full) == len(values) else _text
-    return _text
-
-
-def _whole(values: list[str]) -> NDArray[Any]:
-    return np.array([int(_plain(value)) for value in values], dtype=np.int64)
-
-
-def _real(values: list[str]) -> NDArray[Any]:
-    return np.array([float(_plain(value)) for value in values], dtype=np.float64)
-
-
-def _plain(value: str) -> str:
-    """Python reads 1_2 as 12; in a file it is a name."""
-    if "_" in value:
-        raise ValueError(value)
-    return value
-
-
-def _truth(values: list[str]) -> NDArray[Any]:
-    return np.array([{"true": True, "false": False}[value.lower()] for value in values], dtype=bool)
-
-
-def _text(values: list[str]) -> NDArray[Any]:
-    return np.array([value or None for value in values], dtype=object)
+    kinds: list[tuple[Callable[[str], Any], Any]] = [
+        (int, np.int64),
+        (float, np.float64),
+        (lambda value: {"true": True, "false": False}[value.lower()], bool),
+    ]
+    # Python reads 1_2 as 12; in a file it is a name.
+    if all(values) and not any("_" in value for value in values):
+        for read, dtype in kinds:
+            with suppress(ValueError, KeyError, OverflowError):
+                np.array([read(value) for value in values], dtype=dtype)
+                return read, dtype
+    return (lambda value: value or None), object

@@ -38,6 +38,9 @@ FEW_ROUNDS = 10
 """Fewer rounds than this are not recommended for the sake of less noise: hardly any model is trained in them."""
 
 
+_warning, _note = partial(Advice, "warning"), partial(Advice, "note")
+
+
 @checked
 def preflight(plan: Plan) -> list[Advice]:
     """Everything that the public numbers of a run give reason to say, warnings first.
@@ -69,8 +72,7 @@ def few_clients(plan: Plan) -> Advice | None:
     who = "1 client" if plan.population == 1 else f"{plan.population} clients"
     drowned = plan.best_signal is not None and plan.best_signal < 1
     numbers = _numbers(plan) if drowned else f"One of them is {1 / plan.population:.0%} of every mean."
-    return Advice(
-        "warning",
+    return _warning(
         "few-clients",
         f"{who}: client-level privacy can't work here, because it hides all that a whole client has to say. {numbers} Consider "
         "record-level privacy, which hides one record of a client.",
@@ -82,15 +84,14 @@ def more_noise(plan: Plan) -> Advice | None:
     best = plan.best_signal
     if best is None or best >= 1:
         return None
-    trust = " A server that clients trust adds far less noise: mechanism 'central-gaussian'." if _is_local(plan) else ""
+    trust = " A server that clients trust adds far less noise: mechanism 'central-gaussian'."
+    numbers = _numbers(plan) + (trust if plan.mechanism.is_local else "")
     if is_heard(best, plan.dimension):
-        return Advice("warning", "mostly-noise", f"There will be more noise than signal. {_numbers(plan)}{trust}")
-    return Advice(
-        "warning",
-        "no-signal",
-        "The noise drowns the signal: not even clients who all say the same in every round could be told from noise. "
-        f"{_numbers(plan)}{trust}",
+        return _warning("mostly-noise", f"There will be more noise than signal. {numbers}")
+    drowned = (
+        "The noise drowns the signal: not even clients who all say the same in every round could be told from noise."
     )
+    return _warning("no-signal", f"{drowned} {numbers}")
 
 
 def noisy_rounds(plan: Plan) -> Advice | None:
@@ -105,8 +106,7 @@ def noisy_rounds(plan: Plan) -> Advice | None:
             f"With {fewer} rounds instead of {plan.rounds}, at the same ε, the mean of each round could be signal for the larger "
             "part: take fewer rounds and more local steps."
         )
-    return Advice(
-        "note",
+    return _note(
         "noisy-rounds",
         f"The mean of one round has at least {number(share)} times as much noise as signal ({_facts(plan)}), and all "
         f"{plan.rounds} rounds together have at most {number(best)} times as much signal as noise. {remedy}",
@@ -118,15 +118,13 @@ def delta(plan: Plan) -> Advice | None:
     given, share = plan.algorithm.delta, plan.algorithm.delta * plan.population
     remedy = f"take delta = {default_delta(plan.population):.2g} or less."
     if share > 1:
-        return Advice(
-            "warning",
+        return _warning(
             "delta",
             f"delta is {given:g} with {plan.population:,} clients: above 1/M = {1 / plan.population:.2g} it allows that one "
             f"client's data are published as they are; {remedy}",
         )
     if share > 0.1 * (1 + 1e-9):
-        return Advice(
-            "note",
+        return _note(
             "delta",
             f"delta is {given:g} with {plan.population:,} clients, which is {share:.2f}/M; it should be well below 1/M: {remedy}",
         )
@@ -137,8 +135,7 @@ def epsilon(plan: Plan) -> Advice | None:
     """An ε that promises next to nothing."""
     if not plan.epsilon > LARGE_EPSILON:
         return None
-    return Advice(
-        "warning",
+    return _warning(
         "large-epsilon",
         f"ε = {number(plan.epsilon)} over {plan.rounds} rounds promises next to nothing: above {LARGE_EPSILON:g}, whoever gives a "
         "guess about a client one chance in a million may end up 99.8% sure of it. More clients pay for more noise; fewer rounds "
@@ -153,13 +150,14 @@ def sampling(plan: Plan) -> Advice | None:
     more.
     """
     z = plan.noise_multiplier
-    if z is None or _is_local(plan) or plan.sampling.kind != "full":
+    if z is None or plan.mechanism.is_local or plan.sampling.kind != "full":
         return None
-    rate = _rounded_up(max(2 / z, SAMPLED_COHORT / plan.population))
+    rate = max(2 / z, SAMPLED_COHORT / plan.population)
+    digit = 10.0 ** math.floor(math.log10(rate))
+    rate = round(math.ceil(rate / digit * (1 - 1e-12)) * digit, 12)
     if rate > 0.5:
         return None
-    return Advice(
-        "note",
+    return _note(
         "sampling",
         f"All {plan.population:,} clients take part in every round. With participation Poisson({rate:g}) a round would cost "
         f"{rate:.0%} of the computation, and at the same ε its mean would have at most a tenth more noise.",
@@ -186,16 +184,6 @@ def _numbers(plan: Plan) -> str:
 def _facts(plan: Plan) -> str:
     z = "" if plan.noise_multiplier is None else f"z = {number(plan.noise_multiplier)}, "
     return f"{z}d = {plan.dimension:,}, {number(plan.cohort)} clients a round"
-
-
-def _is_local(plan: Plan) -> bool:
-    return plan.mechanism.is_local
-
-
-def _rounded_up(rate: float) -> float:
-    """To one significant digit."""
-    step = 10.0 ** math.floor(math.log10(rate))
-    return round(math.ceil(rate / step * (1 - 1e-12)) * step, 12)
 
 
 Record = dict[str, Any]
@@ -237,18 +225,14 @@ class Watch:
     advice: list[Advice] = field(default_factory=list)
     _records: list[Record] = field(default_factory=list)
 
-    def replay(self, history: Iterable[Record]) -> None:
-        """The rounds of a run that goes on; what was said in them is not new, and the model of then is not looked at again."""
-        for record in history:
-            self.seen(record)
-
     def seen(self, record: Record, norms: Norms | None = None) -> list[Advice]:
         """What is new after a round; where the model stands is asked for now and then."""
         self._records.append(record)
         found = [self._not_finite(), self._diverging(), self._far_clip()]
         if norms is not None and self._looks:
             travelled, length = norms()
-            found += [self._drowned(travelled) or self._exploded(length)]
+            noise = self._nothing_but_noise(travelled, EARLY)
+            found.append(_warning("drowned", f"So far {noise}") if noise else self._exploded(length))
         return self._new(found)
 
     def end(self, norms: Norms) -> list[Advice]:
@@ -275,8 +259,7 @@ class Watch:
         bad = [key for key in ("eta_g", "update_norm") if not math.isfinite(last.get(key) or 0.0)]
         if not bad:
             return None
-        return Advice(
-            "warning",
+        return _warning(
             "not-finite",
             f"Round {last['round']} released a value that is not a finite number ({bad[0]}), and the model is lost from there: "
             f"{_RATE}.",
@@ -286,9 +269,8 @@ class Watch:
         """Most clients say that training did not help; or everybody is beyond a clip that rises, and nothing but noise comes."""
         recent = self._records[-WINDOW:]
         votes = [record[HELPED.field] for record in recent if record.get(HELPED.field) is not None]
-        noise = (
-            next((vote.noise for vote in self.plan.mechanism.votes if vote.name == HELPED.name), 0.0) / self.plan.cohort
-        )
+        noises = {vote.name: vote.noise / self.plan.cohort for vote in self.plan.mechanism.votes}
+        noise = noises.get(HELPED.name, 0.0)
         if len(votes) == WINDOW and sum(votes) / WINDOW < 0.5 - 3.0 * noise / math.sqrt(WINDOW):
             share = max(0.0, sum(votes) / WINDOW)
             seen = f"In {WINDOW} rounds only {share:.0%} of the clients had a lower loss after their local steps. Local training"
@@ -299,14 +281,13 @@ class Watch:
             )
         else:
             return None
-        return Advice("warning", "diverging", f"{seen} diverges: {_RATE}.")
+        return _warning("diverging", f"{seen} diverges: {_RATE}.")
 
     def _far_clip(self) -> Advice | None:
         first, last = self._records[0]["clip"], self._records[-1]["clip"]
         if not self.plan.mechanism.adapts_clip or 1 / FAR_CLIP <= last / first <= FAR_CLIP:
             return None
-        return Advice(
-            "note",
+        return _note(
             "far-clip",
             f"The clip went from {first:.3g} to {last:.3g} by round {self._records[-1]['round']}, more than a factor of "
             f"{FAR_CLIP:g}: the rounds before were spent on finding it. Begin nearer: AdaptiveClip(initial={last:.1g}).",
@@ -328,14 +309,12 @@ class Watch:
             return None
         seen = f"from {recent[0]['clip']:.3g} to {recent[-1]['clip']:.3g} in the last {WINDOW} rounds"
         if moves < 0 and self._noise_alone(recent):
-            return Advice(
-                "warning",
+            return _warning(
                 "vanishing",
                 f"The clip fell {seen}, and the released updates are no longer than noise alone: clients send next to nothing. "
                 f"Training that ends in infinite or missing numbers sends zero, and so does a dead network: {_RATE}.",
             )
-        return Advice(
-            "note",
+        return _note(
             "moving-clip",
             f"The clip was still {'rising' if moves > 0 else 'falling'} at the end, {seen}. Falling with the loss it is the end of "
             "training; otherwise begin nearer with AdaptiveClip(initial=…), or take more rounds.",
@@ -349,27 +328,20 @@ class Watch:
         if "fedexp" not in self.plan.algorithm.name or len(records) < FEWEST or 2 * last > len(records):
             return None
         when = f"after round {records[last - 1]['round']}" if last else f"in all {len(records)} rounds"
-        return Advice(
-            "note",
+        return _note(
             "no-extrapolation",
             f"The step size η_g was 1 {when}: extrapolation did nothing there, and the run is DP-FedAvg. That is as it should be "
             "where clients disagree or noise prevails.",
         )
 
     def _exploded(self, length: float) -> Advice | None:
-        most = EXPLODED * max(self.start_norm, 1.0)
-        if length <= most:
+        if length <= EXPLODED * max(self.start_norm, 1.0):
             return None
-        return Advice(
-            "warning",
+        return _warning(
             "exploded",
             f"After round {self._records[-1]['round']} the model's parameters have norm {length:.3g}; at the start it was "
             f"{self.start_norm:.3g}. The run diverges: {_RATE}.",
         )
-
-    def _drowned(self, travelled: float) -> Advice | None:
-        reason = self._nothing_but_noise(travelled, EARLY)
-        return None if reason is None else Advice("warning", "drowned", f"So far {reason}")
 
     def _dead(self, travelled: float, length: float) -> Advice | None:
         """The verdict. That noise can't be told from what was released proves nothing about the model, and is not said to."""
@@ -380,10 +352,8 @@ class Watch:
         lost = lost or (None if noise else self._exploded(length))
         failed = lost.sentence if lost else self._loss_still()
         if failed:
-            return Advice("warning", "dead", f"This run learnt nothing: {failed[0].lower()}{failed[1:]}")
-        if noise:
-            return Advice("warning", "dead", f"Nothing shows that this run learnt anything: {noise}")
-        return None
+            return _warning("dead", f"This run learnt nothing: {failed[0].lower()}{failed[1:]}")
+        return _warning("dead", f"Nothing shows that this run learnt anything: {noise}") if noise else None
 
     def _nothing_but_noise(self, travelled: float, deviations: float) -> str | None:
         """A sentence where neither the lengths of the updates nor the way of the model differ from what noise alone would do."""
@@ -479,7 +449,9 @@ class Commentary:
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Before the first round, or before those that are left of a run with this history; tells the preflight."""
-        self.watch.replay(history)
+        for record in history:
+            # What was said in these rounds is not new, and the model of then is not looked at again.
+            self.watch.seen(record)
         self._say(self.before)
 
     def after(self, record: Record, w: Tensor) -> None:

@@ -1,21 +1,12 @@
 """The last completed round of a simulation on disk, from which a run goes on as if it had never stopped.
 
-One safetensors file, `checkpoint.safetensors`: the state's tensors, and a JSON text in its metadata with everything else. It is
-replaced as a whole after every round, so there is always exactly one, and it is complete. It holds no random state, because every
-draw of a simulation is a function of seed, purpose, round and client.
+One safetensors file: the state's tensors (`state_tensors`), and in its metadata a JSON text with everything else. It is replaced
+as a whole after every round, so it is always complete. It holds what was released and what is public (`outlets`), and the place in
+the ledger that paid for it, but no random state: every draw of a simulation is a function of seed, purpose, round and client.
 
-It holds what was released and what is public (`outlets.py`), and the place in the ledger that paid for it. What depends on the
-clients otherwise lies in the run's private folder: SCAFFOLD's control variates, and the hash by which the data are recognised.
-
-Its tensors: `w`, the parameters; `recent.<number>`, the earlier iterates that the reported model averages, oldest first, of which
-the newest is `w` itself; `server.<name>`, the server optimiser's own state; `memory.<name>`, what the step-size rule and others
-remember of earlier rounds; `control`, SCAFFOLD's server control variate. The checkpoint of a deployment has the same ones.
-
-It carries the settings that make a run the run that it is: everything that its result depends on, by name. So it is continued only
-by the run that made it, and a run that it is refused to is told what differs. The device, the trainer, the size of the chunks and
-the budget are left out: they change where a run stops or how it rounds, not what it computes. So are the clients' data: a hash of
-them would tell whoever guesses a value whether it is right. They are known by `data_tag`, whose key and whose value never leave the
-run's private folder.
+It carries everything that the result depends on, by name, so that only the run that made it goes on from it. Device, trainer, chunk
+size and budget change where a run stops or how it rounds, and are left out. So are the clients' data: their hash would tell whether
+a guessed value is right, so `data_tag` and its key stay in the run's private folder.
 """
 
 from __future__ import annotations
@@ -119,13 +110,8 @@ def exists(folder: Path) -> bool:
 
 def read_progress(folder: Path) -> Progress | None:
     """Everything but the tensors; None where there is no checkpoint."""
-    checkpoint = _read(folder, tensors=False)
+    checkpoint = load(folder, tensors=False)
     return None if checkpoint is None else checkpoint.progress
-
-
-def load(folder: Path) -> Checkpoint | None:
-    """The checkpoint of a folder, checked against its hashes; None where there is none."""
-    return _read(folder, tensors=True)
 
 
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
@@ -177,7 +163,8 @@ def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor 
     return state
 
 
-def _read(folder: Path, *, tensors: bool) -> Checkpoint | None:
+def load(folder: Path, *, tensors: bool = True) -> Checkpoint | None:
+    """The checkpoint of a folder, checked against its hashes, with its tensors or without; None where there is none."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -297,10 +284,8 @@ def _plain(value: Any) -> Any:
 
 
 def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
-    joined: NamedValues = {}
-    for name, value in values.items():
-        joined |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
-    return joined
+    parts = [flatten(value, f"{prefix}.{name}" if prefix else str(name)) for name, value in values.items()]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def earlier(number: int) -> str:
@@ -309,7 +294,11 @@ def earlier(number: int) -> str:
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
-    """The tensors of a state, on the CPU."""
+    """The tensors of a state, on the CPU.
+
+    `w` are the parameters; `recent.<number>` the earlier iterates that the reported model averages, oldest first; `server.<name>`
+    the server optimiser's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side.
+    """
     named = {"w": state.w}
     named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
     named |= {f"server.{name}": value for name, value in state.server.items()}
@@ -344,21 +333,21 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def check_fits(state: State, start: State) -> None:
     """Refuses a state whose tensors have other names, shapes or types than those that the run starts with."""
+    require(state.server.keys() == start.server.keys(), "it lacks the server's own state, or holds another server's")
+    require(
+        state.memory.keys() == start.memory.keys(),
+        "it lacks what the step size remembers, or holds another rule's memory",
+    )
     pairs = [("parameters", state.w, start.w)]
     pairs += [("earlier parameters", value, start.w) for value in state.recent]
-    if set(state.server) != set(start.server):
-        raise InputError("it lacks the server's own state, or holds another server's")
     pairs += [("server state", value, start.server[name]) for name, value in state.server.items()]
-    if set(state.memory) != set(start.memory):
-        raise InputError("it lacks what the step size remembers, or holds another rule's memory")
     pairs += [("memory", value, start.memory[name]) for name, value in state.memory.items()]
     if state.control is not None and start.control is not None:
         pairs.append(("control variate", state.control, start.control))
     if state.client_controls is not None and start.client_controls is not None:
         pairs.append(("clients' control variates", state.client_controls, start.client_controls))
     for name, value, like in pairs:
-        if value.shape != like.shape or value.dtype != like.dtype:
-            raise InputError(f"its {name} does not fit the model")
+        require((value.shape, value.dtype) == (like.shape, like.dtype), f"its {name} does not fit the model")
 
 
 def digest(tensors: Mapping[str, Tensor], kind: str = "sha256") -> str:

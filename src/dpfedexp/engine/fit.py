@@ -96,7 +96,8 @@ def fit(
     everyone = participation or Full()
     declared = public_population(adjacency, everyone, len(clients), population)
     dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    algorithm = chosen_algorithm(epsilon, default_delta(declared) if delta is None else delta, adjacency)
+    delta_given = default_delta(declared) if delta is None else delta
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta_given, adjacency=adjacency)
     number = rounds_for(algorithm, dimension, declared, everyone) if rounds is None else rounds
     run = train(
         model,
@@ -126,11 +127,6 @@ def fit(
     if out is not None and rank() == 0:
         restate(Path(out), privacy)
     return replace(run, privacy=privacy)
-
-
-def chosen_algorithm(epsilon: float, delta: float, adjacency: Adjacency = "replace-one") -> Algorithm:
-    """What `fit` runs."""
-    return cdp_fedexp(clip="adaptive", target_epsilon=float(epsilon), delta=delta, adjacency=adjacency)
 
 
 @checked

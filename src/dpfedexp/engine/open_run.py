@@ -271,7 +271,12 @@ def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> Op
 def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkpoint | None) -> OpenRun:
     """The run that the folder holds, from its checkpoint, or from its start where it has a ledger alone."""
     with source.opened(source.existing(settings_hash(run.settings) if last is None else None)) as ledger:
-        name = _name_in(ledger, folder) if last is None else last.progress.run
+        name: Any = ledger.header.get("run") if last is None else last.progress.run
+        if not is_run_id(name):
+            raise LedgerError(
+                f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
+                "run's own ledger back, or begin a new run in a new folder."
+            )
         private = PrivateFolder.of(name, folder)
         state, history = run.start, []
         if last is not None:
@@ -329,16 +334,6 @@ def _check_nothing_was_released(folder: Path) -> None:
             f"the run can't be resumed: the folder {str(folder)!r} has traces of a run, but its ledger is missing, so nobody could "
             "say what was charged. Put it back, or begin a new run in a new folder."
         )
-
-
-def _name_in(ledger: Ledger, folder: Path) -> str:
-    name = ledger.header.get("run")
-    if not is_run_id(name):
-        raise LedgerError(
-            f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
-            "run's own ledger back, or begin a new run in a new folder."
-        )
-    return str(name)
 
 
 @dataclass(frozen=True)
@@ -410,13 +405,12 @@ def facts_of(
     task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
     command, data = ("", "") if folder is None else (folder.command, folder.data)
     model = type(task.model).__name__
-    promise = {name: getattr(algorithm, name) for name in ("clip", "noise_multiplier", "target_epsilon", "adjacency")}
-    usual = {"noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one", "clip": math.inf}
-    what = call_text(algorithm.name, {name: value for name, value in promise.items() if value != usual[name]})
+    usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
+    given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}
+    what = call_text(algorithm.name, given)
     how = {"local": task.local, "rounds": described.rounds, **options}
-    named = [
-        f"{name}={argument_text(value)}" for name, value in how.items() if value is not None and value is not False
-    ]
+    chosen = {name: value for name, value in how.items() if value is not None and value is not False}
+    named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
     call = f"train({', '.join([model, type(clients).__name__, what, *named])})"
     return RunFacts(
         run=open_run.name,

@@ -173,25 +173,13 @@ class Plan:
         dimension: int,
         rounds: int,
         secure: Secure = False,
+        mechanism: Mechanism | None = None,
     ) -> Plan:
-        """The plan of an algorithm; calibrating the noise of a sampled round takes seconds."""
+        """The plan of an algorithm. Calibrating the noise of a sampled round takes seconds, unless its `mechanism` is known."""
         for name, count in (("population", population), ("dimension", dimension), ("rounds", rounds)):
             require(is_count(count), f"{name} is {count!r}; it must be a positive whole number.")
         sampling, cohort = participation.sampling(population), participation.expected(population)
-        mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure)
-        return Plan.bound(algorithm, mechanism, participation, population, dimension, rounds)
-
-    @staticmethod
-    def bound(
-        algorithm: Algorithm,
-        mechanism: Mechanism,
-        participation: Participation,
-        population: int,
-        dimension: int,
-        rounds: int,
-    ) -> Plan:
-        """The plan of an algorithm whose mechanism is known already."""
-        sampling, cohort = participation.sampling(population), participation.expected(population)
+        mechanism = mechanism or algorithm.bind(dimension, cohort, sampling, rounds, secure)
         return Plan(algorithm, mechanism, sampling, population, cohort, dimension, rounds)
 
     @cached_property

@@ -172,16 +172,8 @@ def draw(chart: Chart, folder: Path) -> list[Path]:
 def _panel(axis: Axes, panel: Panel) -> None:
     for series, slot in zip(panel.series, panel.slots, strict=True):
         style, marker = "--" if series.dashed else "-", "o" if len(series.x) <= 12 else None
-        axis.plot(
-            series.x,
-            series.y,
-            style,
-            color=CYCLE[slot],
-            label=series.name,
-            linewidth=1.7,
-            marker=marker,
-            markersize=3.5,
-        )
+        look: dict[str, Any] = {"color": CYCLE[slot], "linewidth": 1.7, "marker": marker, "markersize": 3.5}
+        axis.plot(series.x, series.y, style, label=series.name, **look)
         if series.low is not None and series.high is not None:
             axis.fill_between(series.x, series.low, series.high, color=CYCLE[slot], alpha=0.16, linewidth=0)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)

@@ -78,7 +78,12 @@ def prepare(
         isinstance(algorithm, Algorithm),
         f"algorithm is a {type(algorithm).__name__}; it must be an algorithm such as cdp_fedexp(…).",
     )
-    _check_run(clients, rounds, secure, diagnostics)
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
+    require(len(clients) > 0, "the federation has no clients; it needs at least one.")
+    require(
+        not (secure and diagnostics),
+        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
+    )
     check_optimiser(local)
     isolated = bool(secure) if isolated is None else isolated
     execution = execution_on(device, execution)
@@ -93,7 +98,13 @@ def prepare(
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
-    _check_scaffold(algorithm, task)
+    if algorithm.scaffold:
+        # It divides by τη_l, which must exist for the optimiser, be public and be the same for all.
+        require(
+            local.steps is not None or local.batch_size is None,
+            "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
+        )
+        local.tau_eta_l(1)
     # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
@@ -228,11 +239,8 @@ def check_kinds(model: Any, clients: Any, local: Any, participation: Any, secure
 
 def _check_plain(model: nn.Module) -> None:
     """Wrappers of torch that hide the module, and parameters without numbers."""
-    within = {
-        "DataParallel": "model.module",
-        "DistributedDataParallel": "model.module",
-        "OptimizedModule": "model._orig_mod",
-    }
+    within = dict.fromkeys(("DataParallel", "DistributedDataParallel"), "model.module")
+    within["OptimizedModule"] = "model._orig_mod"
     name = type(model).__name__
     require(
         name not in within,
@@ -245,15 +253,6 @@ def _check_plain(model: nn.Module) -> None:
     require(
         not any(p.is_meta for p in model.parameters()),
         "the model's parameters are on the device 'meta' and have no numbers; build it on the CPU, or load its parameters first.",
-    )
-
-
-def _check_run(clients: Clients, rounds: int, secure: Secure, diagnostics: bool) -> None:
-    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
-    require(len(clients) > 0, "the federation has no clients; it needs at least one.")
-    require(
-        not (secure and diagnostics),
-        "diagnostics is True in a secure run: they are computed without noise, so they must not leave it; use one of the two.",
     )
 
 
@@ -275,17 +274,6 @@ def check_noise_cohort(noise_cohort: int, algorithm: Algorithm, local: LocalOpti
     require(
         not local.automatic, f"{given} with a local rate that the clients' votes choose; give the rate as a number."
     )
-
-
-def _check_scaffold(algorithm: Algorithm, task: Task) -> None:
-    """SCAFFOLD divides by τη_l, which must exist for the optimiser, be public and be the same for all."""
-    if not algorithm.scaffold:
-        return
-    require(
-        task.local.steps is not None or task.local.batch_size is None,
-        "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
-    )
-    task.local.tau_eta_l(1)
 
 
 def _in_training(model: nn.Module) -> nn.Module:

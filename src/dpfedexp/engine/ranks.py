@@ -102,9 +102,8 @@ class Team:
         try:
             return Team(dist.get_rank(), dist.get_world_size(), Heartbeat.start())
         except RuntimeError as error:
-            first = str(error).strip().splitlines()[0][:200]
             raise RoundFailed(
-                f"rank {dist.get_rank()} could not meet the others before the first round: {first}"
+                f"rank {dist.get_rank()} could not meet the others before the first round: {_first_line(error)}"
             ) from None
 
     def cohort_part(
@@ -112,14 +111,12 @@ class Team:
     ) -> Part:
         """Rank 0's round: what `Simulation.collect` gives for the whole cohort."""
         try:
-            self._send(torch.tensor([_ROUND, number, state.radius, len(cohort)], dtype=torch.float64))
-            self._send(cohort)
-            self._send(state.w)
+            _broadcast(torch.tensor([_ROUND, number, state.radius, len(cohort)], dtype=torch.float64))
+            _broadcast(cohort)
+            _broadcast(state.w)
             if state.control is not None and state.client_controls is not None:
-                self._send(state.control)
-                if not self.settled:
-                    self._send_rows(state.client_controls)
-            self.settled = True
+                _broadcast(state.control)
+                self._share(state.client_controls)
             return self._together(simulation, state, mechanism, cohort, number)
         except (RuntimeError, ValueError) as error:
             raise self._lost(number, error) from None
@@ -130,20 +127,18 @@ class Team:
         number = 0
         try:
             while True:
-                kind, number, radius, count = self._received(torch.zeros(4, dtype=torch.float64)).tolist()
+                kind, number, radius, count = _broadcast(torch.zeros(4, dtype=torch.float64)).tolist()
                 if kind == _STOP:
                     self.over = True
                     if not number:
                         raise RoundFailed("rank 0 ended the run; its own message says why.")
                     return self._outcome(state.w)
-                cohort = self._received(torch.zeros(int(count), dtype=torch.int64))
-                w = self._received(torch.zeros_like(state.w))
+                cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
+                w = _broadcast(torch.zeros_like(state.w))
                 control = None
                 if state.control is not None and state.client_controls is not None:
-                    control = self._received(torch.zeros_like(state.control))
-                    if not self.settled:
-                        self._send_rows(state.client_controls)
-                self.settled = True
+                    control = _broadcast(torch.zeros_like(state.control))
+                    self._share(state.client_controls)
                 state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls)
                 mechanism = simulation.mechanism.at_radius(radius)
                 part = self._together(simulation, state, mechanism, cohort, int(number))
@@ -157,15 +152,15 @@ class Team:
         """Rank 0 tells the others that the run is over, and what came of it; None where it failed."""
         if not self.over:
             self.over = True
-            self._send(torch.tensor([_STOP, outcome is not None, 0, 0], dtype=torch.float64))
+            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0], dtype=torch.float64))
             if outcome is not None:
                 w, history, statement, stopped = outcome
                 send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
-                self._send(w)
+                _broadcast(w)
 
     def _outcome(self, like: Tensor) -> Outcome:
         message = json.loads(receive_text())
-        w = self._received(torch.zeros_like(like, device="cpu"))
+        w = _broadcast(torch.zeros_like(like, device="cpu"))
         return w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
 
     @contextmanager
@@ -188,9 +183,8 @@ class Team:
         if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and not _about_connections(error):
             return error
         self.over = True
-        first = str(error).strip().splitlines()[0][:200]
         return RoundFailed(
-            f"rank {self.rank} lost another rank in round {number} ({first}). Nothing of that round was released. "
+            f"rank {self.rank} lost another rank in round {number} ({_first_line(error)}). Nothing of that round was released. "
             "The run goes on from its checkpoint with --resume, on any number of ranks."
         )
 
@@ -228,9 +222,8 @@ class Team:
         except RuntimeError:
             if failed is None:
                 raise
-        if worst:
-            # Everybody knows, so nobody need be told.
-            self.over = True
+        # Where a rank failed everybody knows, so nobody need be told.
+        self.over = self.over or bool(worst)
         if failed is not None:
             raise failed
         if part is None or worst:
@@ -249,24 +242,26 @@ class Team:
             dist.reduce(tensor, dst=0)
         if self.rank == 0:
             for other in range(1, self.world):
-                controls = controls + _receive_controls(other, sums.vector.shape[0])
+                controls = controls + _receive_controls(other)
         else:
             _send_controls(controls)
         device = sums.vector.device
         total = Sums(vector, scalars[0].to(device), scalars[2:].to(device), int(count))
         return total, controls, float(scalars[1])
 
-    def _send(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor.contiguous(), src=0)
+    def _share(self, client_controls: Tensor) -> None:
+        """What clients remember goes from rank 0 to all before the first round, in pieces."""
+        if not self.settled:
+            for piece in client_controls.split(_ROWS):
+                dist.broadcast(piece, src=0)
+        self.settled = True
 
-    def _received(self, room: Tensor) -> Tensor:
-        dist.broadcast(room, src=0)
-        return room
 
-    def _send_rows(self, rows: Tensor) -> None:
-        """A large tensor from rank 0 to all, in pieces."""
-        for piece in rows.split(_ROWS):
-            dist.broadcast(piece, src=0)
+def _broadcast(tensor: Tensor) -> Tensor:
+    """Rank 0's tensor, on every rank."""
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, src=0)
+    return tensor
 
 
 def _send_controls(controls: list[tuple[Tensor, Tensor]]) -> None:
@@ -277,7 +272,7 @@ def _send_controls(controls: list[tuple[Tensor, Tensor]]) -> None:
         dist.send(rows.contiguous(), 0)
 
 
-def _receive_controls(other: int, width: int) -> list[tuple[Tensor, Tensor]]:
+def _receive_controls(other: int) -> list[tuple[Tensor, Tensor]]:
     count = torch.zeros(1, dtype=torch.int64)
     dist.recv(count, other)
     controls = []
@@ -291,6 +286,10 @@ def _receive_controls(other: int, width: int) -> list[tuple[Tensor, Tensor]]:
     return controls
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200]
+
+
 def _about_connections(error: Exception) -> bool:
     text = str(error).lower()
     return any(word in text for word in ("connection", "gloo", "nccl", "timed out", "socket", "peer"))
@@ -302,18 +301,15 @@ LONGEST = 2**30
 def send_text(text: str) -> None:
     """Rank 0 calls this where the others call `receive_text`."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    dist.broadcast(torch.tensor([len(data)]), src=0)
-    dist.broadcast(data, src=0)
+    _broadcast(torch.tensor([len(data)]))
+    _broadcast(data)
 
 
 def receive_text() -> str:
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.broadcast(length, src=0)
+    length = _broadcast(torch.zeros(1, dtype=torch.int64))
     if not 0 < int(length) <= LONGEST:
         raise RoundFailed(f"rank 0 announced a message of {int(length)} bytes; it must have between 1 and {LONGEST}.")
-    data = torch.zeros(int(length), dtype=torch.uint8)
-    dist.broadcast(data, src=0)
-    return data.numpy().tobytes().decode()
+    return _broadcast(torch.zeros(int(length), dtype=torch.uint8)).numpy().tobytes().decode()
 
 
 EVERY, GONE_AFTER = 2.0, 20.0

@@ -133,11 +133,8 @@ class Simulation:
     @property
     def stands_for(self) -> dict[str, Any]:
         """The same as the ledger's header and the statement say it."""
-        return (
-            {}
-            if self.larger is None
-            else {"noise_cohort": self.larger.noise_cohort, "stand_ins": self.larger.stand_ins}
-        )
+        larger = self.larger
+        return {} if larger is None else {"noise_cohort": larger.noise_cohort, "stand_ins": larger.stand_ins}
 
     @property
     def sampling(self) -> Sampling:
@@ -156,6 +153,10 @@ class Simulation:
         if not bool(torch.isfinite(w).all()):
             raise InputError("the model's initial parameters contain NaN or infinity; they must all be finite.")
         scaffold = self.algorithm.scaffold is not None
+        memory = dict(initial_memory(self.algorithm.rule, w))
+        if self.task.local.automatic:
+            # Before the probe there is no rate yet, and nobody was harmed.
+            memory |= {RATE: w.new_zeros((), dtype=torch.float64), HELPED_SO_FAR: w.new_ones((), dtype=torch.float64)}
         return State(
             round=0,
             w=w,
@@ -164,14 +165,8 @@ class Simulation:
             server=self.algorithm.server.init(w),
             control=torch.zeros_like(w) if scaffold else None,
             client_controls=zero_rows(self.present, len(w)) if scaffold else None,
-            memory={**initial_memory(self.algorithm.rule, w), **self._unknown_rate(w)},
+            memory=memory,
         )
-
-    def _unknown_rate(self, w: Tensor) -> dict[str, Tensor]:
-        """What is remembered of a rate that sets itself, before the probe: none yet, and nobody was harmed."""
-        if not self.task.local.automatic:
-            return {}
-        return {RATE: w.new_zeros((), dtype=torch.float64), HELPED_SO_FAR: w.new_ones((), dtype=torch.float64)}
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
         """One round. It is charged to the ledger after the clients are done and before anything is released.
@@ -242,12 +237,14 @@ class Simulation:
             elif clients is chunks[-1]:
                 # Asked now, judged below: a GPU that still trains need not wait for the processor.
                 judge = self.task.look()
-            first = 0
-            for part, rows in self._shapes(clients, updates):
+            # In an isolated run rows are clipped and randomised in shapes of one size, the last of which may have rows to spare.
+            unit, first = self.unit or len(clients), 0
+            for part, rows in zip(clients.split(unit), updates.split(unit), strict=True):
                 own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
                 first += len(rows)
                 clipped = clip(rows, mechanism.clip, reuse=True)
-                report = mechanism.randomize(clipped, _filled(part, len(rows)), noise, **own_votes).first(len(part))
+                numbers = torch.cat([part, part[-1:].expand(len(rows) - len(part))])
+                report = mechanism.randomize(clipped, numbers, noise, **own_votes).first(len(part))
                 if state.control is not None and state.client_controls is not None:
                     own = (
                         clipped.vectors[: len(part)]
@@ -306,20 +303,8 @@ class Simulation:
             for chunk in part.split(self.chunk_size) if len(part) else ():
                 yield cohort[chunk]
 
-    def _shapes(self, clients: Tensor, updates: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows of a chunk as they are clipped and randomised: at once, or in an isolated run in shapes of one size.
-
-        The last of those shapes may have more rows than clients.
-        """
-        if self.unit is None:
-            return iter([(clients, updates)])
-        return zip(clients.split(self.unit), updates.split(self.unit), strict=True)
-
     def updates(self, state: State, w: Tensor, clients: Tensor, number: int) -> Tensor:
-        """What the clients of a chunk learnt in the round, one row each; an empty client's is zero.
-
-        An isolated run has more rows than clients where the last of its shapes is not full.
-        """
+        """One row for each client of a chunk, zero for an empty one; more where an isolated run's last shape is not full."""
         sizes = self.task.clients.sizes
         if self.unit is not None:
             trained, real = padded(clients, sizes, self.unit)
@@ -416,13 +401,6 @@ def _unchanged(w: Tensor) -> Callable[..., None]:
             )
 
     return compare
-
-
-def _filled(clients: Tensor, count: int) -> Tensor:
-    """Numbers for rows that are thrown away, after those of the clients."""
-    if len(clients) == count:
-        return clients
-    return torch.cat([clients, clients[-1:].expand(count - len(clients))])
 
 
 def describe(round: Round, epsilon: float, metrics: dict[str, float]) -> dict[str, Any]:
@@ -528,9 +506,6 @@ def _of_holders(simulation: Simulation, places: probe.Places) -> probe.Places:
     """
     sizes, public, unit = simulation.task.clients.sizes, simulation.task.local.shape_is_public, simulation.unit
 
-    def learn(who: Tensor) -> Tensor:
-        return places(who)[:, None].float()
-
     def standing(clients: Tensor) -> Tensor:
         out = torch.zeros(len(clients), dtype=torch.int64)
         if unit is None:
@@ -539,7 +514,10 @@ def _of_holders(simulation: Simulation, places: probe.Places) -> probe.Places:
                 out[real] = places(clients[real]).cpu()
             return out
         filled, real = padded(clients, sizes, unit)
-        parts = [learnt_apart(learn, part, unit, like=torch.zeros(1), public=public) for part in filled.split(unit)]
+        parts = [
+            learnt_apart(lambda who: places(who)[:, None].float(), part, unit, like=torch.zeros(1), public=public)
+            for part in filled.split(unit)
+        ]
         return torch.where(real[: len(clients)], torch.cat(parts)[: len(clients), 0].long().cpu(), out)
 
     return standing

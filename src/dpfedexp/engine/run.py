@@ -143,9 +143,9 @@ class Run:
         last = self.history[-1] if self.history else {}
         shown = {k: round(v, 4) + 0.0 for k, v in last.items() if isinstance(v, float)}
         caveat = "".join(f", epsilon_total: {one}" for one in caveats(self.privacy) if "epsilon_total" in shown)
-        ended = caveat + ("" if self.stopped is None else f", stopped: {self.stopped}")
-        ended += "" if self.verdict is None else f", {self.verdict}"
-        return f"Run({len(self.history)} rounds, {shown}{ended})"
+        stopped = "" if self.stopped is None else f", stopped: {self.stopped}"
+        verdict = "" if self.verdict is None else f", {self.verdict}"
+        return f"Run({len(self.history)} rounds, {shown}{caveat}{stopped}{verdict})"
 
     def _repr_html_(self) -> str:
         last = self.history[-1] if self.history else {}
@@ -197,6 +197,7 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
 
 
 FORMAT, VERSION = "dpfedexp-run", 1
+_READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
 
 
 @dataclass(frozen=True)
@@ -238,18 +239,13 @@ class RunFacts:
             values = {name: content[name] for name in kinds if name in content}
             for name in ("data", "model", "command"):
                 values.setdefault(name, "")
-            wrong = [name for name, value in values.items() if not _fits(value, kinds[name])]
+            # True is an integer to Python, and none here.
+            wrong = [name for name, value in values.items() if type(value).__name__ not in _READ_AS[kinds[name]]]
             if content["format"] != FORMAT or wrong:
                 raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}" if wrong else "it is of another format")
             return RunFacts(**values)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"the file {str(path)!r} does not describe a run ({error}); delete it.") from None
-
-
-def _fits(value: object, kind: str) -> bool:
-    kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "bool": bool, "float": (float, int)}
-    wanted = kinds[kind]
-    return isinstance(value, wanted) and (kind == "bool" or not isinstance(value, bool))
 
 
 def call_text(name: str, given: Mapping[str, object]) -> str:
@@ -375,11 +371,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _comparable(settings: Settings) -> dict[str, Any]:
     """What may not change between a run and its continuation."""
-    return flatten(
-        settings.model_dump(
-            mode="json", exclude={"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
-        )
-    )
+    left_out: Any = {"resolved": True, "run": {"device", "chunk_size", "memory", "budget"}}
+    return flatten(settings.model_dump(mode="json", exclude=left_out))
 
 
 Record = dict[str, Any]
@@ -394,7 +387,11 @@ def write_results(
 ) -> None:
     """Metrics, parameters and advice; `OSError` where one can't be written."""
     write_history(folder, history)
-    write_csv(folder / METRICS_TABLE, history)
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, list(dict.fromkeys(key for record in history for key in record)))
+    writer.writeheader()
+    writer.writerows(history)
+    replace_text(folder / METRICS_TABLE, table.getvalue())
     # Parameters that share their storage, such as tied embeddings, are written twice: the format has no word for it.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     replace_tensors(folder / MODEL, tensors)
@@ -477,12 +474,3 @@ def read_text(path: Path, optional: bool = False) -> str:
 def line(record: Mapping[str, Any]) -> str:
     """One line of JSON."""
     return json.dumps(finite(dict(record))) + "\n"
-
-
-def write_csv(path: Path, records: Sequence[Record]) -> None:
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, columns)
-    writer.writeheader()
-    writer.writerows(records)
-    replace_text(path, table.getvalue())

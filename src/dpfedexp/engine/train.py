@@ -8,9 +8,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -202,7 +202,15 @@ def train(
             round_progress(simulation, rounds, enabled=progress) as show_progress,
         ):
             simulation = replace(simulation, team=team, run=open_run.name)
-            commentary = Commentary(_plan(simulation, int(rounds)), description.start.w, on_advice or _warn)
+            plan = Plan.of(
+                simulation.algorithm,
+                simulation.participation,
+                simulation.population,
+                simulation.task.layout.dimension,
+                int(rounds),
+                mechanism=simulation.mechanism,
+            )
+            commentary = Commentary(plan, description.start.w, on_advice or _warn)
             commentary.begin(open_run.history)
             how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
             how |= {} if aggregation == "plain" else {"aggregation": aggregation}
@@ -220,9 +228,8 @@ def train(
                 return stop
 
             def made(end: End) -> Run:
-                reported = open_run.state.reported.cpu()
                 return Run(
-                    _with_parameters(model, simulation, reported),
+                    _with_parameters(model, simulation, open_run.state.reported.cpu()),
                     open_run.history,
                     _statement(simulation, open_run, end),
                     open_run.ledger,
@@ -234,13 +241,21 @@ def train(
 
             limit = None if budget is None else Budget(budget, algorithm.delta)
             try:
-                end = End.of(tell(callbacks, "resumed", open_run.history)) or _rounds(
-                    simulation, open_run, measure, evaluate_every, limit, completed
+                stop = tell(callbacks, "resumed", open_run.history)
+                end = (
+                    End(stop.reason, stop.source)
+                    if stop is not None
+                    else _rounds(simulation, open_run, measure, evaluate_every, limit, completed)
                 )
             except KeyboardInterrupt:
                 if run_folder is not None:
                     run_folder.close()
-                raise Interrupted(_interrupted(open_run), made(End("somebody interrupted it.", "hand"))) from None
+                where = "" if folder is None else f", and resume=True goes on in {str(folder)!r}"
+                raise Interrupted(
+                    f"interrupted after {open_run.state.round} of {description.rounds} rounds; this exception's `run` holds "
+                    f"them{where}.",
+                    made(End("somebody interrupted it.", "hand")),
+                ) from None
             except Exception as error:
                 if run_folder is not None:
                     run_folder.close()
@@ -256,16 +271,11 @@ def train(
         return run
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
 
     reason: str | None = None
     decided: Source | Literal["hand", ""] = ""
-
-    @staticmethod
-    def of(stop: Stop | None) -> End | None:
-        return None if stop is None else End(stop.reason, stop.source)
 
 
 def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
@@ -277,18 +287,6 @@ def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | Non
         f"out is {str(out)!r} and checkpoint is {str(checkpoint)!r}; out holds the checkpoint too, so leave checkpoint out.",
     )
     return RunFolder(out, resume=resume)
-
-
-def _interrupted(open_run: OpenRun) -> str:
-    done, planned = open_run.state.round, open_run.description.rounds
-    sentence = f"interrupted after {done} of {planned} rounds; this exception's `run` holds them"
-    return sentence + ("." if open_run.folder is None else f", and resume=True goes on in {str(open_run.folder)!r}.")
-
-
-def _plan(run: Simulation, rounds: int) -> Plan:
-    return Plan.bound(
-        run.algorithm, run.mechanism, run.participation, run.population, run.task.layout.dimension, rounds
-    )
 
 
 def _warn(advice: Advice) -> None:
@@ -337,11 +335,11 @@ def _rounds(
         record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
         record = recorded(METRICS, record, secure=open_run.description.secure)
         open_run.complete(state, record, last=number == rounds)
-        end = End.of(completed(record))
+        stop = completed(record)
         # After the last round there is nothing left to stop.
-        if end is not None and number < rounds:
+        if stop is not None and number < rounds:
             open_run.stop()
-            return end
+            return End(stop.reason, stop.source)
     return End()
 
 
@@ -369,8 +367,9 @@ def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacySt
 def _followed(team: Team, simulation: Simulation, model: nn.Module) -> Run:
     """What a rank other than 0 returns: the same run, without its ledger."""
     w, history, statement, stopped = team.follow(simulation)
-    trained = _with_parameters(model, simulation, w)
-    return Run(trained, history, statement, Ledger.in_memory(), simulation.trainer.name, stopped)
+    return Run(
+        _with_parameters(model, simulation, w), history, statement, Ledger.in_memory(), simulation.trainer.name, stopped
+    )
 
 
 def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) -> nn.Module:
@@ -388,9 +387,10 @@ def evaluation_of(
     metrics: Mapping[str, Metric] | None = None,
 ) -> Measuring | None:
     """What measures the model: `evaluate` where it is given, or the test set, which is tried on it before the first round."""
+    counted = f" of {len(test)}" if isinstance(test, (tuple, list)) else ""
     require(
-        test is None or (isinstance(test, (tuple, list)) and len(test) == 2),
-        f"test is {_kind(test)}; it must be a pair (inputs, targets).",
+        test is None or counted == " of 2",
+        f"test is a {type(test).__name__}{counted}; it must be a pair (inputs, targets).",
     )
     check_metrics(metrics)
     require(
@@ -424,18 +424,12 @@ def evaluation_of(
     return Measuring(model, simulation, measure, asks=True)
 
 
-def _kind(test: Any) -> str:
-    counted = isinstance(test, (tuple, list))
-    return f"a {type(test).__name__} of {len(test)}" if counted else f"a {type(test).__name__}"
-
-
 class Measuring:
     """Metrics of released parameters, in a copy of the model that no client trains.
 
-    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. For a test
-    set, frozen parameters are not copied, and nothing is where all modules are torch's own, which remember nothing in eval mode.
-
-    `asks` is whether `evaluate` leaves the parameters as they were.
+    Every measurement has a copy of its own, because modules may remember and a caller's function may do what it likes. Where
+    `evaluate` only `asks`, as a test set does, frozen parameters are not copied, and nothing is where all modules are torch's own,
+    which remember nothing in eval mode.
     """
 
     def __init__(self, model: nn.Module, simulation: Simulation, evaluate: Evaluate, *, asks: bool) -> None:
@@ -449,7 +443,9 @@ class Measuring:
         self.forgets = asks and all(map(_is_torchs_own, self.copy.modules()))
 
     def __call__(self, state: State) -> dict[str, float]:
-        model = self.copy if self.forgets else self._fresh()
+        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
+        held = {id(parameter): parameter for parameter in frozen}
+        model = self.copy if self.forgets else copy.deepcopy(self.copy, held)
         self.task.layout.write(model, state.reported.to(self.task.device))
         found = self.evaluate(model)
         if not isinstance(found, Mapping):
@@ -457,10 +453,6 @@ class Measuring:
                 f"evaluate returned a {type(found).__name__}; it must return a dict of numbers by name, {{'loss': 0.3}}."
             )
         return {name: _number(name, value) for name, value in found.items()}
-
-    def _fresh(self) -> nn.Module:
-        frozen = [parameter for parameter in self.copy.parameters() if self.asks and not parameter.requires_grad]
-        return copy.deepcopy(self.copy, {id(parameter): parameter for parameter in frozen})
 
 
 def _is_torchs_own(module: nn.Module) -> bool:
@@ -490,23 +482,16 @@ def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Ite
     if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
         yield lambda record: None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     times = recorded("terminal", {"elapsed": None}, secure=simulation.system is not None)
     whose = "" if simulation.larger is None else LARGER
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        *([TimeElapsedColumn(), TimeRemainingColumn()] if times else []),
-        TextColumn("{task.fields[shown]}"),
+    with progress.Progress(
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
+        progress.TextColumn("{task.fields[shown]}"),
         transient=True,
     ) as bar:
         row = bar.add_task(simulation.algorithm.name, total=rounds, shown="")

@@ -86,22 +86,29 @@ def read_claim(run: Path) -> PrivacyStatement | None:
 def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatement:
     """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header."""
     ledger = open_ledger(run)
-    header = ledger.header
+    header, charges = ledger.header, ledger.charges()
     if claim is None:
+        reporting = header.get("reporting", 0)
         return PrivacyStatement.from_charges(
-            ledger.charges(),
+            charges,
             float(header.get("delta", 1e-5)),
             algorithm=str(header.get("algorithm", "this run")),
             clients=int(header.get("clients", 0)),
             simulated=bool(header.get("simulated", True)),
-            reporting=_reporting(header),
+            # How many clients at least report in every round; 0 where it is unknown.
+            reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
             **_context(header),
         )
+    planned = None
+    if claim.stopping and claim.planned_rounds is not None and charges:
+        # A run that stopped early is charged as if it had not: its rounds are all alike.
+        event, _ = max(charges, key=lambda charge: charge[1])
+        planned = [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
     statement = PrivacyStatement.from_charges(
-        ledger.charges(),
+        charges,
         claim.delta,
-        planned=_plan(ledger.charges(), claim),
+        planned=planned,
         stopping=claim.stopping,
         algorithm=claim.algorithm,
         clients=claim.clients,
@@ -121,29 +128,14 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
     )
 
 
-def _plan(charges: Sequence[tuple[Event, int]], claim: PrivacyStatement) -> list[tuple[Event, int]] | None:
-    """The charges of a run that stopped early as if it had not: its rounds are all alike."""
-    if not claim.stopping or claim.planned_rounds is None or not charges:
-        return None
-    event, _ = max(charges, key=lambda charge: charge[1])
-    return [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
-
-
-def _reporting(header: dict[str, Any]) -> int:
-    """How many clients at least report in every round, where the header says so: 0, unknown, otherwise."""
-    count = header.get("reporting", 0)
-    return count if type(count) is int and count >= 0 else 0
-
-
 def _context(header: dict[str, Any]) -> dict[str, Any]:
     """The deployment that a few simulated clients stood for, and the selection that chose the run, where the header says so."""
-    known = {name: header.get(name) for name in CONTEXT}
-    kinds = {name: (int,) if name == "noise_cohort" else (int, float) for name in CONTEXT}
-    found: dict[str, Any] = {}
-    for pair in (CONTEXT[:2], CONTEXT[2:]):
-        if all(type(known[name]) in kinds[name] for name in pair):
-            found |= {name: known[name] for name in pair}
-    return found
+
+    def known(name: str) -> bool:
+        return type(header.get(name)) in ((int,) if name == "noise_cohort" else (int, float))
+
+    pairs = [pair for pair in (CONTEXT[:2], CONTEXT[2:]) if all(map(known, pair))]
+    return {name: header[name] for pair in pairs for name in pair}
 
 
 def open_ledger(run: Path) -> Ledger:
@@ -172,23 +164,24 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     except LedgerError as error:
         return [Check("ledger", False, str(error))]
     checks = [Check("ledger", True, f"{len(ledger)} charges; the hash chain is whole")]
-    checks += [_check_newest(ledger, file, mark) for file, mark in marks]
+    for file, mark in marks:
+        knows = f"{str(file)!r} knows of {mark.count} charges"
+        lost = (
+            f"{knows} that this ledger does not hold: another copy of the run went on, or this one was taken back, and what it "
+            "claims leaves out what was spent there"
+        )
+        held = ledger.holds(mark)
+        checks.append(Check("newest copy", held, f"{knows}, and all of them are here" if held else lost))
     checks.append(_check_released(run, ledger))
     claim = read_claim(run)
     if claim is None:
-        checks.append(
-            Check(
-                "claim",
-                False,
-                f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or it was started from Python with "
-                "checkpoint= and not with out=, which writes it",
-                incomplete=True,
-            )
+        missing = (
+            f"{STATEMENT} does not exist, so the run claims nothing: it has not finished, or it was started from Python with "
+            "checkpoint= and not with out=, which writes it"
         )
+        checks.append(Check("claim", False, missing, incomplete=True))
     else:
-        proven = recompute(run, claim)
-        checks += _check_claim(claim, proven)
-        checks += _check_text(run, claim)
+        checks += [*_check_claim(claim, recompute(run, claim)), *_check_text(run, claim)]
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
     return checks
@@ -207,28 +200,14 @@ def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
         return []
 
 
-def _check_newest(ledger: Ledger, anchor: Path, mark: Mark) -> Check:
-    if ledger.holds(mark):
-        return Check("newest copy", True, f"{str(anchor)!r} knows of {mark.count} charges, and all of them are here")
-    return Check(
-        "newest copy",
-        False,
-        f"{str(anchor)!r} knows of {mark.count} charges that this ledger does not hold: another copy of the run went on, or this "
-        "one was taken back, and what it claims leaves out what was spent there",
-    )
-
-
 def _check_released(run: Path, ledger: Ledger) -> Check:
     # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
     own = ledger.header.get("run")
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
     released = {*_released_rounds(run / METRICS), *_released_by_server(run / SERVER_CHECKPOINT)}
     missing = sorted(released - charged)
-    if missing:
-        return Check(
-            "released rounds", False, f"{len(missing)} released rounds were never charged, the first is {missing[0]}"
-        )
-    return Check("released rounds", True, f"{len(released)} released, all of them charged")
+    uncharged = f"{len(missing)} released rounds were never charged, the first is {missing[0]}" if missing else ""
+    return Check("released rounds", not missing, uncharged or f"{len(released)} released, all of them charged")
 
 
 def _released_rounds(path: Path) -> Iterator[int]:
@@ -261,10 +240,8 @@ def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Chec
         if name in (*_OPTIONAL_FACTS, *_VIEWS) and claimed == recomputed and claimed in (None, "", ()):
             continue  # nothing is claimed, and nothing could be
         same = _same(name, claimed, recomputed)
-        detail = (
-            f"{_show(recomputed)}" if same else f"claimed {_show(claimed)}, but the ledger gives {_show(recomputed)}"
-        )
-        checks.append(Check(name, same, detail))
+        differs = "" if same else f"claimed {_show(claimed)}, but the ledger gives "
+        checks.append(Check(name, same, differs + _show(recomputed)))
     return checks
 
 
@@ -285,9 +262,7 @@ def _check_text(run: Path, claim: PrivacyStatement) -> list[Check]:
     if not path.exists():
         return []
     same = path.read_text(encoding="utf-8").strip() == claim.text.strip()
-    return [
-        Check(STATEMENT_TEXT, same, f"says what {STATEMENT} says" if same else f"does not say what {STATEMENT} says")
-    ]
+    return [Check(STATEMENT_TEXT, same, f"{'says' if same else 'does not say'} what {STATEMENT} says")]
 
 
 def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delta: float) -> Check:

@@ -135,8 +135,7 @@ def check_file(path: Path, most: int, *, owned: bool = True) -> None:
     """
     path = path.expanduser().resolve()
     _check(path, most, owned)
-    for folder in path.parents:
-        _check(folder, 0o755, owned=True)
+    check_folder(path.parent)
 
 
 def check_folder(path: Path) -> None:

@@ -98,7 +98,12 @@ def run_app(
     given = read_overrides(settings)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
-    _check_free(folder, {**_written(app), **given})
+    if (folder / LEDGER).exists() and not {**_written(app), **given}.get("federation.resume"):
+        # What the server app would refuse later, with a traceback.
+        raise InputError(
+            f"the folder {str(folder)!r} holds a run already; go on with it, -c 'federation.resume=true', or begin another one in "
+            "a new folder, -c 'federation.folder=\"runs/second\"'."
+        )
     # TOML writes text, numbers and truth as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
     run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
@@ -130,12 +135,9 @@ def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
 def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str, str]:
     """The settings of a run that are paths, meant from where the user is: its folder, and its list of nodes where it has one."""
     written = _written(app)
-    paths = {name: {**written, **given}.get(name) for name in (_FOLDER, _NODES)}
-    asked = {
-        _FOLDER: str(paths[_FOLDER] or written[_FOLDER]),
-        **({_NODES: str(paths[_NODES])} if paths[_NODES] else {}),
-    }
-    return {name: str((here / Path(path).expanduser()).resolve()) for name, path in asked.items()}
+    asked = {name: given.get(name, written.get(name)) for name in (_FOLDER, _NODES)}
+    asked[_FOLDER] = asked[_FOLDER] or written[_FOLDER]
+    return {name: str((here / Path(str(path)).expanduser()).resolve()) for name, path in asked.items() if path}
 
 
 def _written(app: Path) -> dict[str, Any]:
@@ -148,15 +150,6 @@ def _written(app: Path) -> dict[str, Any]:
         raise InputError(
             f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
         ) from None
-
-
-def _check_free(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses what the server app would refuse later, with a traceback."""
-    if (folder / LEDGER).exists() and not settings.get("federation.resume"):
-        raise InputError(
-            f"the folder {str(folder)!r} holds a run already; go on with it, -c 'federation.resume=true', or begin another one in "
-            "a new folder, -c 'federation.folder=\"runs/second\"'."
-        )
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:

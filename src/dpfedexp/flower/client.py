@@ -10,16 +10,8 @@ local privacy, randomises it, before a reply exists. Where the run asks for vote
 record "dpfedexp.votes"; they leave the node centred and within ±½. All other metrics, losses, numbers of examples and error texts
 stay on the node. That a client answers at all, and when, is visible to the server.
 
-A node whose operator has set no guard file holds a run to what it announced: its configuration (`context.run_config`), which Flower
-fixes when the run is created, or its first request where that has no sections of this library's. Later requests may not be of
-another kind of mechanism, not cost more, not clip at a larger radius (unless the clip is adaptive, which a trusted server has),
-not ask for more hosted clients, and not be more than the announced number of rounds. A repeated round costs again, and a resumed
-run is a new run of Flower, which announces itself again. Updates without clip and noise (mechanism "none") leave the node only if
-the configuration itself announces an algorithm without privacy.
-
-The announcement and the number of answers are kept in `context.state`, in the SuperNode's memory: they bind one run. Flower works
-on several messages at once if a server sends them at once, each with the state from before them, so such answers are counted once;
-what each may cost is still limited. Limits over all runs, restarts and simultaneous messages need a guard file.
+A node whose operator has set no guard file holds a run to what it announced (`Announcement`). Limits over all runs, restarts and
+simultaneous messages need a guard file.
 """
 
 from __future__ import annotations
@@ -238,7 +230,14 @@ def _remember(context: Context, mechanism: Mechanism, control: Tensor, update: T
 
 @dataclass(frozen=True)
 class Announcement:
-    """The mechanism of every round (but for an adaptive clip), how many rounds there are, and clients per node."""
+    """The mechanism of every round (but for an adaptive clip), how many rounds there are, and clients per node.
+
+    A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
+    request where that has no sections of this library's. Later requests may not be of another kind of mechanism, cost more, clip at
+    a larger radius (unless the clip is adaptive), ask for more hosted clients, or be more than the announced number of rounds: a
+    repeated round costs again. Updates without clip and noise leave the node only if the configuration itself announces an
+    algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted once.
+    """
 
     mechanism: Mechanism
     rounds: int

@@ -22,15 +22,12 @@ a message. A guard file belongs to one holder of data: SuperNodes that share it 
 Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
 all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
 the data can do to it: a node that answers for k hosted clients moves a central sum k times as far, and sends k local reports.
-What was spent is kept over all runs and restarts.
 
-The ledger is never silently begun anew. A guard file that was renamed finds its ledger by the id. One that was copied or moved
-without its ledger is refused, and so is a ledger of another id. The anchor is written, durably, after the charge and before the
-answer exists. A crash in between leaves the ledger ahead of its anchor, which is fine: the charge is kept. A ledger that is behind
-its anchor, missing beside it, or another one was deleted, restored from an old copy or exchanged, and the node refuses to answer
-with it. All of it may be put back or copied together. So the user's state folder (`dpfedexp.engine.private_folder`) has two more
-anchors: one that is named by the id, and one by the place where the ledger lies. The first is locked while a ledger of this id is
-in use and changes only from what was read under the lock: of two copies, the one that is behind is refused.
+What was spent is kept over all runs and restarts, and never silently begun anew. The anchor is written, durably, after the charge
+and before the answer exists; a ledger behind its anchor, missing beside it, or of another id is refused. A guard file that was
+renamed finds its ledger by the id; one that was copied or moved without it is refused. All files may be put back together, so the
+user's state folder (`dpfedexp.engine.private_folder`) has two more anchors, named by the id and by the ledger's place. The first is
+locked while a ledger of this id is in use: of two copies, the one that is behind is refused.
 """
 
 from __future__ import annotations
@@ -341,40 +338,33 @@ def read_ledger(place: Place) -> Ledger | None:
 
 
 def _open(place: Place, name: str) -> Ledger:
-    if not place.ledger.exists():
+    new = not place.ledger.exists()
+    if new:
         _check_missing(place)
-        return _create(place, name)
-    ledger = Ledger.open(place.ledger, repair=True)
+    ledger = Ledger.create(place.ledger, holder=name) if new else Ledger.open(place.ledger, repair=True)
     try:
-        outside, mark = _outside(name), _check_marks(place, ledger)
-        if not place.stated:
-            with contextlib.suppress(OSError):  # the ledger beside it has the id
+        mark = None if new else _check_marks(place, ledger)
+        try:
+            if new:
+                place.ledger.chmod(0o600)
+            if not place.stated:
                 _write_id(place.guard, name)
+        except OSError as error:
+            if new:  # otherwise the ledger beside it has the id
+                ledger.close()
+                for path in (place.ledger, head_path(place.ledger)):
+                    path.unlink(missing_ok=True)
+                raise LedgerError(
+                    f"{place.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
+                    'id = "ward 7", with a name that no other guard has.'
+                ) from None
+        outside = _outside(name)
         seen = _seen(outside)
         if not mark == seen == ledger.mark():
             _remember(place, outside, seen, ledger)
     except BaseException:
         ledger.close()
         raise
-    return ledger
-
-
-def _create(place: Place, name: str) -> Ledger:
-    ledger = Ledger.create(place.ledger, holder=name)
-    try:
-        place.ledger.chmod(0o600)
-        if not place.stated:
-            _write_id(place.guard, name)
-    except OSError as error:
-        ledger.close()
-        for path in (place.ledger, head_path(place.ledger)):
-            path.unlink(missing_ok=True)
-        raise LedgerError(
-            f"{place.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
-            'id = "ward 7", with a name that no other guard has.'
-        ) from None
-    outside = _outside(name)
-    _remember(place, outside, _seen(outside), ledger)
     return ledger
 
 
@@ -430,7 +420,7 @@ def _check_marks(place: Place, ledger: Ledger) -> Mark | None:
 
 def _check_place(place: Place, ledger: Ledger | None) -> None:
     """Whatever ledger was charged at this place before is this one; None stands for no ledger at all."""
-    outside = _anchor_of(_place_name(place.ledger))
+    outside = _at_place(place.ledger)
     known = _seen(outside)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
@@ -448,13 +438,18 @@ def _remember(place: Place, outside: SharedAnchor, seen: Mark | None, ledger: Le
         )
     mark = ledger.mark()
     write_mark(place.anchor, mark, 0o600)
-    for anchor in (outside, _anchor_of(_place_name(place.ledger))):
+    for anchor in (outside, _at_place(place.ledger)):
         anchor.remember(mark)
 
 
 def _outside(name: str) -> SharedAnchor:
     """The anchor of an id, in the user's state folder."""
     return _anchor_of(hashlib.sha256(b"dpfedexp guard\0" + name.encode()).hexdigest())
+
+
+def _at_place(path: Path) -> SharedAnchor:
+    """The anchor of the place where a ledger lies."""
+    return _anchor_of(hashlib.sha256(b"dpfedexp ledger at\0" + os.fsencode(path.resolve())).hexdigest())
 
 
 def _anchor_of(name: str) -> SharedAnchor:
@@ -469,10 +464,6 @@ def _seen(outside: SharedAnchor) -> Mark | None:
         return outside.mark()
     except InputError as error:
         raise LedgerError(str(error)) from None
-
-
-def _place_name(path: Path) -> str:
-    return hashlib.sha256(b"dpfedexp ledger at\0" + os.fsencode(path.resolve())).hexdigest()
 
 
 def _read(anchor: Path) -> Mark | None:

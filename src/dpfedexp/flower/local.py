@@ -228,15 +228,13 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: str, name: str = _MARK) -> list[int]:
     """Processes of one deployment, wherever they have moved to. Linux tells; elsewhere the list is empty."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"{_MARK}={mark}".encode() in entry.read_bytes():
+        with contextlib.suppress(OSError):
+            if f"{name}={mark}\0".encode() in entry.read_bytes():
                 found.append(int(entry.parent.name))
-        except OSError:
-            continue
     return [pid for pid in found if pid != os.getpid()]
 
 

@@ -311,19 +311,16 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
         return _read_hosted(sent, fields, request, width)
     vector = torch.from_numpy(strict_array(sent, "float32", (width,)))[None]
     mechanism = request.mechanism
-    level = _level(fields) if "level" in mechanism.parts else None
+    level = None
+    if "level" in mechanism.parts:  # the mechanism says whether it is in range
+        value = fields.get("level")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+            raise InputError("its level is out of range")
+        level = torch.tensor([value])
     votes = _votes(fields, mechanism, 1)[None] if "votes" in mechanism.parts else None
     report = Report(vector, level=level, votes=votes)
     mechanism.check_report(report)
     return mechanism.collect(report)
-
-
-def _level(fields: ConfigRecord) -> torch.Tensor:
-    """One whole number beside the vector; the mechanism says whether it is in range."""
-    value = fields.get("level")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise InputError("its level is out of range")
-    return torch.tensor([value])
 
 
 def _votes(fields: ConfigRecord, mechanism: Mechanism, clients: int) -> torch.Tensor:

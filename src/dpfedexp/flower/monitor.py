@@ -2,13 +2,10 @@
 
     {"status": "running", "round": 3, "rounds": 10, "epsilon": 2.1, "delta": 1e-05, "reason": ""}
 
-Everything in a run's status is public: ε follows from the ledger, and a reason is what the server's log and error say. There is no
-time in it: how long a round took depends on the clients. A server app that was killed can't say so. It holds a lock on its ledger
-while it runs, so a status "running" beside a ledger that nobody holds means "killed". Only the machine that it ran on can tell.
-
-Metrics are read by a process of its own from files that are there anyway, so a question costs the run nothing and can't reach into
-it. A run's numbers are those that are released or public: round, ε, status, and counts of replies where the guarantee does not hide
-them. A guard's numbers are the site's own; both are served on loopback unless the operator says otherwise.
+Everything in a run's status is public, and there is no time in it: how long a round took depends on the clients. A server app holds
+a lock on its ledger while it runs, so a status "running" beside a ledger that nobody holds means "killed". Metrics are read by a
+process of its own from files that are there anyway. A run's are released or public; a guard's are the site's own. Both are served
+on loopback unless the operator says otherwise.
 """
 
 from __future__ import annotations

@@ -61,25 +61,19 @@ class Places:
         enough, begun = max(1, math.ceil(self.floor * self.count)), self._begun
         wanted, self._begun = enough if begun else self.count, True
 
-        if self.open_to_all:
-
-            def listed(connected: Sequence[int]) -> list[int]:
-                return [node for node in connected if self.allowed is None or node in self.allowed]
-
-            return wait_for_nodes(grid, wanted, enough, self.timeout, taking_part=listed, secret=True)
-        if self.allowed is not None:
-            self.taken = self.allowed
         rebind = self.rebind and not begun
 
         def places(connected: Sequence[int]) -> tuple[int, ...]:
+            if self.open_to_all:
+                return tuple(connected) if self.allowed is None else self.allowed
             kept = tuple(node for node in self.taken if node in connected) if rebind else self.taken
             return seated(connected, kept, self.count)
 
-        def present(connected: Sequence[int]) -> list[int]:
-            having = places(connected)
-            return [node for node in connected if node in having]
-
-        here = wait_for_nodes(grid, wanted, enough, self.timeout, taking_part=present)
+        if self.open_to_all:
+            return wait_for_nodes(grid, wanted, enough, self.timeout, places, secret=True)
+        if self.allowed is not None:
+            self.taken = self.allowed
+        here = wait_for_nodes(grid, wanted, enough, self.timeout, places)
         before, self.taken = self.taken, places(here)
         left_out = [node for node in grid.get_node_ids() if node not in self.taken]
         if left_out and not before and self.allowed is None:
@@ -112,12 +106,10 @@ def wait_for_nodes(
     wanted: int,
     needed: int,
     seconds: float,
-    *,
-    taking_part: Callable[[Sequence[int]], Sequence[int]] = tuple,
+    places: Callable[[Sequence[int]], tuple[int, ...]],
     secret: bool = False,
-    poll: float = 1.0,
 ) -> list[int]:
-    """Ids of connected nodes that take part, sorted: as soon as `wanted` are there, or at the deadline if at least `needed` are.
+    """Ids of connected nodes that have a place, sorted: as soon as `wanted` are there, or at the deadline if `needed` are.
 
     Neither log nor error says how many there are where that is `secret`.
     """
@@ -125,7 +117,8 @@ def wait_for_nodes(
     told = False
     while True:
         connected = sorted(grid.get_node_ids())
-        nodes = sorted(taking_part(connected))
+        having = places(connected)
+        nodes = [node for node in connected if node in having]
         here = "too few" if secret else f"{len(nodes)} of {wanted}"
         if len(nodes) >= wanted:
             return nodes
@@ -145,7 +138,7 @@ def wait_for_nodes(
         if not told:
             _log.info("Waiting up to %g s for nodes: %s are connected", seconds, here)
             told = True
-        time.sleep(poll)
+        time.sleep(1.0)
 
 
 def choose(nodes: Sequence[int], hosted: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:

@@ -6,16 +6,9 @@ Reasons that are shown to the server are given before the app is started, and fo
 What remains is when the site answers, and whether: an app can take its time, and can fail. `answer_failures = true` in the guard
 file answers a failure with a charged report of zero, so that only the time is left.
 
-The site meets Flower at two functions that every message passes in the SuperNode's own process. `_pull_and_store_message` brings a
-message in. Here all of it is fetched and judged before Flower is told that it exists, so an app that is not on the list, or a
-request beyond the limits, starts nothing. `_push_messages` brings an answer out. Here it is handed a message that the site made,
-from a store of its own that no app can reach; what the app returned is deleted. Around Flower's `send` and `push_object` stands a
-last check that lets nothing else pass. Both are private to Flower, so its version is pinned, and `install` refuses any other.
-
-The node's Runtime API, over which the app gets the model and returns what it trained, is for the app's user alone: with
-`--isolation subprocess` only processes of the node's own user are answered, with `--isolation process` only those of a user, or of
-another machine's address, that has shown the SuperExec's secret. Another user who has read a token gets nothing for it. (Users of
-the same machine are known on Linux only.)
+The site meets Flower at two functions that every message passes. In `_pull_and_store_message` all of a message is judged before
+Flower is told that it exists. `_push_messages` is handed a message that the site made, from a store that no app can reach, and a
+last check around Flower's `send` and `push_object` lets nothing else pass. Both are private to Flower, so its version is pinned.
 """
 
 from __future__ import annotations
@@ -61,7 +54,6 @@ command: Any = import_module("flwr.supernode.cli.flower_supernode")
 
 NO_REPORT = "the app made no report on this site; the site's own log says why."
 _FLOATS = ("float16", "float32", "float64")
-_TRAIN = "train"
 ACQUIRE = "/v1/runtime/acquire-task"
 PULL = [
     "state",
@@ -111,18 +103,11 @@ class Site:
         if found != claimed or found not in self.guard.apps:
             raise Refused(f"the app {found} is not on this site's list.", shown="this app is not on the site's list.")
 
-    def helped(self, message: Message) -> Message | None:
-        """The answer of a site that is a helper of two-party aggregation, which no app has a part in; None to other messages."""
-        if not message.has_content():
-            return None
-        return helper_reply(message, str(message.metadata.run_id), {})
-
     def admit(self, message: Message, app: str) -> Admitted:
         """The request of a message. Raises `Refused` with a reason that the server may know; nothing is charged yet."""
+        trains = message.metadata.message_type == "train" and message.has_content()
         try:
-            require(
-                message.metadata.message_type == _TRAIN and message.has_content(), "the site answers training only."
-            )
+            require(trains, "the site answers training only.")
             request, layout, w = read_request(message)
             helper_key = pinned_key(request, self.guard, {})
         except InputError as reason:
@@ -233,7 +218,8 @@ class Seam:
                 message.metadata.__dict__["_message_id"] = tree.object_id
                 if _names(message) != _names(header):
                     raise Refused("the message is not the one that was announced.")
-                helped = self.site.helped(message)
+                # A helper of two-party aggregation answers by itself; no app has a part in it.
+                helped = helper_reply(message, str(run_id), {}) if message.has_content() else None
                 admitted = None if helped else self.site.admit(message, run.fab_hash)
             except RunNotRunningException:
                 return None
@@ -306,7 +292,9 @@ class Seam:
                     store.delete(reply.metadata.message_id)
             time.sleep(0.1)
         _log.error("the app did not answer before the request or the site's patience ended")
-        _end_tasks(state, asked.run_id)
+        # Takes back the tokens: a process that is late can neither return nor take anything.
+        for task in state.get_tasks(run_ids=[asked.run_id]):
+            state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
         return None
 
 
@@ -325,12 +313,6 @@ class _Outbox:
 
     def delete_messages(self, *, message_ids: Sequence[str]) -> None:
         self.state.delete_messages(message_ids=message_ids)
-
-
-def _end_tasks(state: Any, run: int) -> None:
-    """Takes back the tokens of a request that has ended: a process that is late can neither return nor take anything."""
-    for task in state.get_tasks(run_ids=[run]):
-        state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
 
 
 def _whole(store: ObjectStore, key: str, deadline: float) -> Message:
@@ -385,7 +367,10 @@ def run_node(options: Sequence[str], seam: Seam) -> None:
 
 
 class AppsOnly:
-    """Flower's Runtime API, answered to the app's user; others get 404.
+    """Flower's Runtime API, over which an app gets the model and returns what it trained, for the app's user; others get 404.
+
+    With `--isolation subprocess` that is the node's own user, with `--isolation process` a user, or another machine's address, that
+    has shown the SuperExec's secret: a token alone opens nothing. Users of the same machine are known on Linux only.
 
     Args:
         application: Flower's.

@@ -77,9 +77,14 @@ def open_folder(
     ledger = Ledger.open(path, repair=True)
     try:
         last = load_checkpoint(folder)
-        if last is None:
-            run = _run_without_checkpoint(ledger, path, settings)
-            return _anchored(ledger, path), run, None
+        if last is None:  # killed before its first round was complete, it goes on under its own name
+            name = ledger.header.get("run")
+            if not isinstance(name, str) or ledger.header.get("config") != settings:
+                raise LedgerError(
+                    f"{path} is of a run with other settings, and no checkpoint is beside it; resume with the settings of that run"
+                    ", or begin another one in a new folder."
+                )
+            return _anchored(ledger, path), name, None
         for name in {**config, **last.config}:
             before, value = last.config.get(name), config.get(name)
             require(
@@ -123,17 +128,6 @@ def _anchored(ledger: Ledger, path: Path) -> Ledger:
         ledger.close()
         raise
     return ledger
-
-
-def _run_without_checkpoint(ledger: Ledger, path: Path, settings: str) -> str:
-    """A run that was killed before its first round was complete goes on under its own name."""
-    run = ledger.header.get("run")
-    if not isinstance(run, str) or ledger.header.get("config") != settings:
-        raise LedgerError(
-            f"{path} is of a run with other settings, and no checkpoint is beside it; resume with the settings of that run, or "
-            "begin another one in a new folder."
-        )
-    return run
 
 
 def _check_paid(ledger: Ledger, path: Path, last: Checkpoint) -> None:

@@ -78,26 +78,8 @@ class Counts:
     valid: int
     refused: int
 
-    @property
-    def missing(self) -> int:
-        return self.asked - self.valid - self.refused
-
     def shown(self) -> dict[str, int]:
-        return {"asked": self.asked, "valid": self.valid, "refused": self.refused, "missing": self.missing}
-
-
-def add_replies(
-    replies: Iterable[Message], sent: Mapping[int, Request], width: int, *, name_nodes: bool, votes: int = 0
-) -> tuple[Sums, Counts]:
-    """The sums over valid replies, with so many votes. `name_nodes`: whether the log may say which node was asked."""
-    sums = Sums.zero(width, votes=votes)
-
-    def add(reply: Message, request: Request) -> None:
-        nonlocal sums
-        sums = sums.take(read_sums(reply, request, width))
-
-    _, refused = read_replies(replies, sent, add, name_nodes=name_nodes)
-    return sums, Counts(sum(request.size for request in sent.values()), sums.count, refused)
+        return {**vars(self), "missing": self.asked - self.valid - self.refused}
 
 
 def read_replies(
@@ -238,8 +220,7 @@ class DpFedExp(Strategy):
         )
         self.sampling = self.participation.sampling(self.clients)
         self.mechanism = bind(self.algorithm, self.participation, len(w), self.clients, self.rounds, self.votes)
-        cohort = self.participation.expected(self.clients)
-        self.algorithm = settled(self.algorithm, self.mechanism, len(w), cohort)
+        self.algorithm = settled(self.algorithm, self.mechanism, len(w), self.participation.expected(self.clients))
         control = w.new_zeros(len(w)) if self.algorithm.scaffold else None
         memory = initial_memory(self.algorithm.rule, w)
         self.state = State(0, w, (w,), self.mechanism.clip, self.algorithm.server.init(w), control, memory=memory)
@@ -264,7 +245,7 @@ class DpFedExp(Strategy):
         if last is not None:
             self.state, self.history, self.places.taken = last.state, last.history, last.nodes
             _log.info("Resuming after round %d of %d", self.state.round, self.rounds)
-        plan = Plan.bound(self.algorithm, self.mechanism, self.participation, self.clients, len(w), self.rounds)
+        plan = Plan.of(self.algorithm, self.participation, self.clients, len(w), self.rounds, mechanism=self.mechanism)
         self.commentary = Commentary(plan, w, partial(log, _log))
 
     @property
@@ -344,19 +325,32 @@ class DpFedExp(Strategy):
 
         Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
         """
-        of = self.clients if self.sampling.kind == "full" else counts.asked
-        needed = math.ceil(self.floor * of)
+        of, needed = self._needed(counts.asked)
         if counts.valid >= needed:
             return
         why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
         if not mechanism.counts_are_public(self.sampling):
             why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
-        local = mechanism.is_local
-        cost = "It was charged: the reports had been sent." if local else "Nothing was released or charged."
+        cost = (
+            "It was charged: the reports had been sent." if mechanism.is_local else "Nothing was released or charged."
+        )
         raise RoundFailed(f"round {number} failed: {why}. {cost} Resume to try it again.")
 
+    def _needed(self, asked: int) -> tuple[int, int]:
+        """Of how many clients the floor is a fraction, and how many that is."""
+        of = self.clients if self.sampling.kind == "full" else asked
+        return of, math.ceil(self.floor * of)
+
     def _added(self, replies: Iterable[Message], width: int, public: bool, votes: int) -> tuple[Sums, Counts]:
-        return add_replies(replies, self._sent, width, name_nodes=public, votes=votes)
+        """The sums over valid replies, with so many votes. `public`: whether the log may say which node was asked."""
+        sums = Sums.zero(width, votes=votes)
+
+        def add(reply: Message, request: Request) -> None:
+            nonlocal sums
+            sums = sums.take(read_sums(reply, request, width))
+
+        _, refused = read_replies(replies, self._sent, add, name_nodes=public)
+        return sums, Counts(sum(request.size for request in self._sent.values()), sums.count, refused)
 
     def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
         return mechanism.release(sums, self.participation.expected(self.clients), self._central, self.noise()), counts
@@ -372,14 +366,11 @@ class DpFedExp(Strategy):
 
     def summary(self) -> None:
         who = "all of them" if self.sampling.kind == "full" else f"each with probability {self.sampling.rate:g}"
-        _log.info(
-            "%s over %d clients, %s in every round, %d rounds", self.algorithm.name, self.clients, who, self.rounds
-        )
+        name, rounds = self.algorithm.name, self.rounds
+        _log.info("%s over %d clients, %s in every round, %d rounds", name, self.clients, who, rounds)
         if self.algorithm.private:
-            planned = guarantee(self.mechanism.event(self.sampling), self.rounds, self.algorithm.delta)
-            _log.info(
-                "Planned: epsilon %.4f at delta %g (%s)", planned.epsilon_total, planned.delta, planned.accountant
-            )
+            plan = guarantee(self.mechanism.event(self.sampling), rounds, self.algorithm.delta)
+            _log.info("Planned: epsilon %.4f at delta %g (%s)", plan.epsilon_total, plan.delta, plan.accountant)
         else:
             _log.warning("This federation is NOT private: the server sees every update and adds no noise")
         self.commentary.begin(self.history)

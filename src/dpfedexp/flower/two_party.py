@@ -7,7 +7,6 @@ row under a mask that the server can't take off. And between the charge and the 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -95,13 +94,10 @@ class TwoPartyFedExp(DpFedExp):
 
     @property
     def _columns(self) -> int:
-        if not isinstance(self.mechanism, TwoPartyGaussian):
-            raise InputError(f"mechanism {self.mechanism.kind!r} has no helper; use DpFedExp.")
-        return self.mechanism.columns(self.layout.dimension)
+        return _masking(self.mechanism).columns(self.layout.dimension)
 
     def _released(self, number: int, mechanism: Mechanism, sums: Sums, counts: Counts) -> tuple[Release, Counts]:
-        if not isinstance(mechanism, TwoPartyGaussian):
-            raise InputError(f"mechanism {mechanism.kind!r} has no helper; use DpFedExp.")
+        mechanism = _masking(mechanism)
         if not self._sent:
             raise RoundFailed(f"round {number} failed: nobody was asked. It was charged.")
         round_ = round_of(next(iter(self._sent.values())), self._columns, self._flower_run)
@@ -109,8 +105,7 @@ class TwoPartyFedExp(DpFedExp):
         own: Words | None = None
         if "server" in mechanism.sides:
             own = to_words(mechanism.noise_units(round_.columns, "server", self.noise(), self.noise()))
-        total = unmasked([sent.words for sent in self._received.values()], answer, own)
-        left = len(self._received)
+        total, left = unmasked([sent.words for sent in self._received.values()], answer, own), len(self._received)
         self._received = {}
         try:
             release = mechanism.decode(from_words(total), left, self.participation.expected(self.clients))
@@ -129,8 +124,7 @@ class TwoPartyFedExp(DpFedExp):
             bad = set(closed) & set(self._received)
             _log.warning("The helper can't open the seeds of %d clients; they are left out", len(bad))
             self._received = {node: sent for node, sent in self._received.items() if node not in bad}
-            of = self.clients if self.sampling.kind == "full" else len(self._sent)
-            if not bad or len(self._received) < math.ceil(self.floor * of):
+            if not bad or len(self._received) < self._needed(len(self._sent))[1]:
                 raise RoundFailed(
                     f"round {number} failed: the helper can't open the seeds of so many clients that fewer than the floor are "
                     "left; their sites must pin this helper's key. It was charged."
@@ -158,6 +152,12 @@ class TwoPartyFedExp(DpFedExp):
         if replies[0].has_error():
             raise RoundFailed(f"{failed} refused: {reason_of(replies[0])} It was charged.")
         return replies[0]
+
+
+def _masking(mechanism: Mechanism) -> TwoPartyGaussian:
+    if not isinstance(mechanism, TwoPartyGaussian):
+        raise InputError(f"mechanism {mechanism.kind!r} has no helper; use DpFedExp.")
+    return mechanism
 
 
 class _Clients:

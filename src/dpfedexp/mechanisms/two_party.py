@@ -128,7 +128,8 @@ class TwoPartyGaussian(SecureCentralGaussian):
         def drawn(place: int, count: int, source: Noise, row: int) -> Tensor:
             step, deviation = float(steps[place]), float(deviations[place])
             zeros = torch.zeros(1, count, dtype=torch.float64)
-            return (add_noise(zeros, step, deviation, source, self.strict, row)[0] / step).to(torch.int64)
+            units: Tensor = add_noise(zeros, step, deviation, source, self.strict, row)[0] / step
+            return units.to(torch.int64)
 
         scalars = [drawn(place, 1, scalar_noise, scalar + place - width) for place in range(width, columns)]
         return torch.cat([drawn(0, width, noise, first), *scalars])
@@ -172,7 +173,8 @@ class TwoPartyGaussian(SecureCentralGaussian):
     def _most(self, columns: int, count: int) -> Tensor:
         """The largest value of every column: that of honest rows, and of noise that never happens."""
         bounds, steps, deviations = self._by_column(columns)
-        return (count * bounds + len(self.sides) * _FAR * deviations) / steps
+        most: Tensor = (count * bounds + len(self.sides) * _FAR * deviations) / steps
+        return most
 
     def _to_units(self, sums: Sums) -> Tensor:
         parts = [sums.vector.double()]
@@ -180,7 +182,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
             parts.append(sums.squares.double().reshape(1).to(sums.vector.device))
         values = torch.cat([*parts, sums.votes.double().to(sums.vector.device)])
         _, steps, _ = self._by_column(len(values), values.device)
-        units = values / steps
+        units: Tensor = values / steps
         require(
             bool((units == units.round()).all()),
             "the sums are not on the lattice of secure noise; all of them must come from a secure mechanism.",

@@ -13,8 +13,9 @@ from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs, each
+from dpfedexp.trainers.fast.ops import INPUT, KEYS
 from dpfedexp.trainers.module_state import drawing_alike
-from dpfedexp.trainers.steps import INPUT, KEYS, Batch, Stepper, Take
+from dpfedexp.trainers.steps import Batch, Stepper, Take
 from dpfedexp.trainers.task import Task, batches
 
 

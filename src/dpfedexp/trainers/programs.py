@@ -16,11 +16,11 @@ from dpfedexp.errors import InputError
 from dpfedexp.machine import has_triton
 from dpfedexp.trainers.checks import first_line
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches
-from dpfedexp.trainers.fast.ops import Gradients, Op, Saved, Unsupported, multiplied
+from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program, Step, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.precision import Precision, arithmetic
-from dpfedexp.trainers.steps import KEYS, ByProgram
+from dpfedexp.trainers.steps import ByProgram
 from dpfedexp.trainers.task import Task
 from dpfedexp.trainers.vectorised import Vectorised
 

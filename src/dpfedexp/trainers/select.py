@@ -68,14 +68,19 @@ class Parts:
     tile: int
     fixed: bool
 
-    @property
-    def on_cpu(self) -> bool:
-        return self.task.device.type == "cpu"
+
+def _tiled(parts: Parts, name: str, core: Core) -> Trainer:
+    steps = Steps(parts.task, name, core, streams=parts.streams)
+    return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
+
+
+def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
+    return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
 
 def _fast(parts: Parts) -> Trainer:
-    core = by_program(parts.task, parts.programs.plain)
-    return _tiled(parts, "fast", core) if parts.on_cpu else _recorded(parts, "fast", core)
+    make = _tiled if parts.task.device.type == "cpu" else _recorded
+    return make(parts, "fast", by_program(parts.task, parts.programs.plain))
 
 
 def _library(parts: Parts) -> Trainer:
@@ -107,15 +112,6 @@ def _tiled_loop(parts: Parts) -> Trainer:
 
 def _vectorised(parts: Parts) -> Trainer:
     return Vectorised(parts.task, record=not parts.fixed, streams=parts.streams)
-
-
-def _tiled(parts: Parts, name: str, core: Core) -> Trainer:
-    steps = Steps(parts.task, name, core, streams=parts.streams)
-    return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
-
-
-def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
-    return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
 
 TRAINERS: dict[str, tuple[Callable[[Parts], Trainer], tuple[str, ...]]] = {

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import local
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -23,18 +23,12 @@ from dpfedexp.data.federation import Edition
 from dpfedexp.inputs import Inputs, each, leaves
 from dpfedexp.machine import spread, without_subnormals
 from dpfedexp.trainers.draws import step_keys
-from dpfedexp.trainers.fast.ops import Gradient, Product, multiplied
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
+from dpfedexp.trainers.fast.program import Objective, Program
 from dpfedexp.trainers.precision import Precision, low
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches
 
-if TYPE_CHECKING:
-    from dpfedexp.trainers.fast.program import Objective, Program
-
 Take = Callable[[str, Gradient], None]
-INPUT = 0
-"""The number of the value that the data are, among those that a core has prepared."""
-KEYS = -1
-"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
 
 
 class Core(Protocol):

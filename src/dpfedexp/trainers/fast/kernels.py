@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dpfedexp.trainers.fast.convolution import Window
-
+Window = Any
+"""`convolution.Window`, which imports this file."""
 MOST_TAPS = 64
 """The sums over taps are unrolled; a program with more is long to compile."""
 TILE = 2048

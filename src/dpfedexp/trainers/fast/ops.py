@@ -19,6 +19,10 @@ from dpfedexp.machine import has_triton
 from dpfedexp.trainers.draws import CONSTANTS, dropout_mask, dropped_below, kept_share, row_words
 
 Saved = Any
+INPUT = 0
+"""The number of the value that the data are, among those that a core has prepared."""
+KEYS = -1
+"""The number of the value that the clients' keys of a step are, [n]; there only for modules that draw."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Function:
 
     def forward(self, params: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, Saved]:
         with torch.enable_grad():
-            given = [value.detach().requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
+            # Not detach(): parameters may be views of one row, of which a step moves one after the other.
+            given = [value.data.requires_grad_(value.is_floating_point()) for value in (*inputs, *params)]
             y = self.apply(*given)
         return y.detach(), (given, y)
 

@@ -19,9 +19,8 @@ from dpfedexp.core.losses import (
     mean_squared_error,
     plain,
 )
-from dpfedexp.trainers.fast.ops import Gradient, Op, Saved
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Op, Saved
 from dpfedexp.trainers.recording import Recorded
-from dpfedexp.trainers.steps import INPUT, KEYS
 from dpfedexp.trainers.synthetic import Synthetic
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]

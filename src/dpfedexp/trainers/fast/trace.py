@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Pair, Patches, Window
-from dpfedexp.trainers.fast.ops import Function, Op, Unsupported, by_sample
+from dpfedexp.trainers.fast.ops import INPUT, KEYS, Function, Op, Unsupported, by_sample
 from dpfedexp.trainers.fast.program import Program, Step
-from dpfedexp.trainers.steps import INPUT, KEYS
 
 Emitted = Sequence[tuple[Op, Sequence[str]]]
 Rule = Callable[[Any], Emitted]

@@ -1,0 +1,424 @@
+"""Processes that are killed, that share a run or that hold copies of it: everything released is charged, and one run goes on."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import nn
+
+from dpfedexp import (
+    Execution,
+    Federation,
+    InputError,
+    Poisson,
+    Sgd,
+    cdp_fedexp,
+    dp_scaffold,
+    fedavg,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.accounting import Ledger
+from dpfedexp.cli import main
+from dpfedexp.cli.train import execute
+from dpfedexp.config import load, parse
+from dpfedexp.core.votes import Ask
+from dpfedexp.engine import checkpoint
+from dpfedexp.engine import ranks as distributed
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.run import RunFolder
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.models import linear_regression
+from tests.engine.small import entries, weights
+from tests.sizes import sized
+
+KILLS, ROUNDS = sized((3, 8), (100, 50))
+
+
+def settings(**more):
+    """A run of a moment; `more` are settings of any table."""
+    usual = {
+        "data": {"kind": "synthetic", "clients": 12, "dimension": 6},
+        "algorithm": {"name": "cdp_fedexp", "clip": "adaptive", "noise_multiplier": 2.0},
+        "local": {"lr": 0.01, "steps": 2},
+        "run": {"rounds": ROUNDS, "device": "cpu"},
+    }
+    places = {"name": "algorithm", "clip": "algorithm", "noise_multiplier": "algorithm", "max_examples": "local"}
+    for name, value in more.items():
+        usual[places.get(name, "run")][name] = value
+    return parse(usual)
+
+
+@pytest.fixture
+def processes():
+    """Children of a server that has imported this file, so that each begins at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def command(arguments, environment, said, sabotage=None):
+    """`dpfedexp` with these arguments, as this process; its words go to the file `said`."""
+    os.environ |= environment | {"COLUMNS": "500"}
+    torch.set_num_threads(1)
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if sabotage is not None:
+        sabotage()
+    sys.argv = ["dpfedexp", *map(str, arguments)]
+    main()
+
+
+def killed_when(owner, name, is_time):
+    """Kills this process before `owner.name` is called with arguments for which it is time."""
+    original = getattr(owner, name)
+
+    def call(*given):
+        if is_time(*given):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*given)
+
+    setattr(owner, name, call)
+
+
+def live(folder: Path, began=None) -> None:
+    """Trains in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
+    torch.set_num_threads(1)
+    step = Simulation.step
+
+    def announced(self, state, *given):
+        if began is not None:
+            os.write(began.fileno(), b".")
+            if state.round == ROUNDS - 1:
+                time.sleep(600)
+        return step(self, state, *given)
+
+    Simulation.step = announced
+    execute(settings(trainer="loop"), RunFolder(folder, resume=True), resume=True, progress=False)
+
+
+def check_that_everything_released_was_charged(folder: Path) -> int:
+    """From the files alone: how many rounds are complete."""
+    metrics = folder / "metrics.jsonl"
+    if not (folder / "ledger.jsonl").exists():
+        assert not checkpoint.exists(folder)
+        assert not metrics.exists()
+        return 0
+    charged = [entry.round for entry in entries(folder)]
+    assert charged == list(range(1, len(charged) + 1))
+    progress = checkpoint.read_progress(folder)
+    done = progress.round if progress else 0
+    assert len(charged) in (done, done + 1)
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    assert all(json.loads(line)["round"] in charged for line in lines if line.endswith("\n"))
+    return done
+
+
+def result_of(folder: Path):
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return (
+        load_file(folder / "model.safetensors")["weight"].numpy().tobytes(),
+        [{name: value for name, value in record.items() if name != "seconds"} for record in history],
+        [(entry.round, entry.event, entry.noise) for entry in entries(folder)],
+        (folder / "privacy.json").read_bytes(),
+    )
+
+
+def wait_for_first_round(began: int, process) -> None:
+    os.set_blocking(began, False)
+    while process.is_alive():
+        try:
+            if os.read(began, 1):
+                return
+        except BlockingIOError:
+            time.sleep(0.0005)
+
+
+def test_kills_at_random_moments_change_nothing(tmp_path, processes):
+    def undisturbed(folder):
+        process = processes.Process(daemon=True, target=live, args=(folder,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    undisturbed(whole)
+    moments, window = random.Random(0), 0.01
+    for kill in range(KILLS):
+        done = check_that_everything_released_was_charged(broken)
+        assert done < ROUNDS
+        # The window follows the machine's pace, so that the kills spread over all the rounds.
+        window = min(1.0, max(1e-4, window * (0.6 if done > kill * ROUNDS // KILLS else 1.2)))
+        read, write = multiprocessing.Pipe(duplex=False)
+        process = processes.Process(daemon=True, target=live, args=(broken, write))
+        process.start()
+        if done < ROUNDS - 2 and moments.random() < 0.9:
+            wait_for_first_round(read.fileno(), process)
+            time.sleep(moments.uniform(0.0, window))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+        read.close()
+        write.close()
+    undisturbed(broken)
+    assert check_that_everything_released_was_charged(broken) == ROUNDS
+    assert result_of(broken) == result_of(whole)
+
+
+def killed_between_charge_and_anchor():
+    killed_when(Ledger, "_move_witnesses", lambda ledger: len(ledger) == 2)
+
+
+def test_a_run_that_was_killed_leaves_no_lock_and_of_two_processes_on_two_copies_one_goes_on(
+    tmp_path, private, processes
+):
+    """Killed between the charge of round 2 and the move of the anchor."""
+    file, folders = tmp_path / "my.toml", [tmp_path / "a", tmp_path / "b"]
+    file.write_text(settings(noise_multiplier=4.0, clip=0.3, rounds=4, secure=True, max_examples=8).to_toml())
+
+    def start(folder, *sabotage):
+        arguments = ["train", file, "--out", folder, "--resume", "--quiet"]
+        given = (arguments, {"DPFEDEXP_PRIVATE": str(private)}, f"{folder}.txt", *sabotage)
+        process = processes.Process(daemon=True, target=command, args=given)
+        process.start()
+        return process
+
+    first = start(folders[0], killed_between_charge_and_anchor)
+    first.join()
+    assert first.exitcode == -9
+    assert len(entries(folders[0])) == 2, "charged, and not yet in the anchor"
+    shutil.copytree(*folders)
+    runs = [start(folder) for folder in folders]
+    for run in runs:
+        run.join()
+    codes = [run.exitcode for run in runs]
+    said = [Path(f"{folder}.txt").read_text() for folder in folders]
+    assert sorted(codes) == [0, 2], said
+    winner, loser = sorted(folders, key=lambda folder: codes[folders.index(folder)])
+    # Which sentence depends on how far the winner has come; it may just be removing what both look for.
+    assert said[folders.index(loser)].startswith("Error: the "), said
+    assert [entry.round for entry in entries(winner)] == [1, 2, 2, 3, 4]
+    assert outcome(verify_run(winner)) == "holds"
+    assert outcome(verify_run(loser)) != "holds"
+    charged = {(entry.run, entry.round, entry.noise) for folder in folders for entry in entries(folder)}
+    assert len(charged) == 4 + 1
+    assert list(private.rglob("*.lock")) == []
+
+
+D, M = 12, 30
+USUAL = {"local": Sgd(lr=0.02, steps=3), "rounds": 3, "progress": False, "device": "cpu"}
+LOOP = {
+    "local": Sgd(lr=1e-6, steps=1),
+    "rounds": 2,
+    "progress": False,
+    "execution": Execution(device="cpu", trainer="loop"),
+}
+SHARED = {
+    "scaffold poisson": (
+        dp_scaffold(clip=0.3, noise_multiplier=1.0, adjacency="add-remove"),
+        {"participation": Poisson(0.4), "population": M - 1, "execution": Execution(chunk_size=3)},
+    ),
+    "votes": (cdp_fedexp(clip="adaptive", noise_multiplier=1.0), {}),
+    **sized(
+        {},
+        {
+            "paper, diagnostics": (
+                cdp_fedexp(clip=0.3, noise_multiplier=1.0, numerator="paper"),
+                {"diagnostics": True},
+            ),
+            "privunit": (ldp_fedexp(clip=0.3, mechanism="privunit"), {}),
+            "mini-batches": (fedavg(), {"local": Sgd(lr=0.1, epochs=2, batch_size=2)}),
+            "budget": (cdp_fedexp(clip=0.3, noise_multiplier=5.0), {"budget": 3.0, "rounds": 20}),
+        },
+    ),
+}
+
+
+def uneven():
+    generator = torch.Generator().manual_seed(0)
+    sizes = [1 + 2 * n % 7 for n in range(M)]
+    rows = [(torch.randn(n, D, generator=generator), torch.randn(n, generator=generator)) for n in sizes]
+    return Federation.from_clients(rows)
+
+
+def asking(*given, **options):
+    """A simulation that asks every client for the length of its update, too."""
+    made, note = prepare(*given, **options)
+    mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(Ask("length", 0.0, 2.0),))
+    return replace(made, mechanism=mechanism, ballots=lambda s, c, updates, n: updates.norm(dim=1, keepdim=True)), note
+
+
+def shared_run(name):
+    algorithm, more = SHARED[name]
+    with patch("dpfedexp.engine.train.prepare", asking if name == "votes" else prepare):
+        run = train(linear_regression(D), uneven(), algorithm, **(USUAL | more))
+    history = [{key: value for key, value in record.items() if key != "seconds"} for record in run.history]
+    return {"weights": weights(run), "history": history, "stopped": run.stopped, "epsilon": run.privacy.epsilon_total}
+
+
+class Remembers(nn.Module):
+    """Keeps what one client alone has."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.linear, self.value, self.kept = nn.Linear(3, 1), value, 0.0
+
+    def forward(self, x):
+        largest = float(x.abs().amax())
+        if abs(largest - self.value) < 10:
+            self.kept = largest
+        return self.linear(x)
+
+
+class InterruptedHere(nn.Linear):
+    """Somebody presses Ctrl-C on rank 0 in the middle of a round."""
+
+    def forward(self, x):
+        if distributed.rank() == 0 and len(x) == 4:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def environment(rank, at):
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(at)}
+
+
+def port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def work(rank, at, folder):
+    os.environ |= environment(rank, at)
+    torch.set_num_threads(1)
+    assert distributed.join()
+    found = {name: shared_run(name) for name in SHARED}
+    # One of two clients, and so one of two ranks, is remembered; the larger client is rank 0's.
+    rows = Federation.from_clients([(torch.full((4 - i, 3), 100.0 * (i + 1)), torch.zeros(4 - i, 1)) for i in range(2)])
+    failing = {
+        "failure": lambda: train(linear_regression(D), uneven(), fedavg(), evaluate=lambda m: {"x": 1 / 0}, **USUAL),
+        "remembers 0": lambda: train(Remembers(100.0), rows, fedavg(), **LOOP),
+        "remembers 1": lambda: train(Remembers(200.0), rows, fedavg(), **LOOP),
+        "interrupt": lambda: train(InterruptedHere(3, 1), rows, fedavg(), **LOOP),
+    }
+    for name, run in failing.items():
+        # A rank that a heartbeat tells of the interrupt ends at once, and has nothing more to say.
+        torch.save(found, f"{folder}/{rank}.pt")
+        try:
+            run()
+        except BaseException as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    distributed.leave()
+    torch.save(found, f"{folder}/{rank}.pt")
+
+
+def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, processes):
+    at = port()
+    pair = [processes.Process(daemon=True, target=work, args=(rank, at, str(tmp_path))) for rank in range(2)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join()
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for name in SHARED:
+        alone = shared_run(name)
+        for found in (found[name] for found in ranks):
+            assert torch.allclose(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5), name
+            assert (found["stopped"], len(found["history"])) == (alone["stopped"], len(alone["history"])), name
+            assert found["epsilon"] == pytest.approx(alone["epsilon"]), name
+            for record, expected in zip(found["history"], alone["history"], strict=True):
+                assert record == pytest.approx(expected, rel=1e-4), name
+    assert all("vote_length" in record for found in ranks for record in found["votes"]["history"])
+    assert [found["failure"].partition(":")[0] for found in ranks] == ["ZeroDivisionError", "RoundFailed"]
+    for client in range(2):
+        ended = [found[f"remembers {client}"] for found in ranks]
+        assert "keeps 'kept' from batch to batch" in ended[client]
+        assert ended[1 - client].startswith(f"RoundFailed: rank {client} failed in round 1")
+    assert ranks[0]["interrupt"].startswith("Interrupted")
+    assert ranks[1].get("interrupt", "RoundFailed").startswith("RoundFailed")
+
+
+def killed_in_round_4():
+    killed_when(Simulation, "cohort_part", lambda *given: given[-1] == 4)
+
+
+def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, processes):
+    config, out, at = tmp_path / "run.toml", tmp_path / "out", port()
+    config.write_text(settings(name="dp_scaffold", clip=0.3, rounds=6, chunk_size=4).to_toml())
+    pair = []
+    for rank, sabotage in ((0, None), (1, killed_in_round_4)):
+        arguments = ["train", config, "--out", out, "--quiet"]
+        given = (
+            arguments,
+            environment(rank, at) | {"DPFEDEXP_PRIVATE": str(private)},
+            tmp_path / f"{rank}.txt",
+            sabotage,
+        )
+        pair.append(processes.Process(daemon=True, target=command, args=given))
+        pair[-1].start()
+    for process in pair:
+        process.join(120)
+    assert [process.exitcode for process in pair] == [3, -9]
+    said = (tmp_path / "0.txt").read_text()
+    assert "rank" in said
+    assert "--resume" in said.replace("\n", " ")
+    assert "Traceback" not in said
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    execute(load(config), RunFolder(out, resume=True), resume=True, progress=False)
+    execute(load(config), RunFolder(tmp_path / "whole"), progress=False)
+    ends = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("out", "whole")]
+    assert ends[0]["round"] == ends[1]["round"] == 6
+    assert ends[0]["distance"] == pytest.approx(ends[1]["distance"], rel=1e-4)
+    assert ends[0]["epsilon_total"] == ends[1]["epsilon_total"]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_shares_are_a_partition_of_even_work(world):
+    sizes = torch.randint(0, 50, (100,), generator=torch.Generator().manual_seed(0))
+    shares = [distributed.share(sizes, rank, world) for rank in range(world)]
+    assert sorted(torch.cat(shares).tolist()) == list(range(100))
+    work = [int(sizes[part].sum()) for part in shares]
+    assert max(work) - min(work) <= 50
+
+
+@pytest.mark.parametrize(("world", "words"), [("2", "RANK"), ("two", "WORLD_SIZE is 'two'")])
+def test_ranks_that_do_not_know_each_other_are_told_what_is_missing(world, words, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InputError, match=words):
+        distributed.join()
+
+
+def test_a_rank_that_stops_beating_is_given_up(monkeypatch):
+    """As when a machine loses its network: no connection is closed."""
+    monkeypatch.setattr(distributed, "EVERY", 0.05)
+    given_up = threading.Event()
+    monkeypatch.setattr(distributed.Heartbeat, "_give_up", lambda self, other: given_up.set())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store.set("beat/1", "0")
+    watch = distributed.Heartbeat(store, 0, 2, gone_after=0.5)
+    threading.Thread(target=watch._run, daemon=True).start()
+    for beat in range(20):
+        store.set("beat/1", str(beat))
+        time.sleep(0.05)
+    assert not given_up.is_set()
+    assert given_up.wait(10)
+    watch.stop()
