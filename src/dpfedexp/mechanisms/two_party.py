@@ -123,10 +123,10 @@ class TwoPartyGaussian(SecureCentralGaussian):
         """What one aggregator adds to the sum of rows of so many columns: whole numbers, [w] int64."""
         width = columns - self._scalars
         first, scalar = _ROWS[side]
-        by_column = self._by_column(columns)
+        _, steps, deviations = self._by_column(columns)
 
         def drawn(place: int, count: int, source: Noise, row: int) -> Tensor:
-            _, step, deviation = by_column[:, place].tolist()
+            step, deviation = float(steps[place]), float(deviations[place])
             zeros = torch.zeros(1, count, dtype=torch.float64)
             units: Tensor = add_noise(zeros, step, deviation, source, self.strict, row)[0] / step
             return units.to(torch.int64)
@@ -189,13 +189,13 @@ class TwoPartyGaussian(SecureCentralGaussian):
         )
         return units.to(torch.int64)
 
-    def _by_column(self, columns: int, device: torch.device | None = None) -> Tensor:
-        """One client's bound, the lattice's step, and the deviation of one aggregator's noise in every column, [3, w]."""
+    def _by_column(self, columns: int, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """One client's bound, the lattice's step, and the deviation of one aggregator's noise in every column, [w] each."""
         own = (self.clip, self._step, self.noise_multiplier * self.clip)
         extra = [(self.clip**2, self._square_step, self._square_noise)] if self.numerator == "paper" else []
         extra += [(HALF, step_of(vote, self.noise_kind), vote.noise) for vote in self.votes]
         rows = torch.tensor([own, *extra], dtype=torch.float64, device=device)
-        return torch.cat([rows[:1].expand(columns - len(extra), 3), rows[1:]]).T
+        return torch.cat([rows[:1].expand(columns - len(extra), 3), rows[1:]]).unbind(1)
 
 
 @dataclass(frozen=True)
