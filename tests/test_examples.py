@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sizes import long
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {"pfl_postprocessor": "pfl", "plain_flower": "flwr", "mlflow_tracking": "mlflow", "tabular_pandas": "pandas"}
 """What an example needs beside the package and its development tools."""
@@ -23,7 +25,10 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.stem, marks=[long] if path.stem == "sweep" else []) for path in sorted(EXAMPLES.glob("*.py"))],
+)
 def test_the_example_runs(name, tmp_path, monkeypatch):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

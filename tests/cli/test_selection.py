@@ -15,6 +15,7 @@ from dpfedexp.accounting.pld import selection_epsilon
 from dpfedexp.cli import app, trials
 from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 from tests.cli.test_sweep import sweep
+from tests.sizes import long
 
 COST = 11.271
 """ε of the best of 3 runs on average, each of ε = 8 at δ = 1e-5."""
@@ -126,6 +127,7 @@ def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path):
     assert shown[0][3] == 1, "the time between two files tells how long the runs took"
 
 
+@long
 def test_a_selection_that_was_killed_shows_nothing_and_goes_on_with_the_same_draw(file, tmp_path, private):
     out = tmp_path / "out"
     script = (

@@ -14,6 +14,7 @@ from dpfedexp.cli import app
 from dpfedexp.cli.trials import Trial, price, trials
 from dpfedexp.errors import InputError
 from tests.cli.conftest import FILE
+from tests.sizes import long
 
 
 def sweep(*arguments):
@@ -54,7 +55,9 @@ def spent(out, delta=1e-5):
     return compose([charge for ledger in ledgers for charge in ledger.charges()], delta).epsilon
 
 
-@pytest.mark.parametrize("how", ["fails after its first round", "is killed after its first round"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("fails after its first round", marks=long), "is killed after its first round"]
+)
 def test_what_a_sweep_costs_holds_runs_that_failed_or_were_killed(how, file, tmp_path):
     """12.256 was said of three runs of which one had failed after a round, and 14.113 was spent."""
     last = "raise MemoryError('no space left')" if how.startswith("fails") else "os._exit(9)"

@@ -19,6 +19,7 @@ from tests.sizes import long
 SYSTEMS = Path(__file__).resolve().parents[2] / "reproduction" / "benchmarks" / "systems"
 
 
+@long
 def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
     asked = ["bench", "--json", "--workload", "lstm", "--clients", "3", "--rounds", "1"]
     done = CliRunner().invoke(app, asked)

@@ -12,7 +12,7 @@ from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine import rounds as engine
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers import chunk_size as chunk
-from tests.sizes import sized
+from tests.sizes import long, sized
 from tests.trainers.shared import secured, simulated
 
 
@@ -107,6 +107,7 @@ def test_long_draws_do_not_depend_on_threads_or_neighbours(threads):
         torch.set_num_threads(before)
 
 
+@long
 def test_peak_memory_is_flat_from_hundreds_to_many_more_clients_at_equal_budget():
     """Without the budget the second peak is 1.23 times the first."""
     program = """

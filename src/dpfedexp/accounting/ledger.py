@@ -212,9 +212,12 @@ class Ledger:
                 self._writer.append({**(note or {}), **named, "event": to_json(event)})
             self._entries.append(entry)
             self._paid[_release(entry)] = event
+        self._move_witnesses()
+        return paid is None
+
+    def _move_witnesses(self) -> None:
         for witness in self.witnesses:
             witness.move(self)
-        return paid is None
 
     def check_newest(self) -> None:
         """Raises `LedgerError` where a witness knows of charges that this ledger lacks: another copy of it was charged."""
