@@ -33,7 +33,12 @@ PLACE = (
 )
 FILES = {
     "demo": ("report.html",),
-    "x": ("pyproject.toml", "README.md", "x/server_app.py", "x/client_app.py", "x/task.py"),
+    "x": (
+        "pyproject.toml",
+        "README.md",
+        *(f"federation/{name}_app.py" for name in ("server", "client")),
+        "federation/task.py",
+    ),
     "first": ("config.toml", "metrics.jsonl", "ledger.jsonl", "privacy.json", "privacy.txt", "report.html"),
 }
 """What the commands below have to write, by folder."""
