@@ -34,7 +34,7 @@ class _Event:
     """What every event answers. An event says otherwise where sampling or the number of clients changes what it costs."""
 
     def unsampled(self) -> Self:
-        """The same release for somebody who knows who took part."""
+        """The same release for an observer who knows who took part."""
         return self
 
     def hosted(self, clients: int) -> tuple[Self, int]:
@@ -158,7 +158,7 @@ class GaussianEvent(_Event):
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 
     def to_readers(self) -> GaussianEvent:
-        """A two-party round for somebody who sees the models only: the noise of both, and not who took part.
+        """A two-party round for an observer who sees the models only: the noise of both, and not who took part.
 
         The sum of two independent Gaussian noises has √2 times the standard deviation of each.
         """

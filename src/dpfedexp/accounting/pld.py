@@ -237,7 +237,7 @@ def selection_epsilon(mu: float, delta: float, runs: float) -> float:
 
 @checked
 def number_of_runs(runs: float, uniform: float) -> int:
-    """K, geometric on 1, 2, … with mean `runs`, from a number in [0, 1) that nobody else knows."""
+    """K, geometric on 1, 2, … with mean `runs`, from a number in [0, 1) that is kept secret."""
     _check_runs(runs)
     return 1 + int(math.log1p(-uniform) / math.log1p(-1.0 / runs))
 

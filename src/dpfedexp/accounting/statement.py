@@ -299,7 +299,7 @@ def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
 
 
 def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
-    """A local or two-party run against whoever sees nothing but the models, or None and why there is no figure.
+    """A local or two-party run against an observer of nothing but the models, or None and why there is no figure.
 
     Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
     their noise in every round and keep it to themselves.
@@ -329,7 +329,7 @@ def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> 
             for event, n in gaussian
         ]
         return view([(replace(e, attained=e.attained and everyone), n) for e, n in summed], delta), ""
-    # The server's sums do not depend on the order of the reports, so whoever sees the models sees no more than a shuffle.
+    # The server's sums do not depend on the order of the reports, so an observer of the models sees no more than a shuffle.
     total = shuffled_epsilon(reports, delta, reporting)
     if total is None or total >= compose(reports, delta).epsilon:
         return None, NO_SHUFFLING
@@ -353,7 +353,7 @@ def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
 
 
 def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
-    """ε at δ over all the rounds for whoever sees each of them shuffled; None where a round is not amplified.
+    """ε at δ over all the rounds for an observer who sees each of them shuffled; None where a round is not amplified.
 
     Rounds compose as every (ε, δ)-DP release does: randomised response at ε in each of them, after a failure with probability δ
     (Kairouz, Oh and Viswanath 2015). Half of the total δ pays for the failures, the other half for the composition.

@@ -52,12 +52,12 @@ class Promise:
         large_delta: δ is at least 1/clients.
         other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no
             meaning.
-        models_only: a local or two-party run against whoever sees only the released models, when `reporting` clients at
+        models_only: a local or two-party run against an observer of only the released models, when `reporting` clients at
             least report in every local round; None, with the reason beside it, where there is no such figure.
         votes: what else was released beside the updates, each with noise of its own: the names of the votes.
         chosen: what `fit` chose, in words; empty where everything was given.
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
-        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where nobody decided it.
+        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where the run was not stopped.
         noise_cohort, stand_ins, selection_runs, selection_mu: as for `PrivacyStatement.from_charges`; None where the promise is for
             the clients of the run, and where nothing was selected. With a selection all figures are those of the whole of it.
     """

@@ -97,7 +97,7 @@ class SecureLocalGaussian(LocalGaussian):
     Formal guarantee: the row is truncated toward zero before the noise, so its sensitivity is at most 2C, and the report is the
     rounding of the ideal one. In strict mode the noise is discrete Gaussian, charged at (1 + 2⁻²⁰)·μ.
 
-    Whoever sees only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps to a deviation that
+    An observer of only the sum of n reports sees the sum of the rows and of n rounded Gaussians. With 2²⁰ steps to a deviation that
     sum has, up to a probability of about e^(−2π²·2⁴⁰), the law of a Gaussian of n times the variance plus independent noise, so
     it is no less private than that Gaussian. In strict mode every report is rounded to single precision as well, which the sum
     does not determine, so nothing is claimed about it.
