@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpfedexp.algorithms.dp_fedadam import dp_fedadam as dp_fedadam
     from dpfedexp.algorithms.dp_fedavg import dp_fedavg as dp_fedavg
     from dpfedexp.algorithms.dp_scaffold import dp_scaffold as dp_scaffold
-    from dpfedexp.algorithms.fedavg import fedavg as fedavg
+    from dpfedexp.algorithms.fedexp import fedavg as fedavg
     from dpfedexp.algorithms.fedexp import fedexp as fedexp
     from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp as ldp_fedexp
     from dpfedexp.algorithms.ldp_fedexp import naive_ldp_fedexp as naive_ldp_fedexp

@@ -7,8 +7,7 @@ from dpfedexp.algorithms.cdp_fedexp import cdp_fedexp
 from dpfedexp.algorithms.dp_fedadam import dp_fedadam
 from dpfedexp.algorithms.dp_fedavg import dp_fedavg
 from dpfedexp.algorithms.dp_scaffold import dp_scaffold
-from dpfedexp.algorithms.fedavg import fedavg
-from dpfedexp.algorithms.fedexp import fedexp
+from dpfedexp.algorithms.fedexp import fedavg, fedexp
 from dpfedexp.algorithms.ldp_fedexp import ldp_fedexp, naive_ldp_fedexp
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {

@@ -1,10 +1,23 @@
-"""FedEXP without privacy (Jhunjhunwala et al. 2023)."""
+"""FedAvg and FedEXP without privacy."""
 
 from __future__ import annotations
 
 from dpfedexp.algorithms.algorithm import Algorithm
 from dpfedexp.core import step_size
 from dpfedexp.errors import checked
+
+
+@checked
+def fedavg(*, server_rate: float = 1.0) -> Algorithm:
+    """FedAvg without privacy: the mean of the updates, every client weighing the same.
+
+    Args:
+        server_rate: a fixed global step size η_g.
+
+    >>> fedavg().private
+    False
+    """
+    return Algorithm("fedavg", "none", step_size.FixedRate(server_rate))
 
 
 @checked
