@@ -13,7 +13,7 @@ def test_programs_are_refused_or_keep_clients_apart():
     found = [check(seed) for seed in range(PROGRAMS)]
     assert [str(one) for one in found if one.verdict == "failed"] == []
     isolated = [one.learnt for one in found if one.verdict == "isolated"]
-    assert len(isolated) > 0.25 * PROGRAMS
+    assert len(isolated) > 0.15 * PROGRAMS
     assert isolated.count(False) < 0.1 * PROGRAMS
 
 
