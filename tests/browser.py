@@ -1,7 +1,5 @@
 """Chromium for tests, and what they ask of any page in it: legible text, nothing cut off, a quiet console."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tests share: the real MNIST files and a browser, where the machine has them, and a private folder that is not the user's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

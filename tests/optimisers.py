@@ -1,7 +1,5 @@
 """Optimisers that the library does not have, each one class: what somebody who adds one would write."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

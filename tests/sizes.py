@@ -1,7 +1,5 @@
 """How much a test tries: enough to notice in `make test`, and all of it in `make test-long`."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The examples for compose, systemd and Kubernetes: they parse, their commands exist, and they keep apart what must be apart."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

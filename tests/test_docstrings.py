@@ -1,7 +1,5 @@
 """Docstrings that an editor and a site can render: every public name has one, and its arguments are those that exist."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,6 +1,4 @@
-"""Metrics of a whole test set against NumPy and scikit-learn, in batches that do not divide it."""
-
-from __future__ import annotations
+"""Metrics of a whole test set against NumPy, in batches that do not divide it."""
 
 import numpy as np
 import pytest
@@ -165,36 +163,6 @@ def test_an_evaluation_begins_anew_and_sees_targets_that_were_changed():
 
 def draws(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def close(value):
-    """Scores are float32, sums of them are not: 1e-6 is the rounding of the former."""
-    return pytest.approx(value, rel=1e-6, abs=1e-9)
-
-
-def test_every_metric_is_scikit_learns():
-    sklearn = pytest.importorskip("sklearn.metrics")
-    scores, labels = draws(5000, 5), (draws(5000, seed=1).abs() * 2).long().clamp_max(4)
-    found = measured(scores, labels, "cross-entropy")
-    assert found["test_accuracy"] == close(sklearn.accuracy_score(labels, scores.argmax(1)))
-    assert found["test_loss"] == close(sklearn.log_loss(labels, scores.double().softmax(1), labels=range(5)))
-    bits = (draws(5000, seed=3) > 0.7).long()
-    logits = (draws(5000) + bits).round(decimals=1)  # with ties
-    one = measured(logits[:, None], bits, "bce")
-    assert one["test_auc"] == close(sklearn.roc_auc_score(bits, logits))
-    assert one["test_loss"] == close(sklearn.log_loss(bits, logits.double().sigmoid()))
-    two = measured(torch.stack([torch.zeros_like(logits), logits], 1), bits, "cross-entropy")
-    assert two["test_auc"] == close(one["test_auc"])
-    several = (draws(5000, 4, seed=4) > 0).float()
-    found = measured(draws(5000, 4) + several, several, "bce")
-    assert found["test_exact_match"] == close(sklearn.accuracy_score(several, draws(5000, 4) + several > 0))
-    assert found["test_label_accuracy"] == close(1 - sklearn.hamming_loss(several, draws(5000, 4) + several > 0))
-    numbers = 3 * draws(5000, 3, seed=5) + 100
-    scores = numbers + draws(5000, 3)
-    found, t, s = measured(scores, numbers, "mse"), numbers.double(), scores.double()
-    assert found["test_mae"] == close(sklearn.mean_absolute_error(t, s))
-    assert found["test_rmse"] == close(np.sqrt(sklearn.mean_squared_error(t, s)))
-    assert found["test_r2"] == close(sklearn.r2_score(t, s))
 
 
 @pytest.mark.parametrize(

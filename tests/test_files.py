@@ -1,7 +1,5 @@
 """A file is the old one or the new one, never half of either, and a folder is left without temporary files."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

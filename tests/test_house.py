@@ -1,7 +1,5 @@
 """The structure of the package: every import points down, and there is no circle."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tutorials as they are stored: valid, without outputs, and nothing in them that a reader could not install."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -114,9 +112,3 @@ def test_outputs_become_parts_of_the_page(hook, tmp_path, monkeypatch):
     assert "\n\n**bold**\n\n" in page
     assert "![Figure: Title](01-good-1.png)" in page
     assert pictures == {"01-good-1.png": bytes.fromhex("89504e470d0a1a0a")}
-
-
-def test_links_to_notebooks_lead_to_pages_and_downloads_do_not(hook):
-    page = "[two](02-b.ipynb) [one](tutorials/01-a.ipynb) [Download](01-a.ipynb){ .notebook-download } [else](x.ipynb)"
-    turned = hook.on_page_markdown(page, None, None, None)
-    assert turned == page.replace("02-b.ipynb", "02-b.md").replace("tutorials/01-a.ipynb", "tutorials/01-a.md")

@@ -1,7 +1,5 @@
 """What is built holds what is in the tree, under one version, and the project says which versions it takes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -15,10 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 import dpfedexp
-from tests.release.__main__ import UNRELEASED, sections
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpfedexp"
@@ -130,20 +126,3 @@ def test_the_page_has_the_versions_of_the_project():
     page = (ROOT / "docs" / "compatibility.md").read_text()
     written = page.partition(BEGIN)[2].partition(END)[0].strip()
     assert written == table(), f"docs/compatibility.md must have this table:\n{table()}"
-
-
-def test_the_citation_has_the_date_of_this_version_and_none_before_there_is_one():
-    yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    dates = {section.name: section.date for section in sections((ROOT / "CHANGELOG.md").read_text())}
-    assert str(citation.get("date-released")) == str(dates.get(dpfedexp.__version__))
-
-
-def test_the_changelog_is_by_version_the_newest_first_and_each_has_a_date():
-    first, *released = sections((ROOT / "CHANGELOG.md").read_text())
-    assert (first.name, first.date) == (UNRELEASED, None)
-    versions = [Version(section.name) for section in released]
-    assert versions == sorted(versions, reverse=True)
-    assert all(section.date for section in released)
-    assert Version(dpfedexp.__version__) >= versions[0]
-    assert not first.text or Version(dpfedexp.__version__).is_devrelease, "with unreleased changes it is no release"

@@ -1,7 +1,5 @@
 """What new users type by mistake, and the words that the one sentence they get must hold: what is wrong, and the fix."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

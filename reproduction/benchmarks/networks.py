@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -51,6 +52,66 @@ def transformer(frozen: bool = False) -> Transformer:
         for part in (model.embedding, *model.layers[:-1]):
             part.requires_grad_(False)
     return model
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions with GroupNorm, and a shortcut around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
+
+
+def resnet18_gn(classes: int = 10, channels: int = 3, groups: int = 32) -> nn.Sequential:
+    """ResNet-18 for 32×32 images with GroupNorm in place of BatchNorm, d ≈ 11.17 million."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+    width = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_Block(width, outputs, stride, groups), _Block(outputs, outputs, 1, groups)]
+        width = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
+class LstmClassifier(nn.Module):
+    """Embedding, one LSTM layer, and a linear layer on its last hidden state; tokens are integers [batch, length]."""
+
+    def __init__(self, vocab: int, embed: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, embed)
+        # nn.LSTM has no vmap rule, so the cell is written out; names, layout and start are those of nn.LSTM.
+        bound = hidden**-0.5
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden, embed).uniform_(-bound, bound))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden).uniform_(-bound, bound))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
+        self.bias_hh = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        driven = F.linear(self.embedding(tokens), self.weight_ih, self.bias_ih + self.bias_hh)
+        hidden = cell = driven.new_zeros(tokens.shape[0], self.weight_hh.shape[1])
+        for step in driven.unbind(1):
+            gate_in, gate_forget, candidate, gate_out = (step + F.linear(hidden, self.weight_hh)).chunk(4, dim=-1)
+            cell = torch.sigmoid(gate_forget) * cell + torch.sigmoid(gate_in) * torch.tanh(candidate)
+            hidden = torch.sigmoid(gate_out) * torch.tanh(cell)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def lstm_classifier(vocab: int, embed: int = 8, hidden: int = 64, classes: int = 2) -> LstmClassifier:
+    """A small recurrent classifier of token sequences."""
+    return LstmClassifier(vocab, embed, hidden, classes)
 
 
 class CharacterModel(nn.Module):

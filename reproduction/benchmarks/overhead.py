@@ -24,8 +24,7 @@ import torch
 
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp, train
 from dpfedexp.accounting import Ledger
-from dpfedexp.engine import rounds as rounds_module
-from dpfedexp.engine import train as train_module
+from dpfedexp.engine import conduct, simulated
 from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.train import Measuring
 from dpfedexp.mechanisms.central_gaussian import CentralGaussian
@@ -51,13 +50,13 @@ def timed(name: str, call: Callable[..., Any], device: str) -> Callable[..., Any
 def watch(device: str) -> None:
     """The parts of a round by name; all are functions that a run looks up when it needs them."""
     for name, owner, attribute in (
-        ("training", rounds_module.Simulation, "updates"),
+        ("training", simulated.Simulation, "updates"),
         ("noise and release", CentralGaussian, "release"),
         ("lift", CentralGaussian, "randomize"),
         ("sum", CentralGaussian, "collect"),
-        ("clip", rounds_module, "clip"),
+        ("clip", simulated, "clip"),
         ("ledger", Ledger, "charge"),
-        ("epsilon", train_module, "epsilon_so_far"),
+        ("epsilon", conduct, "epsilon_so_far"),
         ("evaluation", Measuring, "__call__"),
         ("checkpoint", OpenRun, "complete"),
     ):

@@ -29,9 +29,8 @@ from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, sample
 from dpfedexp.trainers.select import TILE_BYTES, Parts, makers
-from dpfedexp.trainers.steps import ByVmap, Parallel, Steps
+from dpfedexp.trainers.steps import ByVmap, Parallel, Steps, Vectorised
 from dpfedexp.trainers.task import Task, Trainer
-from dpfedexp.trainers.vectorised import Vectorised
 from reproduction.benchmarks.workloads import workload
 
 CLIENTS = {
@@ -69,7 +68,7 @@ def task_of(name: str, clients: int, device: str, precision: str) -> tuple[Task,
         rounds=1,
         execution=Execution(device=device, precision=precision, trainer="vectorised", chunk_size=clients),
     )
-    task, streams = simulation.task, simulation.streams
+    task, streams = simulation.cohort.task, simulation.cohort.streams
     tile = footprint(task).tile(TILE_BYTES)
     return task, streams, Parts(task, streams, Programs(task), tile, False)
 

@@ -17,8 +17,8 @@ import torch
 
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp
 from dpfedexp.accounting import Ledger
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Simulation
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs
 from dpfedexp.trainers.select import Parts, makers
@@ -37,19 +37,19 @@ CASES = [
 """Workload, trainer and clients. The first is the paper's network."""
 
 
-def without(simulation: Simulation) -> Simulation:
+def without(simulation: Engine) -> Engine:
     """The same run, in which the caller's code runs on the clients' rows and nothing is compared."""
-    task = replace(simulation.task, synthetic=None)
-    name, tile = simulation.trainer.name, simulation.trainer.unit or 1
-    parts = Parts(task, simulation.streams, Programs(task), tile, True)
-    trainer = Loop(task, simulation.streams) if name == "loop" else makers(parts)[name]()
-    return replace(simulation, task=task, trainer=trainer)
+    task = replace(simulation.cohort.task, synthetic=None)
+    name, tile = simulation.cohort.trainer.name, simulation.cohort.trainer.unit or 1
+    parts = Parts(task, simulation.cohort.streams, Programs(task), tile, True)
+    trainer = Loop(task, simulation.cohort.streams) if name == "loop" else makers(parts)[name]()
+    return replace(simulation, cohort=replace(simulation.cohort, task=task, trainer=trainer))
 
 
-def seconds(simulation: Simulation) -> float:
+def seconds(simulation: Engine) -> float:
     began = time.perf_counter()
     simulation.step(simulation.begin(), Ledger.in_memory())
-    if simulation.task.device.type == "cuda":
+    if simulation.cohort.task.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
@@ -83,7 +83,7 @@ def main() -> None:
         pairs = [tuple(map(seconds, both)) for _ in range(given.rounds)]
         apart, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
-        used = simulation.trainer.name
+        used = simulation.cohort.trainer.name
         print(f"{name:12} {used:20} {clients:7} {apart:10.4f} {plain:10.4f} {ratio:7.3f}", flush=True)
 
 

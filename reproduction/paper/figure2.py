@@ -78,7 +78,9 @@ def _step_sizes(setting: str, clients: int, seed: int) -> dict[str, float]:
     )
     everyone = torch.arange(clients)
     plan = schedule(settings.build_local(), federation.sizes, lambda row: Streams(seed).at("batches", 1).generator(row))
-    updates = simulation.trainer(torch.zeros(dimension), everyone, plan, 1)
+    updates = simulation.cohort.trainer(  # type: ignore[attr-defined]
+        torch.zeros(dimension), everyone, plan, 1
+    )
     return from_updates(simulation.mechanism, algorithm.rule, updates, seed)
 
 

@@ -18,7 +18,7 @@ import torch
 from dpfedexp.errors import InputError
 from dpfedexp.machine import JobProgress, cores, prepare_worker
 from dpfedexp.trainers.execution import Execution
-from dpfedexp.trainers.precision import Precision
+from dpfedexp.trainers.task import Precision
 from reproduction.paper.results import record as provenance
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.planned import Result

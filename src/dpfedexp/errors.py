@@ -1,7 +1,5 @@
 """Errors that are sentences for the person who typed the input, misspelt arguments of public functions included."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Measures are counts and sums over the whole test set that batches add to, never means of batches' values.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.core.losses import Loss, Reading, class_dimension, read, reading_of, resolve, same_but_ones
-from dpfedexp.errors import InputError, checked
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.inputs import Inputs, call, each, leaves
 
 __all__ = ["Evaluate", "Metric", "auc", "check_metrics", "on_test_set"]
@@ -56,11 +54,8 @@ def on_test_set(
         >>> {name: round(value, 3) for name, value in evaluate(nn.Flatten(0)).items()}
         {'test_loss': 0.333, 'test_mae': 0.333, 'test_rmse': 0.577, 'test_r2': 0.786, 'test_bias': -0.333}
     """
-    rows = len(leaves(inputs)[0])
-    if rows != len(targets) or rows == 0:
-        raise InputError(
-            f"the test set has {rows} inputs and {len(targets)} targets; it needs equally many, at least 1."
-        )
+    rows, many = len(leaves(inputs)[0]), len(targets)
+    require(rows == many > 0, f"the test set has {rows} inputs and {many} targets; it needs equally many, at least 1.")
     check_metrics(metrics)
     per_example = resolve(loss, targets)
 
@@ -187,45 +182,43 @@ def _own(metrics: Mapping[str, Metric]) -> Measure:
         return outputs.cpu(), targets.cpu()
 
     def measure(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        found = {name: _number(name, metric, outputs, targets) for name, metric in metrics.items()}
-        return {f"test_{name.removeprefix('test_')}": value for name, value in found.items()}
+        found = {}
+        for name, metric in metrics.items():
+            try:
+                value: Any = metric(outputs, targets)
+            except Exception as error:
+                first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+                raise InputError(
+                    f"metrics[{name!r}] can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
+                    f"{tuple(targets.shape)}: {first}"
+                ) from error
+            try:
+                found[f"test_{name.removeprefix('test_')}"] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise InputError(
+                    f"metrics[{name!r}] returned a {type(value).__name__}; it must return one number for the whole test set."
+                ) from None
+        return found
 
     return Kept(keep, measure)
-
-
-def _number(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    try:
-        value: Any = metric(outputs, targets)
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise InputError(
-            f"metrics[{name!r}] can't be applied to outputs of shape {tuple(outputs.shape)} and targets of shape "
-            f"{tuple(targets.shape)}: {first}"
-        ) from error
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"metrics[{name!r}] returned a {type(value).__name__}; it must return one number for the whole test set."
-        ) from None
 
 
 def check_metrics(metrics: Any) -> None:
     """Raises `InputError` where own metrics are not functions by name."""
     if metrics is None:
         return
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and name for name in metrics):
-        raise InputError(
-            f"metrics is a {type(metrics).__name__}; it must be a dict such as "
-            "{'bias': lambda outputs, targets: float((outputs - targets).mean())}."
-        )
-    if "loss" in metrics or "test_loss" in metrics:
-        raise InputError(
-            "metrics has a 'loss', but test_loss is the loss that the run trains with; give it another name."
-        )
+    require(
+        isinstance(metrics, Mapping) and all(isinstance(name, str) and name for name in metrics),
+        f"metrics is a {type(metrics).__name__}; it must be a dict such as "
+        "{'bias': lambda outputs, targets: float((outputs - targets).mean())}.",
+    )
+    require(
+        "loss" not in metrics and "test_loss" not in metrics,
+        "metrics has a 'loss', but test_loss is the loss that the run trains with; give it another name.",
+    )
     for name, metric in metrics.items():
-        if not callable(metric) or isinstance(metric, type):
-            raise InputError(f"metrics[{name!r}] is {metric!r}; it must be a function (outputs, targets) → number.")
+        function = callable(metric) and not isinstance(metric, type)
+        require(function, f"metrics[{name!r}] is {metric!r}; it must be a function (outputs, targets) → number.")
 
 
 def measures(reading: Reading, outputs: Any, targets: Tensor) -> list[Measure]:

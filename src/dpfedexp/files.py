@@ -19,16 +19,10 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
-    """Replaces a file by the one that `write(temporary)` makes.
+    """Replaces a file, which need not exist yet, by the one that `write(temporary)` makes in the same folder.
 
-    Args:
-        path: the file, which need not exist yet.
-        write: makes the new file under the name that it is given, in the same folder.
-        mode: the new file's access rights, from the first byte on; by default those that the user's umask gives, without the right
-            to write for anybody else.
-
-    Raises:
-        OSError: the old file is as it was, and no temporary file is left.
+    The new file has the access rights `mode` from the first byte on; by default those that the user's umask gives, without the
+    right to write for anybody else. After an `OSError` the old file is as it was, and no temporary file is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -76,7 +70,12 @@ def create_file(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         _sync(temporary)
-        _link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if isinstance(error, FileExistsError) or path.exists():
+                raise FileExistsError(path) from None
+            os.replace(temporary, path)  # a file system without hard links
     finally:
         temporary.unlink(missing_ok=True)
     _sync(path.parent)
@@ -85,11 +84,8 @@ def create_file(path: Path, data: bytes) -> None:
 def try_lock(descriptor: int) -> bool:
     """Takes the exclusive lock of an open file, which ends when the file is closed or its process dies.
 
-    Returns:
-        Whether it is taken; False where the system or the file system has no locks.
-
-    Raises:
-        BlockingIOError: another process, or another opening of the file in this one, holds it.
+    Whether it is taken: False where the system or the file system has no locks. `BlockingIOError` where another process, or
+    another opening of the file in this one, holds it.
     """
     try:
         import fcntl
@@ -110,13 +106,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def undate(folder: Path, names: Iterable[str], when: float) -> None:
-    """Gives a folder and its files one date, so that copies of them do not tell how long what lay between them took.
-
-    Args:
-        folder: of the files.
-        names: of the files, or patterns.
-        when: the date, in seconds.
-    """
+    """Gives a folder and its files, by name or pattern, one date, so that copies do not tell how long the work took."""
     for path in [*(path for name in names for path in folder.glob(name)), folder]:
         # A file that is not there, or that belongs to somebody else, is none that this run has written.
         with suppress(FileNotFoundError, PermissionError):
@@ -134,17 +124,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(path) from None
-        os.replace(temporary, path)
 
 
 def _sync(path: Path) -> None:

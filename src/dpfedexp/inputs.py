@@ -1,7 +1,5 @@
 """What a module is given and gives: one tensor, or several by place or by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,11 +1,7 @@
-"""Packages whose public names are imported when they are first used.
+"""Packages whose public names are imported when they are first used, so that a command that needs no torch does not wait for it.
 
-A package's `__init__.py` lists them once, as imports under `TYPE_CHECKING`, one to a line. Type checkers read these as they are.
-Python runs none of them, so that a command that needs no torch does not wait for it: the list is read from the source, and a name
-is imported when it is asked for.
+A package's `__init__.py` lists them once, as imports under `TYPE_CHECKING`, one to a line; the list is read from the source.
 """
-
-from __future__ import annotations
 
 import re
 import sys
@@ -19,15 +15,10 @@ _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package of lazy names needs: its `__getattr__`, `__dir__` and `__all__` (PEP 562).
+    """What a package of lazy names needs: its `__getattr__`, `__dir__` and `__all__` (PEP 562); it defines `ready` by itself.
 
-    Args:
-        package: the package's `__name__`.
-        ready: public names that the package defines by itself.
-
-    Returns:
-        The three values. A name that does not exist is an `AttributeError` that says which one was probably meant; a module of
-        the package is a name too, so that `import dpfedexp; dpfedexp.accounting` works.
+    A name that does not exist is an `AttributeError` that says which one was probably meant. A module of the package is a name
+    too, so that `import dpfedexp; dpfedexp.accounting` works.
     """
     spec = sys.modules[package].__spec__
     homes = {name: module for module, name in _IMPORT.findall(spec.loader.get_source(package))}  # type: ignore[union-attr]
@@ -36,12 +27,18 @@ def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callabl
     def load(name: str) -> Any:
         if name in homes:
             value = getattr(import_module(homes[name]), name)
-        elif (room := None if name.startswith("_") else _module(f"{package}.{name}")) is not None:
-            value = room
         else:
-            meant = "" if name.startswith("_") else nearest(name, public)
-            # With a name but no object Python's traceback does not add a suggestion of its own after ours.
-            raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
+            private = name.startswith("_")
+            try:
+                value = None if private else import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+                value = None
+            if value is None:
+                meant = "" if private else nearest(name, public)
+                # With a name but no object Python's traceback does not add a suggestion of its own after ours.
+                raise AttributeError(f"module {package!r} has no attribute {name!r}.{meant}", name=name)
         # The next use finds it without asking here.
         setattr(sys.modules[package], name, value)
         return value
@@ -50,13 +47,3 @@ def lazy_names(package: str, *ready: str) -> tuple[Callable[[str], Any], Callabl
         return sorted({*vars(sys.modules[package]), *public})
 
     return load, names, public
-
-
-def _module(name: str) -> Any:
-    """The module of that name; None if there is none. An error inside an existing one is raised."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return None

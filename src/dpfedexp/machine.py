@@ -1,7 +1,5 @@
 """What this machine gives a run: memory, threads, and processes side by side."""
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import os
@@ -11,11 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -155,7 +152,7 @@ def run_all(
 
 
 class JobProgress:
-    """A bar with the time left, on stderr; where there is no terminal, a line every half minute instead.
+    """A bar on stderr with the time left, which it weighs by cost; where there is no terminal, a line every half minute instead.
 
     Without `times` it shows no durations.
     """
@@ -163,52 +160,33 @@ class JobProgress:
     EVERY = 30.0
 
     def __init__(self, description: str, costs: Sequence[float], *, times: bool = True) -> None:
-        self.times = times
-        self.description, self.jobs, self.total = description, len(costs), sum(costs)
-        self.finished, self.spent, self.began = 0, 0.0, time.monotonic()
-        self.last_shown = self.began
         # Here, so that a run from Python needs no package of the command line.
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+        self.jobs, self.finished, self.last_shown = len(costs), 0, time.monotonic()
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"))
+        clocks = (TimeElapsedColumn(), TimeRemainingColumn()) if times else ()
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[shown]}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
+            *columns, *clocks, console=self.console, transient=True, disable=not self.console.is_terminal
         )
-        self.row = self.bar.add_task(description, total=self.total, shown=self.text)
+        self.row = self.bar.add_task(description, total=sum(costs), shown=f"0/{self.jobs}")
 
-    def __enter__(self) -> JobProgress:
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    @property
-    def text(self) -> str:
-        if not self.times:
-            return f"{self.finished}/{self.jobs}"
-        elapsed = time.monotonic() - self.began
-        left = elapsed * (self.total - self.spent) / self.spent if self.spent else None
-        about = "" if left is None else f", about {_clock(left)} left"
-        return f"{self.finished}/{self.jobs} in {_clock(elapsed)}{about}"
-
     def advance(self, cost: float) -> None:
         self.finished += 1
-        self.spent += cost
-        self.bar.update(self.row, completed=self.spent, shown=self.text)
+        shown = f"{self.finished}/{self.jobs}"
+        self.bar.update(self.row, advance=cost, shown=shown)
         if not self.console.is_terminal and time.monotonic() - self.last_shown >= self.EVERY:
             self.last_shown = time.monotonic()
-            self.console.print(f"{self.description}: {self.text}", highlight=False, soft_wrap=True)
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+            self.console.print(f"{self.bar.tasks[0].description}: {shown}", highlight=False, soft_wrap=True)
 
 
 def cores() -> int:

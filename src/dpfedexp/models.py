@@ -1,9 +1,4 @@
-"""The paper's networks and a few general ones, all of them free of what `torch.func.vmap` cannot trace.
-
-No batch normalisation, no in-place operations, no fused recurrences: each runs for many clients as one tensor program.
-"""
-
-from __future__ import annotations
+"""The paper's networks and a few general ones, all of them free of what `torch.func.vmap` cannot trace."""
 
 import inspect
 import itertools
@@ -11,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError, nearest, require
@@ -45,11 +39,7 @@ def _with_relus(first: nn.Conv2d, second: nn.Conv2d, hidden: nn.Linear) -> nn.Se
 
 
 class LinearRegression(nn.Linear):
-    """x ↦ xᵀw, one number per row, from w = 0."""
-
-    def __init__(self, dimension: int) -> None:
-        super().__init__(dimension, 1, bias=False)
-        nn.init.zeros_(self.weight)
+    """x ↦ xᵀw, one number per row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze(-1)
@@ -57,7 +47,9 @@ class LinearRegression(nn.Linear):
 
 def linear_regression(dimension: int) -> LinearRegression:
     """The paper's synthetic model, from w⁰ = 0."""
-    return LinearRegression(dimension)
+    model = LinearRegression(dimension, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
 
 
 def linear(inputs: int, outputs: int = 1) -> nn.Sequential:
@@ -77,70 +69,10 @@ def mlp(inputs: int, hidden: int | Sequence[int], classes: int) -> nn.Sequential
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-class _Block(nn.Module):
-    """Two 3×3 convolutions with GroupNorm, and a shortcut around them."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
-
-
-def resnet18_gn(classes: int = 10, channels: int = 3, groups: int = 32) -> nn.Sequential:
-    """ResNet-18 for 32×32 images with GroupNorm in place of BatchNorm, d ≈ 11.17 million."""
-    require(groups >= 1 and 64 % groups == 0, f"groups is {groups}; it must divide 64.")
-    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
-    width = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [_Block(width, outputs, stride, groups), _Block(outputs, outputs, 1, groups)]
-        width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
-
-
-class LstmClassifier(nn.Module):
-    """Embedding, one LSTM layer, and a linear layer on its last hidden state; tokens are integers [batch, length]."""
-
-    def __init__(self, vocab: int, embed: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocab, embed)
-        # nn.LSTM has no vmap rule, so the cell is written out; names, layout and start are those of nn.LSTM.
-        bound = hidden**-0.5
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden, embed).uniform_(-bound, bound))
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden).uniform_(-bound, bound))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
-        self.bias_hh = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        driven = F.linear(self.embedding(tokens), self.weight_ih, self.bias_ih + self.bias_hh)
-        hidden = cell = driven.new_zeros(tokens.shape[0], self.weight_hh.shape[1])
-        for step in driven.unbind(1):
-            gate_in, gate_forget, candidate, gate_out = (step + F.linear(hidden, self.weight_hh)).chunk(4, dim=-1)
-            cell = torch.sigmoid(gate_forget) * cell + torch.sigmoid(gate_in) * torch.tanh(candidate)
-            hidden = torch.sigmoid(gate_out) * torch.tanh(cell)
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
-def lstm_classifier(vocab: int, embed: int = 8, hidden: int = 64, classes: int = 2) -> LstmClassifier:
-    """A small recurrent classifier of token sequences."""
-    return LstmClassifier(vocab, embed, hidden, classes)
-
-
-_SMALL = (mnist_cdp_net, mnist_ldp_net, mnist_relu_net, cifar_net)
-_GENERAL = (linear_regression, linear, mlp, resnet18_gn, lstm_classifier)
-MODELS: dict[str, Callable[..., nn.Module]] = {factory.__name__: factory for factory in (*_SMALL, *_GENERAL)}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    factory.__name__: factory
+    for factory in (mnist_cdp_net, mnist_ldp_net, mnist_relu_net, cifar_net, linear_regression, linear, mlp)
+}
 
 
 def build(name: str, seed: int, **settings: Any) -> nn.Module:

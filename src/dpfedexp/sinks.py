@@ -1,11 +1,4 @@
-"""Where a run's rounds can be sent while it goes on: TensorBoard, MLflow and Weights & Biases, each given as `on_round`.
-
-Formal guarantee: a sink sends what was released, what is public and what the server measured on data of its own. Durations and
-diagnostics, which depend on the clients' data without noise, are not sent, in simulations either. A secure run is sent as a whole
-after its last round, so that no service learns how long a round took.
-"""
-
-from __future__ import annotations
+"""Where a run's rounds can be sent while it goes on: TensorBoard, MLflow and Weights & Biases, each given as `on_round`."""
 
 import itertools
 import math
@@ -28,12 +21,10 @@ SHOWN_FACTS = ("algorithm", "data", "model", "clients", "parameters", "rounds", 
 class Sink(ABC):
     """Sends the rounds of a run; give it as `on_round`.
 
-    Formal guarantee: what is sent is in the list of everything that leaves a run (`engine.outlets`, under `outlet`), and nothing
-    of it depends on the clients without noise. In a secure run everything is sent after the last round, because the moment at which
-    a round arrives tells how long it took; other runs send each round at once.
-
-    Attributes:
-        outlet: its name in the list.
+    Formal guarantee: what is sent was released, is public, or was measured by the server on data of its own; it is in the list of
+    everything that leaves a run (`engine.outlets`, under `outlet`). Durations and diagnostics, which depend on the clients' data
+    without noise, are not sent, in simulations either. In a secure run everything is sent after the last round, because the moment
+    at which a round arrives tells how long it took; other runs send each round at once.
     """
 
     outlet: ClassVar[str]
@@ -57,7 +48,8 @@ class Sink(ABC):
         for record in self._held or ():
             self._send(record["round"], sent(self.outlet, record))
         self._held = None
-        self._end(run, shown_facts(run))
+        facts = {} if run.facts is None else {name: getattr(run.facts, name) for name in SHOWN_FACTS}
+        self._end(run, recorded(FACTS, facts, secure=True))
 
     def _open_once(self) -> None:
         if not self._is_open:
@@ -65,8 +57,7 @@ class Sink(ABC):
         self._is_open = True
 
     @abstractmethod
-    def _open(self) -> None:
-        """Begins to send."""
+    def _open(self) -> None: ...
 
     @abstractmethod
     def _send(self, round: int, values: dict[str, float]) -> None:
@@ -86,13 +77,6 @@ def sent(outlet: str, record: Mapping[str, Any]) -> dict[str, float]:
     public = recorded(outlet, record, secure=True)
     numbers = {name: value for name, value in public.items() if name != "round" and isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if not math.isinf(value)}
-
-
-def shown_facts(run: Run) -> dict[str, Any]:
-    """What the run is, in the public facts that a sink shows."""
-    if run.facts is None:
-        return {}
-    return recorded(FACTS, {name: getattr(run.facts, name) for name in SHOWN_FACTS}, secure=True)
 
 
 def needed(sink: str, module: str, package: str) -> Any:

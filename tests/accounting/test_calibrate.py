@@ -9,19 +9,8 @@ from events_by_hand import central, local
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpfedexp.accounting import (
-    GaussianEvent,
-    NonPrivateEvent,
-    Sampling,
-    affordable_rounds,
-    calibrate_noise,
-    calibrate_privunit,
-    compose,
-    epsilon,
-    gdp,
-    noise,
-    rounds,
-)
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Sampling, compose, gdp
+from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
 from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.errors import InputError

@@ -12,7 +12,7 @@ from dpfedexp.accounting import PureEvent, Sampling, compose, gdp
 from dpfedexp.accounting.charges import central_gaussian, local_gaussian, votes_only
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.gdp import joint_mu
-from dpfedexp.accounting.statement import NOT_LEFT_OUT, other_adjacency
+from dpfedexp.accounting.views import NOT_LEFT_OUT, other_adjacency
 from dpfedexp.core.votes import within_clip
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
@@ -130,12 +130,8 @@ def test_replacing_is_leaving_out_and_taking_in():
 @pytest.mark.parametrize(
     "change",
     [
-        {"epsilon": True},
-        {"epsilon": -1.0},
-        {"epsilon": math.nan},
-        {"epsilon": "1"},
-        {"setting": "none"},
-        {"setting": ["central"]},
+        *({"epsilon": value} for value in (True, -1.0, math.nan, "1")),
+        *({"setting": value} for value in ("none", ["central"])),
         {"adjacency": "other"},
     ],
 )

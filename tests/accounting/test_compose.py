@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from events_by_hand import central, local
 
-from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, epsilon_curve, gdp, guarantee
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, gdp, guarantee
 from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.compose import GAUSSIAN, GAUSSIAN_BOUND, NOT_PRIVATE
 from dpfedexp.errors import InputError
@@ -95,9 +95,3 @@ def test_bad_input_is_a_sentence():
         guarantee(central(5.0), 0, 1e-5)
     with pytest.raises(InputError, match="number of rounds is -1"):
         compose([(central(5.0), -1)], 1e-5)
-
-
-def test_curve_is_epsilon_after_each_number_of_rounds():
-    curve = epsilon_curve(central(5.0), [1, 49, 50], 1e-5)
-    assert curve[1:] == pytest.approx([15.2571, 15.4562], abs=5e-5)
-    assert curve[0] == guarantee(central(5.0), 1, 1e-5).epsilon_total

@@ -32,24 +32,26 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def written(path: Path, rounds: int = 3) -> bytes:
+def heads(path: Path, rounds: int = 3) -> list[bytes]:
+    """Writes a ledger; its head after each charge, the first one of the empty ledger."""
     with Ledger.create(path, config_hash="abc", delta=1e-5) as ledger:
+        found = [head_path(path).read_bytes()]
         for t in range(rounds):
             assert ledger.charge(t, EVENT)
+            found.append(head_path(path).read_bytes())
+    return found
+
+
+def written(path: Path, rounds: int = 3) -> bytes:
+    heads(path, rounds)
     return path.read_bytes()
 
 
 def test_what_was_charged_is_read_back(path):
-    events = [
-        EVENT,
-        local(0.7),
-        exact_event(2.0, 2.0, 2.0),
-        NonPrivateEvent(),
-        central(1.0, rate=0.1, adjacency="add-remove"),
-    ]
-    events.append(
-        GaussianEvent("central", "replace-one", (Query("u", 1.0, 2.0, 5.0),), Sampling("fixed", 0.1), joint_mu=0.3)
-    )
+    sampled = central(1.0, rate=0.1, adjacency="add-remove")
+    query = (Query("u", 1.0, 2.0, 5.0),)
+    joint = GaussianEvent("central", "replace-one", query, Sampling("fixed", 0.1), joint_mu=0.3)
+    events = [EVENT, local(0.7), exact_event(2.0, 2.0, 2.0), NonPrivateEvent(), sampled, joint]
     with Ledger.create(path) as ledger:
         for t, event in enumerate(events):
             ledger.charge(t, event)
@@ -95,10 +97,8 @@ def test_a_removed_line_is_detected_wherever_it_was(path):
 
 @pytest.mark.parametrize("cut", [1, 17, 200])
 def test_a_torn_last_line_is_refused_without_repair_and_dropped_with_it(path, cut):
-    with Ledger.create(path) as ledger:
-        ledger.charge(0, EVENT)
-        kept, head = path.read_bytes(), head_path(path).read_bytes()
-        ledger.charge(1, EVENT)
+    _, head, _ = heads(path, 2)
+    kept = b"".join(path.read_bytes().splitlines(keepends=True)[:2])
     # What a kill in the middle of the second write leaves: part of a line, and the head of the first charge.
     path.write_bytes(path.read_bytes()[: len(kept) + cut])
     head_path(path).write_bytes(head)
@@ -299,21 +299,10 @@ fork()
 """
 
 
-def heads(path, rounds):
-    """The head after each charge, the first one of the empty ledger."""
-    found = []
-    with Ledger.create(path) as ledger:
-        found.append(head_path(path).read_bytes())
-        for number in range(rounds):
-            ledger.charge(number, central(5.0))
-            found.append(head_path(path).read_bytes())
-    return found
-
-
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
 def test_a_head_may_be_one_record_behind_and_no_more(behind, read_only, path):
-    found = heads(path, 3)
+    found = heads(path)
     head_path(path).write_bytes(found[3 - behind])
     if behind <= 1:
         with Ledger.open(path, read_only=read_only) as ledger:
@@ -333,7 +322,7 @@ def test_a_head_may_be_one_record_behind_and_no_more(behind, read_only, path):
     ],
 )
 def test_a_head_that_is_not_the_ledgers_is_refused(content, words, path):
-    heads(path, 3)
+    heads(path)
     head_path(path).write_text(content)
     with pytest.raises(LedgerError, match=words):
         Ledger.open(path)
@@ -350,8 +339,7 @@ def test_only_a_ledger_without_charges_opens_without_its_head(path):
         Ledger.open(path)
 
 
-def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(tmp_path):
-    path = tmp_path / "long.jsonl"
+def test_a_line_may_be_as_long_as_the_limit_and_not_a_byte_longer(path):
     empty = len(chain._seal({"text": ""}, chain._GENESIS)[0])
     for extra, fits in ((0, True), (1, False)):
         path.write_bytes(chain._seal({"text": "a" * (chain._MAX_LINE - empty + extra)}, chain._GENESIS)[0])
@@ -418,11 +406,8 @@ def test_a_new_ledger_is_synced_before_it_appears_and_its_folder_after(tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl", "ledger.jsonl.head"]
 
 
-def test_a_torn_line_is_cut_off_and_the_cut_synced_before_anything_follows(tmp_path, calls):
-    path = tmp_path / "ledger.jsonl"
-    with Ledger.create(path) as ledger:
-        ledger.charge(1, central(5.0))
-    whole = path.read_bytes()
+def test_a_torn_line_is_cut_off_and_the_cut_synced_before_anything_follows(path, calls):
+    whole = written(path, 1)
     path.write_bytes(whole + b'{"seq":2')
     calls.clear()
     Ledger.open(path, repair=True).close()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dpfedexp.accounting import Guarantee, NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.charges import central_gaussian, votes_only
 from dpfedexp.accounting.charges import privunit as exact_event
-from dpfedexp.accounting.statement import membership_advantage, strength
-from dpfedexp.accounting.wording import _PUSHED_OUT, wrap
+from dpfedexp.accounting.statement import _PUSHED_OUT, membership_advantage, strength, wrap
 from dpfedexp.errors import InputError
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -75,14 +74,7 @@ def test_a_statement_of_another_version_is_one_sentence(version):
 
 def test_private_text_names_who_whom_how_much_and_what_is_left_out():
     text = CASES["central"].text
-    for words in (
-        "Who is protected",
-        "Against whom",
-        "How much",
-        "What is not covered",
-        "replace-one",
-        "exact Gaussian (GDP)",
-    ):
+    for words in ("Who is protected", "Against whom", "How much", "What is not covered", "exact Gaussian (GDP)"):
         assert words in text
     assert "One round alone has epsilon = 1.5550." in text
     assert "is exactly epsilon = 15.4562 at delta = 1e-05" in text

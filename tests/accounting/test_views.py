@@ -14,8 +14,7 @@ from events_by_hand import central, local
 from scipy import stats
 
 from dpfedexp import Sgd, dp_scaffold, train
-from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose
-from dpfedexp.accounting import statement as views
+from dpfedexp.accounting import GaussianEvent, NonPrivateEvent, Query, Sampling, compose, views
 from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.core.votes import within_clip

@@ -10,11 +10,10 @@ from dpfedexp import cdp_fedexp, dp_fedavg, fedavg
 from dpfedexp import machine as pool
 from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
-from dpfedexp.audit.bounds import Power
+from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
 from dpfedexp.audit.mechanisms import _central_cases
 from dpfedexp.audit.noise import audit_noise
-from dpfedexp.audit.result import Result, skip
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
@@ -90,7 +89,7 @@ def few_jobs(samples, seed, confidence):
     return [job for job in all_jobs(samples, seed, confidence) if job.name in FEW]
 
 
-def test_the_command_writes_table_and_picture_and_ends_with_0(tmp_path, monkeypatch):
+def test_the_command_writes_its_table_and_ends_with_0(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "all_jobs", few_jobs)
     monkeypatch.setattr(pool, "run_all", lambda work, jobs, *_, **__: [work(job) for job in jobs])
     done = CliRunner().invoke(app, ["audit", "--samples", "4000", "--out", str(tmp_path)])
@@ -99,7 +98,6 @@ def test_the_command_writes_table_and_picture_and_ends_with_0(tmp_path, monkeypa
     results = written["data"]["results"]
     assert len(results) > 20
     assert all(result["outcome"] == "holds" and result["could"] for result in results)
-    assert (tmp_path / "audit.png").stat().st_size > 10_000
     assert "tight claim" in done.output
 
 

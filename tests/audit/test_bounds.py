@@ -8,22 +8,9 @@ import pytest
 from scipy.stats import beta, binom
 
 from dpfedexp.accounting import gdp
-from dpfedexp.audit.bounds import (
-    Power,
-    correlation_limit,
-    distance,
-    distance_limit,
-    epsilon_score,
-    largest_correlation,
-    lower_bound,
-    mu_score,
-    power_of_sampling,
-    power_of_shift,
-    rate_at_least,
-    rate_at_most,
-)
+from dpfedexp.audit import bounds
+from dpfedexp.audit.bounds import Power, Result, epsilon_score, lower_bound, mu_score, skip
 from dpfedexp.audit.mechanisms import discriminant
-from dpfedexp.audit.result import Result, skip
 
 CONFIDENCE = 1 - 1e-6
 MADE = Result("mechanism", "a mechanism", "μ", 0.9, 1.0, CONFIDENCE, power=Power(0.92, 0.5))
@@ -31,17 +18,11 @@ MADE = Result("mechanism", "a mechanism", "μ", 0.9, 1.0, CONFIDENCE, power=Powe
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (1, 10), (5, 10), (10, 10), (37, 1000), (1000, 1000)])
 def test_rates_are_bounded_as_clopper_and_pearson_say(successes, trials):
-    failure = 0.01
-    low, high = (
-        rate_at_least(np.array(float(successes)), trials, failure),
-        rate_at_most(np.array(float(successes)), trials, failure),
-    )
-    assert float(low) == pytest.approx(
-        beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0, abs=1e-12
-    )
-    assert float(high) == pytest.approx(
-        beta.ppf(1 - failure, successes + 1, trials - successes) if successes < trials else 1.0
-    )
+    failure, count = 0.01, np.array(float(successes))
+    low, high = bounds.rate_at_least(count, trials, failure), bounds.rate_at_most(count, trials, failure)
+    least = beta.ppf(failure, successes, trials - successes + 1) if successes else 0.0
+    most = beta.ppf(1 - failure, successes + 1, trials - successes) if successes < trials else 1.0
+    assert (float(low), float(high)) == pytest.approx((least, most), abs=1e-12)
     assert successes == 0 or binom.sf(successes - 1, trials, low) <= failure * (1 + 1e-6)
     assert successes == trials or binom.cdf(successes, trials, high) <= failure * (1 + 1e-6)
 
@@ -82,7 +63,7 @@ def test_a_direction_is_found_also_where_noises_cancel():
 def test_a_tight_claim_gives_what_is_expected(mu, score):
     """In ten trials of 20,000 samples the bounds' own spread is about 5%."""
     chance = np.random.default_rng(0)
-    power = power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
+    power = bounds.power_of_shift(mu, (20_000, 20_000), score, CONFIDENCE)
     found = [
         lower_bound(chance.normal(mu, 1, 20_000), chance.normal(0, 1, 20_000), score, CONFIDENCE).value
         for _ in range(10)
@@ -94,7 +75,7 @@ def test_a_tight_claim_gives_what_is_expected(mu, score):
 def test_a_sampled_client_is_found_as_often_as_expected():
     chance = np.random.default_rng(1)
     n, rate, rounds, mu = 6000, 0.5, 4, 2.0
-    power = power_of_sampling(mu, rate, rounds, (n, n), epsilon_score(0.01), CONFIDENCE)
+    power = bounds.power_of_sampling(mu, rate, rounds, (n, n), epsilon_score(0.01), CONFIDENCE)
 
     def world(sign):
         return ((chance.random((n, rounds)) < rate) * sign * mu / 2 + chance.normal(size=(n, rounds))).mean(1)
@@ -105,10 +86,10 @@ def test_a_sampled_client_is_found_as_often_as_expected():
 
 
 def test_power_grows_with_samples_and_shift():
-    by_samples = [power_of_shift(1.0, (n, n), mu_score, CONFIDENCE).expected for n in (100, 1000, 10_000, 10**6)]
+    by_samples = [bounds.power_of_shift(1.0, (n, n), mu_score, CONFIDENCE).expected for n in (100, 1000, 10_000, 10**6)]
     assert by_samples == sorted(by_samples)
     assert 0.97 < by_samples[-1] < 1.0
-    assert power_of_shift(0.0, (1000, 1000), mu_score, CONFIDENCE).expected == 0.0
+    assert bounds.power_of_shift(0.0, (1000, 1000), mu_score, CONFIDENCE).expected == 0.0
 
 
 @pytest.mark.parametrize(
@@ -138,18 +119,18 @@ def test_what_was_not_audited_is_neither_a_tick_nor_a_failure():
 
 def test_correlations_of_independent_rows_stay_below_the_limit_and_repetitions_do_not():
     rows = np.random.default_rng(2).normal(size=(20, 256))
-    limit = correlation_limit(20, 256, 1e-8)
-    assert largest_correlation(rows) < limit < 0.6
+    limit = bounds.correlation_limit(20, 256, 1e-8)
+    assert bounds.largest_correlation(rows) < limit < 0.6
     # The limit is not idle: at a failure probability of one half it is about what is seen.
-    assert largest_correlation(rows) > 0.75 * correlation_limit(20, 256, 0.5)
+    assert bounds.largest_correlation(rows) > 0.75 * bounds.correlation_limit(20, 256, 0.5)
     shifted = np.concatenate([rows, np.roll(rows[:1], 7, axis=1)])
     every_fourth = np.concatenate([rows, np.tile(rows[:1, :4], 64)])
-    assert largest_correlation(shifted) == pytest.approx(1.0)
-    assert largest_correlation(every_fourth) == pytest.approx(1.0)
-    assert largest_correlation(np.zeros((2, 8))) == 1.0
+    assert bounds.largest_correlation(shifted) == pytest.approx(1.0)
+    assert bounds.largest_correlation(every_fourth) == pytest.approx(1.0)
+    assert bounds.largest_correlation(np.zeros((2, 8))) == 1.0
 
 
 def test_the_distance_from_the_uniform_law_is_the_one_of_kolmogorov():
-    assert distance(np.array([0.1, 0.2, 0.9])) == pytest.approx(2 / 3 - 0.2)
+    assert bounds.distance(np.array([0.1, 0.2, 0.9])) == pytest.approx(2 / 3 - 0.2)
     uniforms = np.random.default_rng(3).random(5000)
-    assert distance(uniforms) < distance_limit(5000, 1e-8) < distance(0.8 * uniforms)
+    assert bounds.distance(uniforms) < bounds.distance_limit(5000, 1e-8) < bounds.distance(0.8 * uniforms)

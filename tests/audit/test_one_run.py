@@ -11,7 +11,7 @@ from dpfedexp.audit.canaries import best_guess, epsilon_of_guesses, mu_of_guesse
 
 
 def steinke(delta):
-    return lambda m, guesses, right, failure: epsilon_of_guesses(m, guesses, right, delta, failure)
+    return lambda *guessed: epsilon_of_guesses(*guessed, delta)
 
 
 def guesses_of_a_gaussian(mu, canaries, guesses, chance):
@@ -53,7 +53,7 @@ def test_the_p_value_is_the_binomial_tail_and_what_delta_adds():
 
 
 def test_an_epsilon_of_guesses_is_at_the_edge_of_its_p_value():
-    found = epsilon_of_guesses(1000, 500, 480, 1e-9, 1e-6)
+    found = epsilon_of_guesses(1000, 500, 480, 1e-6, 1e-9)
     assert p_value(1000, 500, 480, found, 1e-9) <= 1e-6
     assert p_value(1000, 500, 480, found + 1e-3, 1e-9) > 1e-6
 
@@ -99,8 +99,8 @@ def test_the_test_for_f_dp_proves_more_than_the_one_for_epsilon_and_delta():
     mu, delta = 3.0, 1e-5
     right = guesses_of_a_gaussian(mu, 1000, 500, chance)
     newer = gdp.epsilon(mu_of_guesses(1000, 500, right, 1e-6), delta)
-    assert epsilon_of_guesses(1000, 500, right, delta, 1e-6) == 0.0
+    assert epsilon_of_guesses(1000, 500, right, 1e-6, delta) == 0.0
     assert newer > 2.5
     confident = gdp.epsilon(mu_of_guesses(1000, 500, right, 0.05), delta)
-    assert confident > 1.5 * epsilon_of_guesses(1000, 500, right, delta, 0.05)
+    assert confident > 1.5 * epsilon_of_guesses(1000, 500, right, 0.05, delta)
     assert gdp.epsilon(mu, delta) / 3 < confident < gdp.epsilon(mu, delta)

@@ -10,7 +10,7 @@ from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit.runs import audit_flower, balanced_signs, bounds, observe_flower, participation, repetition
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower import strategy as server
+from dpfedexp.flower import cohort as server
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
 CONFIDENCE = 1 - 1e-6

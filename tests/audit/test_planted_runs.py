@@ -13,7 +13,7 @@ from dpfedexp.audit.runs import audit_history, balanced_signs, bounds, observe, 
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.core.votes import WITHIN
-from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 
@@ -137,16 +137,17 @@ def test_planted_step_size_from_the_true_norms_is_caught(monkeypatch):
 
 def test_planted_coupling_of_a_chunk_is_caught(monkeypatch):
     """The smallest step of the grid for every example of the largest client."""
-    honest = Simulation.cohort_part
+    honest = Simulation.collect
 
-    def coupled(self, given, mechanism, cohort, number):
-        sums, *rest = honest(self, given, mechanism, cohort, number)
+    def coupled(self, request, cohort):
+        answer = honest(self, request, cohort)
         largest = int(self.task.clients.sizes[cohort].max())
-        return (replace(sums, vector=sums.vector + largest * 2.0**-20), *rest)
+        sums = replace(answer.sums, vector=answer.sums.vector + largest * 2.0**-20)
+        return replace(answer, sums=sums)
 
     (before,) = isolation.audit_isolation(0, trainers=("loop",), steps=3)[-1:]
     assert before.holds
-    monkeypatch.setattr(Simulation, "cohort_part", coupled)
+    monkeypatch.setattr(Simulation, "collect", coupled)
     assert outcomes(isolation.audit_isolation(0, trainers=("loop",), steps=3)) == {"BROKEN"}
 
 
@@ -167,15 +168,15 @@ def test_planted_state_that_reaches_a_metric_is_caught(monkeypatch):
 
 def test_planted_state_that_travels_between_clients_is_caught(monkeypatch):
     """As if the module had kept something of the first client when the second one trained."""
-    honest = Simulation.cohort_part
+    honest = Simulation.collect
 
-    def travelling(self, given, mechanism, cohort, number):
-        sums, *rest = honest(self, given, mechanism, cohort, number)
+    def travelling(self, request, cohort):
+        answer = honest(self, request, cohort)
         first, _ = self.task.clients.gather(cohort[:1], torch.zeros((1, 1), dtype=torch.int64))
         kept = float(first.sum() > 0) * 2.0**-20 * (len(cohort) - 1)
-        return (replace(sums, vector=sums.vector + kept), *rest)
+        return replace(answer, sums=replace(answer.sums, vector=answer.sums.vector + kept))
 
-    monkeypatch.setattr(Simulation, "cohort_part", travelling)
+    monkeypatch.setattr(Simulation, "collect", travelling)
     name = "a module without state"
     assert [r.outcome for r in isolation.audit_module(name, isolation.modules()[name], 0)] == ["BROKEN", "holds"]
 

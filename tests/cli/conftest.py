@@ -35,10 +35,12 @@ def in_process(monkeypatch):
 
     def made(plan, trial, threads):
         settings = plan.settings(trial)
+        folder = train.run_folder(settings, plan.folder(trial), "", True)
         with one_at_a_time:
-            train.execute(
-                settings, train.run_folder(settings, plan.folder(trial), "", True), resume=True, progress=False
-            )
+            try:
+                train.execute(settings, folder, resume=True, progress=False)
+            except MemoryError as error:
+                return str(error)
         return ""
 
     monkeypatch.setattr(trials, "_train", made)

@@ -1,7 +1,5 @@
 """`dpfedexp demo` from the outside, with small runs in place of the paper's."""
 
-from __future__ import annotations
-
 import json
 
 from typer.testing import CliRunner

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dpfedexp.cli import app
 from dpfedexp.config import load
-from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.errors import InputError
 
@@ -60,7 +60,7 @@ def test_a_folder_of_fit_names_what_was_chosen_verifies_and_makes_a_page(place):
     assert "Nobody tuned this run" in call("privacy", "explain", "run").output
     assert call("report", "run").exit_code == 0
     ledger = [json.loads(line) for line in (place / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
-    assert [entry["round"] for entry in ledger] == [0, 0, 1, 2, 3]
+    assert [entry["round"] for entry in ledger if "event" in entry] == [0, 0, 1, 2, 3]
 
 
 def test_a_changed_vote_or_choice_does_not_verify(place):
@@ -76,19 +76,18 @@ def test_a_changed_vote_or_choice_does_not_verify(place):
     assert call("privacy", "verify", "run").exit_code == 1, "votes that the configuration does not plan"
 
 
-@pytest.mark.parametrize("last", [0, 2])
-def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch, last):
+def test_an_interrupted_fit_goes_on_and_ends_like_a_whole_one(place, monkeypatch):
     arguments = ("classes.npz", "--rounds", 4, "--seed", 3)
     fit(*arguments, "--out", "whole")
-    step = Simulation.step
+    step = Engine.step
 
     def crash(self, state, *given):
-        if state.round == last:
+        if state.round == 2:
             raise KeyboardInterrupt
         return step(self, state, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "step", crash)
+        patch.setattr(Engine, "step", crash)
         call("fit", *arguments, "--out", "broken", "--quiet")
     fit(*arguments, "--out", "broken", "--resume")
     for name in ("privacy.txt", "model.safetensors", "config.toml"):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -44,7 +45,8 @@ def everything(folder):
     return " ".join(str(path) + path.read_bytes().decode("latin-1") for path in files)
 
 
-def test_a_selection_shows_the_best_run_and_nothing_of_the_others(file, tmp_path, private, drawn):
+def test_a_selection_shows_the_best_run_with_its_own_cost_and_nothing_of_the_others(file, tmp_path, private, drawn):
+    """best/ said 8.000, and so did verify."""
     drawn(2)
     out = tmp_path / "out"
     done = sweep(file, *GRID, "--out", out)
@@ -55,21 +57,14 @@ def test_a_selection_shows_the_best_run_and_nothing_of_the_others(file, tmp_path
     assert len(list(out.rglob("ledger.jsonl"))) == 1
     assert list(private.rglob("*ledger*")) == []
     assert str(private) not in everything(out), "the path of a run among the others"
-    again = sweep(file, *GRID, "--out", out)
-    assert "holds a selection already" in str(again.exception)
-
-
-def test_the_statement_of_the_chosen_run_is_the_selections_and_verifies(file, tmp_path, drawn):
-    """best/ said 8.000, and so did verify."""
-    drawn(2)
-    assert sweep(file, *GRID, "--out", tmp_path / "out").exit_code == 0
-    best = tmp_path / "out" / "best"
+    assert "holds a selection already" in str(sweep(file, *GRID, "--out", out).exception)
+    assert "holds a private selection" in str(sweep(file, *GRID[:2], "--out", out).exception)
+    best = out / "best"
     claim = read_claim(best)
     assert claim.epsilon_total == pytest.approx(COST, abs=5e-4)
     assert claim.selection_runs == 3
     assert "the best of a secret number of runs, 3 on average" in (best / "privacy.txt").read_text()
     assert "the epsilon of the whole selection" in repr(claim)
-    assert outcome(verify_run(best)) == "holds"
     said = CliRunner().invoke(app, ["privacy", "verify", str(best), "--json"])
     assert said.exit_code == 0, said.output
     assert json.loads(said.output)["epsilon_total"] == pytest.approx(COST, abs=5e-4)
@@ -79,52 +74,33 @@ def test_the_statement_of_the_chosen_run_is_the_selections_and_verifies(file, tm
     explained = CliRunner().invoke(app, ["privacy", "explain", str(best)]).output
     assert "epsilon = 11.27" in explained
     assert "8.0" not in explained
-    page = CliRunner().invoke(app, ["report", str(best)])
-    assert page.exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(best)]).exit_code == 0
     assert "of the whole selection" in (best / "report.html").read_text()
-
-
-def test_a_lower_claim_than_the_selections_is_false(file, tmp_path, drawn):
-    drawn(1)
-    assert sweep(file, *GRID, "--out", tmp_path / "out").exit_code == 0
-    best = tmp_path / "out" / "best"
     content = json.loads((best / "privacy.json").read_text())
-    (best / "privacy.json").write_text(json.dumps(content | {"epsilon_total": 8.0}))
-    assert outcome(verify_run(best)) == "false"
-    (best / "privacy.json").write_text(json.dumps(content | {"selection_runs": None, "selection_mu": None}))
-    assert outcome(verify_run(best)) == "false"
+    for lower in ({"epsilon_total": 8.0}, {"selection_runs": None, "selection_mu": None}):
+        (best / "privacy.json").write_text(json.dumps(content | lower))
+        assert outcome(verify_run(best)) == "false"
 
 
-def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path):
+def test_nothing_that_is_shown_tells_how_many_runs_there_were(file, tmp_path, drawn, monkeypatch, capfd):
     """Two selections that show the same run differ in nothing but the draw: not on the terminal, not on disk."""
+    monkeypatch.setattr("secrets.SystemRandom.choice", lambda self, grid: grid[0])
+    monkeypatch.setattr("secrets.SystemRandom.randrange", lambda self, *given: 7)
+    monkeypatch.setattr("dpfedexp.machine.JobProgress.EVERY", 0.0)
     shown = []
     for count in (1, 3):
-        # In a process of its own, to see all that it prints.
-        out = tmp_path / str(count) / "out"
-        script = (
-            "import dpfedexp.cli.selection as selection, secrets\n"
-            f"selection.number_of_runs = lambda runs, uniform: {count}\n"
-            "secrets.SystemRandom.choice = lambda self, grid: grid[0]\n"
-            "secrets.SystemRandom.randrange = lambda self, *given: 7\n"
-            "from dpfedexp.machine import JobProgress\n"
-            "JobProgress.EVERY = 0.0\n"
-            "from dpfedexp.cli import app\n"
-            f"app(['sweep', {str(file)!r}, *{list(GRID)!r}, '--jobs', '1', '--out', 'out'])\n"
-        )
-        out.parent.mkdir()
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=out.parent,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        drawn(count)
+        (tmp_path / str(count)).mkdir()
+        monkeypatch.chdir(tmp_path / str(count))
+        done = sweep(file, *GRID, "--jobs", "1", "--out", "out")
+        assert done.exit_code == 0, done.exception
+        out = Path("out")
         names = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
         dates = {path.stat().st_mtime for path in out.rglob("*") if path.is_file()}
-        shown.append((done.stdout, done.stderr, names, len(dates), (out / "best" / "privacy.txt").read_bytes()))
+        said = (done.stdout, done.stderr, *capfd.readouterr())
+        shown.append((said, names, len(dates), (out / "best" / "privacy.txt").read_bytes()))
     assert shown[0] == shown[1]
-    assert shown[0][3] == 1, "the time between two files tells how long the runs took"
+    assert shown[0][2] == 1, "the time between two files tells how long the runs took"
 
 
 @long
@@ -219,19 +195,11 @@ def test_two_processes_do_not_go_on_with_one_selection(file, tmp_path, drawn, mo
     assert "another process goes on with this selection" in said[1]
 
 
-def test_a_selection_and_a_sweep_do_not_share_a_folder(file, tmp_path, drawn):
-    drawn(1)
-    assert sweep(file, *GRID, "--out", tmp_path / "one").exit_code == 0
-    assert "holds a private selection" in str(sweep(file, *GRID[:2], "--out", tmp_path / "one").exception)
-    assert sweep(file, *GRID[:2], "--out", tmp_path / "two").exit_code == 0
-    assert "is not empty; name a new one for the selection" in str(
-        sweep(file, *GRID, "--out", tmp_path / "two").exception
-    )
-
-
 def test_a_private_folder_inside_the_one_that_is_shown_is_refused(file, tmp_path, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_PRIVATE", str(tmp_path / "out" / "private"))
     assert "which is shown; set DPFEDEXP_PRIVATE" in str(sweep(file, *GRID, "--out", tmp_path / "out").exception)
+    refused = sweep(file, *GRID, "--out", tmp_path)
+    assert "is not empty; name a new one for the selection" in str(refused.exception)
 
 
 @pytest.mark.parametrize(

@@ -168,13 +168,8 @@ def test_npz_data_with_and_without_an_assignment(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"inputs": rng.normal(size=(40, 3)).astype(np.float32), "targets": rng.integers(2, size=40)}
     model = {"name": "mlp", "options": {"inputs": 3, "hidden": 4, "classes": 2}}
-    np.savez(
-        tmp_path / "a.npz",
-        **arrays,
-        client=np.arange(40) % 5,
-        test_inputs=arrays["inputs"],
-        test_targets=arrays["targets"],
-    )
+    test = {f"test_{name}": values for name, values in arrays.items()}
+    np.savez(tmp_path / "a.npz", **arrays, **test, client=np.arange(40) % 5)
     np.savez(tmp_path / "b.npz", **arrays)
     held = problem.build(parse({"data": {"kind": "npz", "path": str(tmp_path / "a.npz")}, "model": model}))
     assert (len(held.federation), len(held.test[0])) == (5, 40)

@@ -8,12 +8,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpfedexp import AdaptiveClip, InputError, Sgd, cdp_fedexp, dp_fedavg, train
+from dpfedexp import AdaptiveClip, InputError, dp_fedavg
 from dpfedexp.core.clipping import BLOCK, INSIDE, LARGEST_CLIP, SMALLEST_CLIP, clip, quantile_for, row_norms
-from dpfedexp.data import synthetic_regression
 from dpfedexp.mechanisms import CentralGaussian, Report
 from dpfedexp.mechanisms.base import total
-from dpfedexp.models import linear_regression
 
 ENDS = (SMALLEST_CLIP, LARGEST_CLIP)
 LEAST = 2.0**-149
@@ -96,30 +94,11 @@ def test_no_sequence_of_counts_leads_the_adaptive_clip_out_of_the_range(fraction
         assert SMALLEST_CLIP <= radius <= LARGEST_CLIP
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_run_whose_count_is_noise_alone_stays_in_the_range_and_goes_on(secure):
-    """Noise of 10⁶ on a count of 20: the noisy fraction is of the order of ±10⁴, and e to that overflows."""
-    problem = synthetic_regression(20, 5, seed=1)
-    done = train(
-        linear_regression(5),
-        problem.federation,
-        cdp_fedexp(clip=AdaptiveClip(count_noise=1e6), noise_multiplier=1.0),
-        local=Sgd(lr=0.02, steps=1),
-        rounds=6,
-        secure=secure,
-        progress=False,
-        device="cpu",
-    )
-    clips = [record["clip"] for record in done.history]
-    assert len(clips) == 6
-    assert set(clips[1:]) <= {SMALLEST_CLIP, LARGEST_CLIP}
-
-
 @pytest.mark.parametrize("radius", [1e-12, 1e-7, 0.3])
 def test_a_row_of_the_largest_floats_ends_inside_the_ball(radius):
     """C/‖Δ̃‖ is subnormal in float32 here, where rounding it would overshoot by up to 40%."""
     largest = float(torch.finfo(torch.float32).max)
-    rows = torch.full((60, 5046), 1.0) * torch.logspace(30, math.log10(largest) - 1e-6, 60)[:, None]
+    rows = torch.full((12, 5046), 1.0) * torch.logspace(30, math.log10(largest) - 1e-6, 12)[:, None]
     for row in clip(rows, radius).vectors:
         assert square(row) <= Fraction(radius) ** 2
 
@@ -176,12 +155,12 @@ LONG = 3 * BLOCK + 17
 
 def test_long_rows_have_the_norms_and_sums_of_exact_arithmetic_and_end_inside_the_ball():
     rows = torch.randn(3, LONG, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-20], [1.0], [1e20]])
-    exact = [math.fsum(float(v) * float(v) for v in row) for row in rows.double()]
+    exact = [math.fsum(v * v for v in row) for row in rows.double().tolist()]
     assert row_norms(rows).tolist() == pytest.approx([math.sqrt(v) for v in exact], rel=1e-13)
     assert torch.equal(total(rows), rows.double().sum(0))
     rows = torch.randn(4, LONG, generator=torch.Generator().manual_seed(1))
     once = clip(rows, 0.3).vectors
-    assert all(math.fsum(float(v) ** 2 for v in row) <= 0.3**2 for row in once.double())
+    assert all(math.fsum(v * v for v in row) <= 0.3**2 for row in once.double().tolist())
     assert torch.equal(clip(once, 0.3).vectors, once)
 
 

@@ -58,10 +58,6 @@ def heap(bins, at, count=1.0):
 def test_a_clean_histogram_chooses_the_rate_at_which_the_clients_stand(at):
     assert chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.4)
     assert at not in range(3, 10) or chosen(heap(len(RATES), at), CLEAN) == pytest.approx(RATES[at], rel=0.06)
-
-
-@pytest.mark.parametrize("at", range(len(RADII)))
-def test_a_clean_histogram_finds_the_middle_of_the_update_norms(at):
     assert located(heap(len(RADII), at), CLEAN) == pytest.approx(RADII[at], rel=0.5)
 
 

@@ -12,6 +12,7 @@ from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Release
+from tests.sizes import sized
 
 DOUBLE = torch.float64
 
@@ -189,7 +190,7 @@ def test_an_oscillation_that_makes_progress_keeps_growing_and_a_wild_one_is_feda
     assert steps(wild, constant(6.0))[2:] == [1.0] * 18
 
 
-@pytest.mark.parametrize("a_eta", [0.2, 0.7, 1.0, 1.5, 1.9])
+@pytest.mark.parametrize("a_eta", [0.2, 1.0, 1.9])
 def test_without_a_signal_turn_and_drift_are_those_of_the_analysis(a_eta):
     """An AR(1) model that noise alone moves: turn = −aη/2, drift = −√d·(aη/2)(2 − aη), negative for every stable step."""
     eta, d, generator = 2.0, 200_000, torch.Generator().manual_seed(1)
@@ -208,33 +209,6 @@ def test_without_a_signal_turn_and_drift_are_those_of_the_analysis(a_eta):
     assert drift == pytest.approx(-(a_eta / 2) * (2 - a_eta), abs=6 / math.sqrt(d))
 
 
-def test_the_expected_product_changes_sign_at_the_step_that_minimises_the_expected_loss():
-    """E⟨c_{t+1}, c_t⟩ = ‖s‖² − η(sᵀAs + v tr A): its root is the best step, noise included, so no noise may be subtracted."""
-    generator = torch.Generator().manual_seed(2)
-    eigenvalues, x, v = vector(2.0, 0.7, 0.1), vector(1.0, -2.0, 3.0), 0.25
-    signal = -eigenvalues * x
-    best = float(signal.square().sum() / ((eigenvalues * signal.square()).sum() + v * eigenvalues.sum()))
-    n = 400_000
-    noise = math.sqrt(v) * torch.randn(2, n, 3, generator=generator, dtype=DOUBLE)
-    mean = signal + noise[0]
-
-    def product(eta):
-        following = -eigenvalues * (x + eta * mean) + noise[1]
-        each = (following * mean).sum(1)
-        return float(each.mean()), float(each.std()) / math.sqrt(n)
-
-    def loss(eta):
-        return float((eigenvalues * (x + eta * mean).square()).sum(1).mean()) / 2
-
-    value, error = product(best)
-    assert abs(value) < 6 * error
-    assert product(0.9 * best)[0] > 6 * error
-    assert product(1.1 * best)[0] < -6 * error
-    assert loss(best) < min(loss(0.9 * best), loss(1.1 * best))
-    without_noise = float(signal.square().sum() / (eigenvalues * signal.square()).sum())
-    assert loss(without_noise) > loss(best), "the step for the signal alone is too long"
-
-
 def test_from_far_away_the_step_is_the_rules_and_falls_to_one_when_the_signal_is_gone():
     """a = 0.5, d = 400: the drift at η_g = 1 is −0.375·√400 = −7.5 standard deviations."""
     taken = quadratic(0.5, 1.0, constant(300.0), 2000, start=torch.zeros(400, dtype=DOUBLE), seed=3)
@@ -246,7 +220,9 @@ def test_from_far_away_the_step_is_the_rules_and_falls_to_one_when_the_signal_is
     assert sum(eta_g == 1.0 for eta_g in late) > 0.95 * len(late)
 
 
-@pytest.mark.parametrize(("d", "variance"), [(1, 1.0), (5, 1.0), (100, 1.0), (100, math.inf)])
+@pytest.mark.parametrize(
+    ("d", "variance"), sized([(5, 1.0), (100, math.inf)], [(1, 1.0), (5, 1.0), (100, 1.0), (100, math.inf)])
+)
 def test_means_that_are_noise_alone_leave_the_step_at_one_in_most_rounds(d, variance):
     """Nothing answers to the step here, so noise alone makes the evidence. Known or not, the step is 1 in 76 to 91% of the rounds.
 

@@ -15,25 +15,16 @@ def released(numerator, c_bar=C_BAR, clip=1.0, sigma=0.0):
     return Release(c_bar, numerator, {}, clip, sigma=sigma)
 
 
-def test_fedexp_naive_and_target_are_plain_ratios():
+def test_every_rule_is_its_equation():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     assert step_size.fedexp(released(1.0, rows.mean(0))) == pytest.approx(2.0)
     assert step_size.naive(released(5.0)) == pytest.approx(20.0)
     assert step_size.target(0.1, C_BAR) == pytest.approx(0.4)
-
-
-def test_ldp_gaussian_subtracts_the_energy_of_the_noise_in_all_coordinates():
+    # Less the energy of the noise in both coordinates.
     assert step_size.ldp_gaussian(released(1.0 + 2 * 0.7**2, sigma=0.7)) == pytest.approx(4.0)
-
-
-def test_ldp_privunit_and_cdp_divide_by_the_released_mean():
     assert step_size.ldp_privunit(released(0.5)) == step_size.cdp(released(0.5)) == pytest.approx(2.0)
-
-
-def test_free_reads_the_mean_square_from_the_last_coordinate():
-    clip, mean_square = 0.8, 0.5
-    last = (clip**2 - mean_square) / clip
-    assert step_size.free(released(last, clip=clip)) == pytest.approx(mean_square / 0.25)
+    # From the last coordinate, (C² − mean square)/C.
+    assert step_size.free(released((0.8**2 - 0.5) / 0.8, clip=0.8)) == pytest.approx(0.5 / 0.25)
 
 
 @pytest.mark.parametrize(

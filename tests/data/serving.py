@@ -1,7 +1,5 @@
 """A mirror on this machine that can be told to misbehave."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from collections.abc import Callable, Iterator

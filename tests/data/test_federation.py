@@ -1,17 +1,13 @@
 """What a federation holds and gives back: arrays in their compact type, cast where they are used."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
 
-from dpfedexp.data import Federation, Generated, synthetic_regression, synthetic_regression_stream
+from dpfedexp.data import Federation, Generated, synthetic_regression
 from dpfedexp.data.arrays import as_tensor, cast_inputs, cast_targets, check_finite
-from dpfedexp.data.synthetic import _keyed_normals
 from dpfedexp.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -29,9 +25,6 @@ def test_clients_hold_what_they_were_given_and_gather_returns_the_rows_asked_for
     clients, federation = unequal()
     assert len(federation) == 4
     assert federation.sizes.tolist() == [3, 0, 5, 1]
-    facts = federation.summary()
-    assert (facts["examples"], facts["size_min"], facts["size_median"], facts["size_max"]) == (9, 0, 2.0, 5)
-    assert facts["classes"] <= 4
     for number, (x, y) in enumerate(clients):
         inputs, targets = federation.client(number)
         assert torch.equal(inputs, torch.from_numpy(x))
@@ -41,15 +34,6 @@ def test_clients_hold_what_they_were_given_and_gather_returns_the_rows_asked_for
     assert np.array_equal(inputs[0], clients[2][0][[4, 1, 1]])
     assert np.array_equal(inputs[1], clients[0][0][[0, 2, 1]])
     assert np.array_equal(targets[1], clients[0][1][[0, 2, 1]])
-
-
-def test_images_stay_bytes_in_memory_and_are_scaled_when_gathered() -> None:
-    federation = Federation.from_arrays(IMAGES, LABELS, np.arange(120) // 12)
-    assert federation.inputs.dtype == torch.uint8
-    assert federation.inputs.data_ptr() == IMAGES.ctypes.data
-    inputs, targets = federation.client(0)
-    assert torch.equal(inputs, torch.from_numpy(IMAGES[:12]).float() / 255)
-    assert targets.dtype == torch.int64
 
 
 def test_double_precision_is_halved_unless_asked_for() -> None:
@@ -97,12 +81,6 @@ def test_a_position_outside_a_client_never_reads_another_clients_row() -> None:
             federation.client(number)
 
 
-def test_a_row_may_be_shared_only_when_that_is_said() -> None:
-    with pytest.raises(InputError, match=r"assignment gives row 1 to .* several clients"):
-        Federation.from_arrays(IMAGES, LABELS, [[0, 1], [1]])
-    assert Federation.from_arrays(IMAGES, LABELS, [[0, 1], [1]], allow_shared=True).sizes.tolist() == [2, 1]
-
-
 def test_nan_is_refused_unless_it_is_asked_for() -> None:
     x = np.ones((4, 2))
     x[2, 1] = np.nan
@@ -115,39 +93,15 @@ def test_nan_is_refused_unless_it_is_asked_for() -> None:
         Federation.iid((WORDS, np.full((12, 1), 1e300)), BITS, clients=2)
 
 
-class Squares(Dataset):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((2,), index**2, dtype=torch.float32), index % 3
-
-
-def test_a_dataset_becomes_a_federation_by_assignment_or_partition() -> None:
-    federation = Federation.from_dataset(Squares(), [[3, 1], [2]])
-    assert torch.equal(federation.client(0)[0][:, 0], torch.tensor([9.0, 1.0]))
-    assert federation.client(1)[1].tolist() == [2]
-    assert Federation.from_dataset(Squares(), partition="dirichlet", clients=3, alpha=1.0).sizes.tolist() == [4, 4, 4]
-    tensors = TensorDataset(torch.arange(6.0)[:, None], torch.arange(6))
-    assert Federation.from_dataset(tensors, partition="iid", clients=2, seed=3).sizes.tolist() == [3, 3]
-    assert Federation.shards(IMAGES, LABELS, clients=6, shards_per_client=2, seed=0).summary()["examples"] == 120
-    uneven = Federation.dirichlet_per_class(IMAGES, LABELS, clients=6, alpha=0.3, seed=0)
-    assert int(uneven.sizes.sum()) == 120
-    few = Federation.dirichlet(IMAGES, LABELS, clients=6, alpha=0.3, seed=0, samples_per_client=5)
-    assert few.sizes.tolist() == [5] * 6
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda: Federation.from_arrays(IMAGES, LABELS[:9], [[0]]), "inputs has 120 rows and targets has 9"),
         (lambda: Federation.dirichlet(IMAGES, LABELS[:9], clients=2, alpha=1), "inputs has 120 rows and targets has 9"),
         (lambda: Federation.from_arrays(IMAGES[:0], LABELS[:0], [[]]), "inputs is empty"),
+        (lambda: Federation.from_arrays(IMAGES, LABELS, [[0, 1], [1]]), "assignment gives row 1 to .* several clients"),
         (lambda: Federation.iid(IMAGES, LABELS, clients=0), "clients is 0"),
         (lambda: Federation.dirichlet(IMAGES, LABELS * 1.0, clients=2, alpha=1), "integer class labels"),
-        (lambda: Federation.from_dataset(Squares()), "partition is missing"),
-        (lambda: Federation.from_dataset(Squares(), partition="dirichlt", clients=1), "Did you mean 'dirichlet'"),
-        (lambda: Federation.from_dataset(Squares(), [[0]], partition="iid"), "assignment and partition are both given"),
         (lambda: Federation.iid((WORDS, AGES[:3]), BITS, clients=2), "tuple of arrays with 12, 3 rows, which means se"),
         (lambda: Federation.iid({}, BITS, clients=2), "inputs is an empty dict"),
         (lambda: Federation.iid({"a": WORDS.astype(str)}, BITS, clients=2), r"inputs\['a'\] has dtype <U"),
@@ -173,9 +127,6 @@ def test_a_dataset_becomes_a_federation_by_assignment_or_partition() -> None:
         (lambda: synthetic_regression(0, 5), "clients is 0"),
         (lambda: synthetic_regression(5, 0), "dimension is 0"),
         (lambda: synthetic_regression(5, 5, seed=-1), "seed is -1"),
-        (lambda: synthetic_regression_stream(0, 5), "clients is 0"),
-        (lambda: synthetic_regression_stream(5, 0), "dimension is 0"),
-        (lambda: synthetic_regression_stream(5, 5, seed=-1), "seed is -1"),
     ],
 )
 def test_what_cannot_be_a_federation_gets_a_sentence(call, sentence: str) -> None:
@@ -297,14 +248,12 @@ def test_a_million_clients_take_no_memory() -> None:
     assert len(federation) == 10**6
     assert federation.sizes.shape == (10**6,)
     assert federation.sizes.untyped_storage().nbytes() == 8
-    assert federation.summary()["examples"] == 3 * 10**6
     assert repr(federation) == "Generated(1000000 clients, 3 rows each)"
 
 
-@pytest.mark.parametrize("make", [synthetic_regression, synthetic_regression_stream])
-def test_inputs_have_the_papers_moments_and_targets_are_exact_at_the_optimum(make) -> None:
+def test_inputs_have_the_papers_moments_and_targets_are_exact_at_the_optimum() -> None:
     n, d = 4000, 50
-    problem = make(n, d, 3)
+    problem = synthetic_regression(n, d, 3)
     inputs, targets = problem.federation.gather(torch.arange(n), torch.zeros(n, 1))
     assert inputs.dtype == targets.dtype == problem.optimum.dtype == torch.float32
     assert (inputs.shape, targets.shape) == ((n, 1, d), (n, 1))
@@ -320,28 +269,11 @@ def test_inputs_have_the_papers_moments_and_targets_are_exact_at_the_optimum(mak
     assert optimum.square().mean() == pytest.approx(1.0, abs=5 * np.sqrt(2 / d))
 
 
-def test_a_streamed_client_does_not_depend_on_who_else_is_asked_for() -> None:
-    federation = synthetic_regression_stream(10**6, 7, seed=5).federation
-    ids = torch.tensor([999_999, 0, 12, 500_000, 12])
-    x, y = federation.gather(ids, torch.zeros(5, 1))
-    for row, client in enumerate(ids.tolist()):
-        assert torch.equal(x[row], federation.client(client)[0])
-        assert torch.equal(y[row], federation.client(client)[1])
-    assert not torch.equal(x[0], x[1])
-
-
-def test_the_streams_of_neighbouring_clients_never_overlap() -> None:
-    draws = _keyed_normals(0, np.arange(300), 200)
-    # 60,000 draws of 52 random bits: one pair coincides by chance once in two million seeds.
-    assert len(np.unique(draws)) == draws.size
-
-
 def test_a_seed_decides_the_problem_and_the_distance_is_that_to_its_optimum() -> None:
-    for make in (synthetic_regression, synthetic_regression_stream):
-        first, again, other = make(20, 5, 1), make(20, 5, 1), make(20, 5, 2)
-        assert torch.equal(first.optimum, again.optimum)
-        assert torch.equal(first.federation.client(3)[0], again.federation.client(3)[0])
-        assert not torch.equal(first.federation.client(3)[0], other.federation.client(3)[0])
+    first, again, other = (synthetic_regression(20, 5, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.optimum, again.optimum)
+    assert torch.equal(first.federation.client(3)[0], again.federation.client(3)[0])
+    assert not torch.equal(first.federation.client(3)[0], other.federation.client(3)[0])
     problem = synthetic_regression(10, 4)
     assert problem.distance(problem.optimum[None] + torch.tensor([3.0, 0, 4.0, 0])) == pytest.approx(5.0, rel=1e-6)
     with pytest.raises(InputError, match="w has 3 numbers; this problem has dimension 4"):

@@ -10,19 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from dpfedexp.data import Federation
-from dpfedexp.data.readers import stack_dataset
 from dpfedexp.errors import InputError
 
 TABLE = {
@@ -133,18 +124,16 @@ def test_what_is_no_table_gets_a_sentence_and_nan_is_kept_where_that_is_said() -
     assert torch.isnan(made.inputs).sum() == 1
 
 
-def test_200000_clients_of_2_million_rows_need_no_loop_over_clients() -> None:
-    """Some 1 s of processor time; comparing 2 million ids with each of 200,000 clients takes minutes."""
+def test_many_clients_need_no_loop_over_them() -> None:
+    """Some 0.2 s of processor time; comparing 400,000 ids with each of 40,000 clients takes more than ten."""
     rng = np.random.default_rng(0)
-    ids = rng.permutation(np.repeat(np.arange(200_000) * 7919 + 10**12, 10))
+    ids = rng.permutation(np.repeat(np.arange(40_000) * 7919 + 10**12, 10))
     table = {"user": ids, "x": (ids % 1000).astype(np.float32), "y": ids % 2}
     start = time.process_time()
     made = Federation.from_pandas(table, by="user", target="y")
-    assert time.process_time() - start < 20
-    assert len(made) == 200_000
-    assert made.sizes.unique().tolist() == [10]
-    name = made.names[77_777]
-    assert made.client(77_777)[0].unique().tolist() == [name % 1000]
+    assert time.process_time() - start < 5
+    assert made.sizes.tolist() == [10] * 40_000
+    assert made.client(7_777)[0].unique().tolist() == [made.names[7_777] % 1000]
 
 
 def test_a_data_frame_is_read_like_a_dict_of_columns() -> None:
@@ -382,7 +371,7 @@ class Rows(Dataset):
         return X[self.rows[index]], int(Y[self.rows[index]])
 
 
-class Stream(IterableDataset):
+class Stream(data.IterableDataset):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         yield from (Rows(0, 4, 2)[at] for at in range(3))
 
@@ -398,7 +387,7 @@ def rows_of(client: object) -> list[float]:
         Rows(0, 4, 2),
         Subset(Subset(WHOLE, [4, 2, 0]), [2, 0, 1]),
         Subset(Rows(2, 4, 0), torch.tensor([2, 1, 0])),
-        ConcatDataset([Rows(0), Rows(4, 2)]),
+        data.ConcatDataset([Rows(0), Rows(4, 2)]),
         Stream(),
         DataLoader(Rows(0, 4, 2), batch_size=2, shuffle=True),
         DataLoader(Rows(0, 4, 2), batch_size=None),
@@ -408,7 +397,6 @@ def rows_of(client: object) -> list[float]:
 )
 def test_a_client_may_be_a_data_set_or_a_loader_and_rows_keep_their_order(client) -> None:
     assert rows_of(client) == [0.0, 8.0, 4.0]
-    assert Federation.from_loaders([client]).client(0)[1].tolist() == [0, 1, 2]
 
 
 def test_a_shuffling_loader_makes_the_same_federation_every_time_and_draws_nothing() -> None:
@@ -434,12 +422,8 @@ def test_clients_may_come_from_a_generator_and_be_unequal_empty_or_of_one_row() 
     assert made.sizes.tolist() == [3, 0, 1]
     mixed = Federation.from_clients([(X[:2], Y[:2]), Rows(), ([], []), DataLoader(Rows(5)), Subset(WHOLE, [])])
     assert mixed.sizes.tolist() == [2, 0, 0, 1, 0]
-
-
-def test_a_dict_of_clients_names_them_and_a_list_of_two_rows_is_two_rows() -> None:
-    assert Federation.from_loaders([[(1.0, 0), (2.0, 1)]]).client(0)[1].tolist() == [0, 1]
+    assert Federation.from_clients([iter([(1.0, 0), (2.0, 1)])]).client(0)[1].tolist() == [0, 1]
     assert Federation.from_clients({"zoe": Rows(1), "al": (X[:2], Y[:2])}).names == ("zoe", "al")
-    assert Federation.from_loaders({7: Rows(1), 3: Rows(2)}).names == (7, 3)
 
 
 class Shifted(TensorDataset):
@@ -448,11 +432,9 @@ class Shifted(TensorDataset):
 
 
 def test_tensors_are_read_at_once_unless_their_data_set_makes_something_of_them() -> None:
-    x, y = stack_dataset(Subset(WHOLE, np.array([3, 1])))
-    assert torch.equal(x, X[[3, 1]])
-    assert torch.equal(y, Y[[3, 1]])
-    assert torch.equal(stack_dataset(Shifted(X, Y))[0], X + 1)
-    assert torch.equal(stack_dataset(Subset(Shifted(X, Y), [3, 1]))[0], X[[3, 1]] + 1)
+    assert rows_of(Subset(WHOLE, np.array([3, 1]))) == [6.0, 2.0]
+    assert rows_of(Shifted(X, Y)) == (X[:, 0] + 1).tolist()
+    assert rows_of(Subset(Shifted(X, Y), [3, 1])) == [7.0, 3.0]
 
 
 class Dicts(Rows):
@@ -468,18 +450,21 @@ def padded(items):
 @pytest.mark.parametrize(
     ("clients", "sentence"),
     [
-        ([DataLoader(WHOLE, sampler=SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
+        ([DataLoader(WHOLE, sampler=data.SubsetRandomSampler([1]), batch_size=None)], "a sampler of its own"),
         ([DataLoader(WHOLE, batch_sampler=[[0, 1], [2]])], "a sampler of its own"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, drop_last=True)], "drop_last=True, which loses rows; give its data"),
         ([DataLoader(Rows(0, 1, 2), batch_size=2, collate_fn=padded)], "pad or crop all to one public shape in coll"),
-        ([DataLoader(WHOLE, sampler=WeightedRandomSampler([1.0] * 10, 5))], r"a sampler of its own.*Subset\("),
+        ([DataLoader(WHOLE, sampler=data.WeightedRandomSampler([1.0] * 10, 5))], r"a sampler of its own.*Subset\("),
         ([DataLoader(Dicts(0, 1))], r"clients\[0\]\[0\] is a dict with 'image', 'label'; it must be .*collate_fn"),
         ([Rows(0), Dicts(0)], r"clients\[1\]\[0\] is a dict"),
-        (DataLoader(WHOLE), "clients is one DataLoader; give a list with one per client, or deal its rows out"),
+        (DataLoader(WHOLE), "clients is one DataLoader; give a list with one per client, or deal the rows"),
         (WHOLE, "clients is one Dataset; give a list with one per client"),
         ([TensorDataset(X)], r"clients\[0\] has 1 tensors; it must have two"),
         ([iter([(X[0], 0), (X[0, :1], 0)])], r"clients\[0\]\[1\] input is float32 of shape \(1,\)"),
-        ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .*from_loaders takes lists of rows"),
+        ([[(X[0], 0), (X[1], 1), (X[2], 0)]], r"clients\[0\] is a list; .* an iterator of rows, such as iter\(rows\)"),
+        ([iter([(1.0, 1), 7])], r"clients\[0\]\[1\] is a int; it must be a pair"),
+        ([iter([(object(), 1)])], r"clients\[0\]\[0\] input is a object.*transform that makes tensors"),
+        ([iter([(1.0, 1), (1.0, 0.5)])], r"clients\[0\]\[1\] target is float64"),
         ([Rows()], "clients hold no data at all"),
         (iter([]), "clients is empty; there must be at least one client"),
         ([([[1.0]], [1, 2])], r"clients\[0\] has 1 inputs and 2 targets"),
@@ -492,33 +477,3 @@ def padded(items):
 def test_clients_that_cannot_be_read_get_a_sentence_with_the_fix(clients, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Federation.from_clients(clients)
-
-
-@pytest.mark.parametrize(
-    ("loaders", "sentence"),
-    [
-        ([3], r"loaders\[0\] is a int; it must be a DataLoader, a Dataset or rows"),
-        ([X], r"loaders\[0\] is a Tensor"),
-        ([["row"]], r"loaders\[0\]\[0\] is a str; it must be a pair"),
-        (DataLoader(WHOLE), "clients is one DataLoader"),
-    ],
-)
-def test_loaders_that_are_none_get_a_sentence(loaders, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Federation.from_loaders(loaders)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "sentence"),
-    [
-        (3, "dataset is a int"),
-        ([], "dataset is empty"),
-        ([(1.0, 1), 7], r"dataset\[1\] is a int; it must be a pair"),
-        ([(object(), 1)], r"dataset\[0\] input is a object.*transform that makes tensors"),
-        ([(torch.ones(2), 1), (torch.ones(3), 1)], r"dataset\[1\] input is float32 of shape \(3,\)"),
-        ([(1.0, 1), (1.0, 0.5)], r"dataset\[1\] target is float64"),
-    ],
-)
-def test_datasets_that_cannot_be_stacked_are_named(dataset: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        stack_dataset(dataset)

@@ -78,7 +78,7 @@ def cases():
     vectors = lambda n, g: (torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g))  # noqa: E731
     tokens = lambda n, g: (torch.randint(11, (n, 5), generator=g), torch.randint(3, (n,), generator=g))  # noqa: E731
     values = lambda n, g: (torch.randn(n, 6, generator=g), torch.randn(n, generator=g))  # noqa: E731
-    from dpfedexp.models import lstm_classifier
+    from reproduction.benchmarks.networks import lstm_classifier
 
     return {
         "linear": (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), values),

@@ -5,6 +5,7 @@ import json
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from dpfedexp import Federation, Sgd, cdp_fedexp, train
@@ -37,7 +38,14 @@ def small_run(**options):
     test = (torch.eye(3), torch.tensor([1.0, -2.0, 0.5]))
     usual = {"local": Sgd(lr=0.05, steps=2), "rounds": ROUNDS, "progress": False, "device": "cpu", "test": test}
     algorithm = options.pop("algorithm", ALGORITHM)
-    return train(network(), federation(), algorithm, **(usual | options))
+    return train(options.pop("model", None) or network(), federation(), algorithm, **(usual | options))
+
+
+def sealed_model(folder, ledger, run=""):
+    """A small model in a folder, to which the ledger is bound."""
+    model = {"w": torch.arange(3.0)}
+    save_file(model, folder / "model.safetensors")
+    ledger.seal(run, model=digest(model))
 
 
 class BareClients:

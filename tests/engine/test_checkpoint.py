@@ -27,7 +27,7 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.engine.small import ROUNDS, Crash, crash_after, crash_in, entries, forged, path_content, regression_run

@@ -13,8 +13,8 @@ from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
+from dpfedexp.engine.conduct import LARGER, show
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.train import LARGER, show
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report

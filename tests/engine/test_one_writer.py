@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from dpfedexp import InputError
 from dpfedexp.accounting import Ledger
 from dpfedexp.cli import app
-from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
 from tests.engine.small import ROUNDS, Crash, crash_after, entries, small_run
@@ -20,13 +20,13 @@ LOST = "another copy of its folder went on"
 @pytest.fixture
 def trained(monkeypatch):
     """The rounds in which clients trained."""
-    rounds, part = [], Simulation.cohort_part
+    rounds, part = [], Simulation.collect
 
-    def counted(self, state, mechanism, cohort, number):
-        rounds.append(number)
-        return part(self, state, mechanism, cohort, number)
+    def counted(self, request, cohort):
+        rounds.append(request.round)
+        return part(self, request, cohort)
 
-    monkeypatch.setattr(Simulation, "cohort_part", counted)
+    monkeypatch.setattr(Simulation, "collect", counted)
     return rounds
 
 
@@ -120,7 +120,7 @@ def test_without_locks_the_copy_that_was_overtaken_is_refused_before_its_clients
 
 @pytest.mark.parametrize(
     ("owner", "name", "charges"),
-    [(Simulation, "cohort_part", 2), (Ledger, "_move_witnesses", 3)],
+    [(Simulation, "collect", 2), (Ledger, "_move_witnesses", 3)],
     ids=["while clients train", "between the last check and the move of the anchor"],
 )
 def test_without_locks_the_second_of_two_copies_to_charge_releases_nothing(tmp_path, monkeypatch, owner, name, charges):

@@ -40,9 +40,10 @@ from dpfedexp.config import load, parse
 from dpfedexp.core.votes import Ask
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Simulation
 from dpfedexp.engine.run import RunFolder
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.models import linear_regression
 from tests.engine.small import entries, weights
@@ -101,7 +102,7 @@ def killed_when(owner, name, is_time):
 def live(folder: Path, began=None) -> None:
     """Trains in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
     torch.set_num_threads(1)
-    step = Simulation.step
+    step = Engine.step
 
     def announced(self, state, *given):
         if began is not None:
@@ -110,7 +111,7 @@ def live(folder: Path, began=None) -> None:
                 time.sleep(600)
         return step(self, state, *given)
 
-    Simulation.step = announced
+    Engine.step = announced
     execute(settings(trainer="loop"), RunFolder(folder, resume=True), resume=True, progress=False)
 
 
@@ -262,7 +263,8 @@ def asking(*given, **options):
     """A simulation that asks every client for the length of its update, too."""
     made, note = prepare(*given, **options)
     mechanism = made.algorithm.bind(D, M, made.sampling, 3, votes=(Ask("length", 0.0, 2.0),))
-    return replace(made, mechanism=mechanism, ballots=lambda s, c, updates, n: updates.norm(dim=1, keepdim=True)), note
+    cohort = replace(made.cohort, ballots=lambda request, clients, updates: updates.norm(dim=1, keepdim=True))
+    return replace(made, mechanism=mechanism, cohort=cohort), note
 
 
 def shared_run(name):
@@ -357,7 +359,7 @@ def test_two_ranks_give_the_run_of_one_process_and_end_together(tmp_path, proces
 
 
 def killed_in_round_4():
-    killed_when(Simulation, "cohort_part", lambda *given: given[-1] == 4)
+    killed_when(Simulation, "collect", lambda self, request, clients: request.round == 4)
 
 
 def test_a_killed_rank_is_reported_and_the_run_resumes_on_another_number_of_ranks(tmp_path, private, processes):

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.ledger import head_path
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT
-from dpfedexp.engine.rounds import Simulation
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content
@@ -92,7 +92,7 @@ def test_a_budget_stops_the_runs_of_one_ledger_together():
 def test_a_crash_before_the_first_checkpoint_costs_a_seeded_run_nothing(algorithm, ledger, tmp_path, monkeypatch):
     given = {"algorithm": algorithm, "ledger": ledger and tmp_path / ledger}
     with monkeypatch.context() as patch:
-        crash_in(patch, Simulation, "_advance", 1, before=True)
+        crash_in(patch, Engine, "_advance", 1, before=True)
         with pytest.raises(Crash):
             run(tmp_path / "run", **given)
     done = run(tmp_path / "run", resume=True, **given)
@@ -169,7 +169,7 @@ def remove(folder, *names):
     [
         (lambda f: remove(f, "ledger.jsonl"), "is missing, so nobody could say what was charged"),
         (lambda f: remove(f, "ledger.jsonl", CHECKPOINT), "traces of a run, but its ledger is missing"),
-        (lambda f: forge_text(f, version=2), "has version 2, and this library reads version 3; finish"),
+        (lambda f: forge_text(f, version=2), "has version 2, and this library reads version 4; finish"),
         (
             lambda f: forge_text(f, round=4, history=[{"round": n} for n in range(1, 5)]),
             "is of round 4, but round 4 of this run was never charged",
@@ -316,13 +316,13 @@ def test_after_a_budget_stop_nothing_that_clients_remember_is_left_and_a_larger_
 
 
 def test_the_anchor_is_on_disk_before_the_release(tmp_path, private, monkeypatch):
-    counts, advance = [], Simulation._advance
+    counts, advance = [], Engine._advance
 
     def seen(self, *given):
         counts.append(json.loads((private / self.run / "anchor.json").read_text())["count"])
         return advance(self, *given)
 
-    monkeypatch.setattr(Simulation, "_advance", seen)
+    monkeypatch.setattr(Engine, "_advance", seen)
     run(tmp_path / "run")
     assert counts == [1, 2, 3, 4, 5]
 

@@ -29,9 +29,9 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.server import Extrapolate
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine import rounds
+from dpfedexp.engine import engine, simulated
+from dpfedexp.engine.engine import Ahead
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Ahead, drawn_ahead
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.models import linear_regression
 from tests.engine.plain import cases, plain_update
@@ -240,14 +240,13 @@ def test_memory_does_not_grow_with_the_number_of_clients():
 import resource, sys, torch
 torch.set_num_threads(1)
 from dpfedexp import Execution, Sgd, ldp_fedexp, train
-from dpfedexp.data import synthetic_regression_stream
+from dpfedexp.data import Generated
 from dpfedexp.mechanisms import LocalGaussian, PrivUnit
 from dpfedexp.models import linear_regression
-m = int(sys.argv[1])
-problem = synthetic_regression_stream(m, 200)
+clients = Generated(int(sys.argv[1]), 1, lambda ids: (torch.randn(len(ids), 1, 200), torch.randn(len(ids), 1)))
 algorithm = ldp_fedexp(clip=0.3, noise_multiplier=0.7)
 given = {'local': Sgd(lr=0.001, steps=2), 'rounds': 1, 'execution': Execution(chunk_size=250), 'progress': False}
-train(linear_regression(200), problem.federation, algorithm, **given)
+train(linear_regression(200), clients, algorithm, **given)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = [
@@ -304,25 +303,28 @@ def test_scaffold_follows_its_equations_with_the_clipped_update(participation, m
 CPU = torch.device("cpu")
 
 
-def test_draws_ahead_are_the_sources_own_and_a_processor_that_trains_itself_makes_none():
+def test_draws_ahead_are_the_sources_own():
     source, server = Streams(3).at("central noise", 7), torch.zeros(1, dtype=torch.int64)
     ahead = Ahead(source, 1000, CPU)
     for clients, width in ((server, 1000), (server, 1000), (server, 999), (server + 1, 1000)):
         asked = clients, width, CPU, torch.float64
         assert torch.equal(ahead.normal(*asked), source.normal(*asked))
     assert torch.equal(ahead.uniform(server, 5), source.uniform(server, 5))
-    assert drawn_ahead(source, 10**6, CPU, CPU) is source
 
 
 def test_a_run_that_draws_ahead_is_the_same_run(monkeypatch):
     algorithm, started = cdp_fedexp(clip=0.3, noise_multiplier=1.0), []
     plain = weights(run(algorithm))
 
-    def ahead(noise, width, *devices):
+    def ahead(noise, width, device):
         started.append(width)
-        return Ahead(noise, width, CPU)
+        return Ahead(noise, width, device)
 
-    monkeypatch.setattr(rounds, "drawn_ahead", ahead)
+    monkeypatch.setattr(engine, "Ahead", ahead)
+    assert torch.equal(weights(run(algorithm)), plain)
+    assert started == [], "a processor that trains itself draws nothing ahead"
+    monkeypatch.setattr(engine, "LONG", 1)
+    monkeypatch.setattr(simulated.Simulation, "busy_elsewhere", True)
     assert torch.equal(weights(run(algorithm)), plain)
     assert started == [D + 1] * 4
 

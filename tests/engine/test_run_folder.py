@@ -13,7 +13,7 @@ from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
 from dpfedexp.report.runs import read_run
-from tests.engine.small import ROUNDS, Crash, federation, network, small_run
+from tests.engine.small import ROUNDS, Crash, crash_after, federation, network, small_run
 
 TOML = """
 [data]
@@ -68,7 +68,7 @@ def test_a_folder_with_a_checkpoint_alone_has_a_page_and_is_incomplete_not_false
     small_run(checkpoint=tmp_path / "run")
     page = read_run(tmp_path / "run")
     assert len(page.history) == ROUNDS
-    assert "M = 12 clients" in page.header.text
+    assert "M = 12 clients" in page.title()
     done = call("privacy", "verify", tmp_path / "run")
     assert done.exit_code == 4
     assert "DOES NOT HOLD" not in done.output
@@ -151,9 +151,34 @@ def test_loading_says_what_does_not_fit(written, tmp_path):
         Run.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match="is not empty"):
         written[0].save(written[1])
-    small_run(checkpoint=tmp_path / "check")
-    with pytest.raises(InputError, match="has not finished"):
-        Run.load(tmp_path / "check")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no run was begun in it"):
+        Run.load(tmp_path / "empty")
+
+
+def test_an_unfinished_run_is_loaded_as_its_last_complete_round_left_it(tmp_path):
+    with pytest.raises(Crash):
+        small_run(out=tmp_path / "killed", on_round=crash_after(2))
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    run = Run.load(tmp_path / "killed", network())
+    assert (len(run.history), run.privacy.rounds) == (2, 2)
+    shorter = small_run(rounds=2)
+    for ours, theirs in zip(run.model.parameters(), shorter.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tmp_path):
+    whole = small_run(out=tmp_path / "whole")
+    with pytest.raises(Crash):
+        small_run(out=tmp_path / "killed", on_round=crash_after(2))
+    other = network()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(torch.randn_like(p))
+    again = small_run(out=tmp_path / "killed", resume=True, model=other)
+    for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert again.privacy.epsilon_total == whole.privacy.epsilon_total
 
 
 def test_parameters_that_are_tied_are_written(tmp_path):

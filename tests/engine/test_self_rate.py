@@ -21,12 +21,12 @@ from dpfedexp import (
 )
 from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.algorithms.probe import asked, probe_of
+from dpfedexp.algorithms.probe import UPDATE, asked, probe_of
 from dpfedexp.core.local_rate import RATES
 from dpfedexp.engine import verify
+from dpfedexp.engine.engine import HELPED_SO_FAR, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import HELPED_SO_FAR, RATE, Simulation, probed
-from dpfedexp.mechanisms.binned_vote import BinnedVote
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.models import linear_regression
 from tests.engine.small import Crash, crash_in
 from tests.optimisers import AdamW
@@ -89,7 +89,7 @@ def test_both_votes_are_charged_before_the_first_round_and_the_target_holds_with
 def test_rate_clip_and_their_probe_together_cost_a_cohort_of_1000_at_most_one_per_cent_more_noise(epsilon):
     sampling = Full().sampling(1000)
     adaptive, fixed = (cdp_fedexp(clip=clip, target_epsilon=epsilon) for clip in ("adaptive", 1.0))
-    votes, beside = asked(adaptive, AUTO, 50, sampling, False)
+    votes, beside = asked(adaptive, AUTO, 50, sampling)
     everything = adaptive.bind(100, 1000.0, sampling, 50, votes=votes, beside=beside)
     nothing = fixed.bind(100, 1000.0, sampling, 50)
     assert 1.0 < everything.noise_multiplier / nothing.noise_multiplier <= 1.01
@@ -98,10 +98,10 @@ def test_rate_clip_and_their_probe_together_cost_a_cohort_of_1000_at_most_one_pe
 def test_the_probe_leaves_the_model_as_it_is_and_happens_once(clients):
     simulation, _ = prepare(linear_regression(D), clients, ADAPTIVE, local=AUTO, rounds=2)
     ledger, start = Ledger.in_memory(), simulation.begin()
-    state = probed(simulation, start, ledger, None)
+    state = simulation.choose_rate(start, ledger)
     assert torch.equal(state.w, start.w)
-    assert RATES[0] <= float(state.memory[RATE]) <= RATES[-1]
-    assert probed(simulation, state, ledger, None) is state
+    assert RATES[0] <= float(state.memory[LOCAL_RATE]) <= RATES[-1]
+    assert simulation.choose_rate(state, ledger) is state
     assert len(ledger) == 2
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
     for number in (1, 3):
         folder = tmp_path / f"in round {number}"
         with monkeypatch.context() as patch:
-            crash_in(patch, Simulation, "step", number, before=True)
+            crash_in(patch, Engine, "step", number, before=True)
             with pytest.raises(Crash):
                 run(few, checkpoint=folder, secure=secure)
         again = run(few, checkpoint=folder, resume=True, secure=secure)
@@ -132,9 +132,6 @@ def test_what_cannot_vote_is_refused_with_its_sentence(clients, monkeypatch):
     ):
         with pytest.raises(InputError, match=sentence):
             run(clients, algorithm)
-    monkeypatch.setattr("dpfedexp.engine.train.world", lambda: 2)
-    with pytest.raises(InputError, match="'auto' in a run on several ranks"):
-        run(clients)
 
 
 def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
@@ -142,14 +139,14 @@ def test_a_client_whose_loss_rose_sends_nothing_and_says_so():
     rows = [(torch.ones(4, D), torch.ones(4)) for _ in range(5)] + [(0.1 * torch.ones(4, D), torch.ones(4))]
     simulation, _ = prepare(linear_regression(D), Federation.from_clients(rows), fedavg(), local=AUTO, rounds=1)
     state = simulation.begin()
-    state = replace(state, memory={**state.memory, RATE: torch.full_like(state.memory[RATE], 10.0)})
-    everybody = torch.arange(6)
-    updates = simulation.updates(state, state.w.float(), everybody, 1)
+    state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 10.0)})
+    everybody, request = torch.arange(6), Request(UPDATE, 1, state, simulation.mechanism)
+    updates = simulation.cohort.updates(request, state.w.float(), everybody)
     assert (updates != 0).any(1).tolist() == [False] * 5 + [True]
-    assert simulation.ballots(state, everybody, updates, 1).flatten().tolist() == [0.0] * 5 + [1.0]
+    assert simulation.cohort.ballots(request, everybody, updates).flatten().tolist() == [0.0] * 5 + [1.0]
     new, result = simulation.step(state, Ledger.in_memory())
     assert result.extra["vote_helped"] == pytest.approx(1 / 6, abs=1e-6)
-    assert float(new.memory[RATE]) < 10.0
+    assert float(new.memory[LOCAL_RATE]) < 10.0
     assert float(new.memory[HELPED_SO_FAR]) == pytest.approx(0.7 + 0.3 / 6)
 
 
@@ -180,10 +177,15 @@ def test_few_clients_do_not_fail_and_fall_back_to_the_usual_rate():
 
 def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(monkeypatch):
     monkeypatch.setattr("dpfedexp.engine.prepare.secrets.randbits", lambda bits: 12345)
-    seen = []
-    collect = BinnedVote.collect
-    monkeypatch.setattr(BinnedVote, "collect", lambda self, v, b: (seen.append(b.clone()), collect(self, v, b))[1])
-    monkeypatch.setattr("dpfedexp.engine.rounds.chosen", lambda means, doubt: 0.1)
+    seen, places = [], Simulation.places
+
+    def watched(self, request, w, clients):
+        rows = places(self, request, w, clients)
+        seen.append(rows[: len(clients)].argmax(1))
+        return rows
+
+    monkeypatch.setattr(Simulation, "places", watched)
+    monkeypatch.setattr("dpfedexp.engine.engine.chosen", lambda means, doubt: 0.1)
     given = {"local": AUTO, "rounds": 1, "secure": True, "device": "cpu"}
     replaced, found = 7, []
     for other in (1.0, 1e4):
@@ -191,10 +193,11 @@ def test_one_clients_answers_do_not_change_with_the_others_data_in_a_secure_run(
         rows[replaced] = (other * rows[replaced][0], rows[replaced][1])
         simulation, _ = prepare(linear_regression(D), Federation.from_clients(rows), ADAPTIVE, **given)
         seen.clear()
-        state = probed(simulation, simulation.begin(), Ledger.in_memory(), None)
+        state = simulation.choose_rate(simulation.begin(), Ledger.in_memory())
         answers = torch.cat(seen).reshape(2, 24)
-        everybody = simulation.cohort_part(state, simulation.mechanism.at_radius(1.0), torch.arange(24), 1)[0]
-        alone = simulation.cohort_part(state, simulation.mechanism.at_radius(1.0), torch.tensor([replaced]), 1)[0]
+        request = Request(UPDATE, 1, state, simulation.mechanism.at_radius(1.0))
+        everybody = simulation.cohort.collect(request, torch.arange(24)).sums
+        alone = simulation.cohort.collect(request, torch.tensor([replaced])).sums
         keep = torch.arange(24) != replaced
         found.append((answers[:, keep], everybody.vector - alone.vector))
     assert torch.equal(found[0][0], found[1][0])
@@ -230,9 +233,10 @@ def test_a_clients_size_changes_no_other_row_where_the_transform_draws(monkeypat
         noisy = federation(12, 4, first, transform=lambda x: x + 0.1 * torch.randn_like(x))
         simulation, _ = prepare(nn.Linear(4, 3), noisy, FIXED, local=AUTO, rounds=2, secure=True)
         state = simulation.begin()
-        state = replace(state, memory={**state.memory, RATE: torch.full_like(state.memory[RATE], 0.3)})
+        state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 0.3)})
         torch.manual_seed(9)
-        rows = [simulation.updates(state, state.w.float(), torch.arange(12), number)[1:12] for number in (1, 2)]
+        requests = [Request(UPDATE, number, state, simulation.mechanism) for number in (1, 2)]
+        rows = [simulation.cohort.updates(one, state.w.float(), torch.arange(12))[1:12] for one in requests]
         found.append(torch.cat(rows))
     assert torch.equal(found[0], found[1])
 
@@ -241,7 +245,7 @@ def test_a_clients_size_changes_no_other_row_where_the_transform_draws(monkeypat
 def test_a_vote_before_the_first_round_never_costs_more_than_a_round(rounds):
     sampling = Full().sampling(1000)
     mechanism = FIXED.bind(15, 1000.0, sampling, rounds)
-    for event in probe_of(mechanism, rounds, sampling, False).events(sampling, adaptive=True):
+    for event in probe_of(mechanism, rounds, sampling).events(sampling, adaptive=True):
         assert event.mu <= mechanism.event(sampling).mu * (1 + 1e-12)
 
 
@@ -285,7 +289,7 @@ def test_a_module_that_remembers_is_refused_before_a_vote_is_charged():
 def test_a_vote_that_the_update_decides_is_not_called_exact():
     """Whether training helped is whether the row is zero, so no two neighbours differ in both to the full."""
     sampling = Full().sampling(1000)
-    votes, beside = asked(FIXED, AUTO, 50, sampling, False)
+    votes, beside = asked(FIXED, AUTO, 50, sampling)
     event = FIXED.bind(15, 1000.0, sampling, 50, votes=votes, beside=beside).event(sampling)
     assert not event.exact
     assert compose([(event, 50)], 1e-5).epsilon > 0

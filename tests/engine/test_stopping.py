@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpfedexp import EarlyStopping, InputError, Stop
-from dpfedexp.engine.rounds import Simulation
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.report.runs import read_run, run_section
@@ -52,8 +52,8 @@ def test_the_statement_of_a_run_that_stopped_itself_has_the_cost_of_the_whole_pl
     assert "Stopped early" not in whole.privacy.text
     assert f"stopped early, epsilon of all {ROUNDS} planned" in repr(short.privacy)
     page = read_run(tmp_path / "run")
-    assert f"ε = {short.privacy.epsilon_total:.3f}" in page.header.text
-    assert f"(of all {ROUNDS} planned rounds)" in page.header.text
+    assert f"ε = {short.privacy.epsilon_total:.3f}" in page.title()
+    assert f"(of all {ROUNDS} planned rounds)" in page.title()
     assert "Stopped early: enough" in run_section(page).text
     # A statement that claims the rounds that ran alone is found out.
     path = tmp_path / "run" / "privacy.json"
@@ -139,7 +139,7 @@ def test_an_interrupt_holds_the_run_so_far(checkpoint, tmp_path):
 
 
 def test_an_interrupt_between_charge_and_release_pays_for_the_round_and_plans_no_more(monkeypatch):
-    crash_in(monkeypatch, Simulation, "_advance", 3, before=True, error=KeyboardInterrupt)
+    crash_in(monkeypatch, Engine, "_advance", 3, before=True, error=KeyboardInterrupt)
     with pytest.raises(Interrupted) as caught:
         small_run()
     statement = caught.value.run.privacy

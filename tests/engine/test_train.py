@@ -13,9 +13,10 @@ from dpfedexp.accounting.charges import central_gaussian
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.engine.checkpoint import read_progress
+from dpfedexp.engine.conduct import epsilon_so_far, next_known
 from dpfedexp.engine.fit import MANY, USUAL, rounds_for
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.train import epsilon_so_far, evaluation_of, next_known
+from dpfedexp.engine.train import evaluation_of
 from dpfedexp.models import linear_regression
 from tests.engine.small import BareClients
 
@@ -173,7 +174,7 @@ def test_only_what_remembers_nothing_is_measured_without_a_copy(kind, kept):
     _, clients, test = problem()
     model = nn.Sequential(nn.Linear(3, 4), kind(), nn.Linear(4, 2))
     simulation, _ = prepare(model, clients, dp_fedavg(clip=1.0, noise_multiplier=0.1), local=LOCAL, rounds=3)
-    measuring = evaluation_of(test, None, clients, simulation, model)
+    measuring = evaluation_of(test, None, clients, simulation.cohort, model)
     assert measuring.forgets is kept
     state = simulation.begin()
     assert measuring(state) == measuring(state)

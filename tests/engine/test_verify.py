@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.engine.verify import read_claim, recompute, verify_run
+from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 from dpfedexp.errors import InputError
 from tests.accounting.events_by_hand import central, local
+from tests.engine.small import sealed_model, small_run
 
 
 @pytest.fixture
@@ -20,6 +23,7 @@ def run(tmp_path: Path) -> Path:
     with Ledger.create(tmp_path / "ledger.jsonl", delta=1e-5, algorithm="CDP-FedEXP", clients=1000) as ledger:
         for t in range(10):
             ledger.charge(t, central(5.0))
+        sealed_model(tmp_path, ledger)
         statement = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="CDP-FedEXP", clients=1000)
     (tmp_path / "privacy.json").write_text(statement.to_json(), encoding="utf-8")
     (tmp_path / "privacy.txt").write_text(statement.text, encoding="utf-8")
@@ -102,17 +106,6 @@ def test_a_line_that_is_too_long_hides_no_round_behind_it(run):
             verify_run(run)
 
 
-def test_what_a_deployment_released_is_in_its_checkpoint(run):
-    (run / "metrics.jsonl").unlink()
-    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 2}]}')
-    assert "2 released, all" in next(check.detail for check in verify_run(run) if check.name == "released rounds")
-    (run / "checkpoint.json").write_text('{"history": [{"round": 1}, {"round": 10}]}')
-    assert failed(run) == ["released rounds"]
-    (run / "checkpoint.json").write_text('{"history": [1]}')
-    with pytest.raises(InputError, match="not the checkpoint"):
-        verify_run(run)
-
-
 def test_charges_of_other_runs_on_the_folders_ledger_pay_for_none_of_its_rounds(tmp_path):
     with Ledger.create(tmp_path / "ledger.jsonl", run="a") as ledger:
         ledger.charge(1, central(5.0), run="a")
@@ -127,6 +120,7 @@ def test_a_claim_for_readers_of_the_models_is_recomputed(tmp_path):
     with Ledger.create(tmp_path / "ledger.jsonl") as ledger:
         for t in range(10):
             ledger.charge(t, local(0.7))
+        sealed_model(tmp_path, ledger)
         claim = PrivacyStatement.from_charges(ledger.charges(), 1e-5, algorithm="x", clients=1000, reporting=800)
     (tmp_path / "privacy.json").write_text(claim.to_json(), encoding="utf-8")
     assert failed(tmp_path) == []
@@ -161,3 +155,24 @@ def test_a_ledger_that_names_no_delta_is_read_at_1e_minus_5(tmp_path):
     statement = recompute(tmp_path)
     assert (statement.delta, statement.clients, statement.simulated) == (1e-5, 0, True)
     assert statement.epsilon_total == ledger.guarantee(1e-5).epsilon
+
+
+def test_a_model_that_the_ledger_did_not_pay_for_is_found(tmp_path):
+    """A zeroed model, the model of a run with less noise, and files that are missing, beside an honest statement."""
+    run = tmp_path / "run"
+    small_run(out=run)
+    assert outcome(verify_run(run)) == "holds"
+    model = run / "model.safetensors"
+    honest = model.read_bytes()
+    save_file({name: torch.zeros_like(value) for name, value in load_file(model).items()}, model)
+    assert failed(run) == ["model"]
+    small_run(out=tmp_path / "other", seed=99)
+    model.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    assert failed(run) == ["model"]
+    for name in ("model.safetensors", "checkpoint.safetensors"):
+        model.write_bytes(honest)
+        kept = (run / name).read_bytes()
+        (run / name).unlink()
+        assert outcome(verify_run(run)) == "incomplete"
+        (run / name).write_bytes(kept)
+    assert outcome(verify_run(run)) == "holds"

@@ -7,8 +7,10 @@ import torch
 
 from dpfedexp import Execution, Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger
+from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.votes import Ask
 from dpfedexp.data import Federation, synthetic_regression
+from dpfedexp.engine.engine import Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.models import linear_regression
@@ -18,7 +20,7 @@ LENGTH, NUMBER = Ask("length", 0.0, 2.0), Ask("number", 0.0, M - 1.0)
 CLIENTS = synthetic_regression(M, D, seed=1).federation
 
 
-def answers(state, clients, updates, number):
+def answers(request, clients, updates):
     lengths = updates[: len(clients)].double().norm(dim=1)
     return torch.stack([lengths, clients.to(lengths)], dim=1)
 
@@ -28,7 +30,7 @@ def simulation(algorithm, clients=CLIENTS, ballots=answers, votes=(LENGTH, NUMBE
     made, _ = prepare(linear_regression(D), clients, algorithm, **given)
     secure = options.get("secure", False)
     mechanism = algorithm.bind(D, made.participation.expected(M), made.sampling, 2, secure, votes=votes)
-    return replace(made, mechanism=mechanism, ballots=ballots)
+    return replace(made, mechanism=mechanism, cohort=replace(made.cohort, ballots=ballots))
 
 
 def rounds_of(made):
@@ -60,7 +62,7 @@ def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
     algorithm = cdp_fedexp(clip=0.3, noise_multiplier=5.0)
     with_votes = simulation(algorithm)
     assert 1.0 < with_votes.mechanism.noise_multiplier / 5.0 <= 1.01
-    without = replace(with_votes, mechanism=replace(with_votes.mechanism, votes=()), ballots=None)
+    without = replace(with_votes, mechanism=replace(with_votes.mechanism, votes=()))
     (ours, _, _), (theirs, _, _) = rounds_of(with_votes), rounds_of(without)
     assert torch.equal(ours.w, theirs.w)
 
@@ -68,7 +70,7 @@ def test_votes_change_neither_the_clients_nor_the_noise_of_an_update():
 def test_a_secure_run_answers_in_shapes_whose_last_rows_are_nobodys():
     secure = {"secure": True, "execution": Execution(chunk_size=8)}
     made = simulation(cdp_fedexp(clip="adaptive", noise_multiplier=1e-4), **secure)
-    assert made.unit is not None
+    assert made.cohort.unit is not None
     # The noise of 30 clients' default is 1.5, and the range of numbers 29: 29·1.5/30·8 is eight deviations.
     quiet = replace(made.mechanism, votes=tuple(replace(vote, noise=1e-3) for vote in made.mechanism.votes))
     _, found, _ = rounds_of(replace(made, mechanism=quiet))
@@ -83,8 +85,8 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
     made = simulation(fedavg(), some)
     _, found, _ = rounds_of(made)
     assert found[0].extra["vote_number"] == pytest.approx(1.0, abs=1e-9)
-    state = made.begin()
-    sums, _, _ = made.cohort_part(state, made.mechanism, torch.zeros(0, dtype=torch.int64), 1)
+    request = Request(UPDATE, 1, made.begin(), made.mechanism)
+    sums = made.cohort.collect(request, torch.zeros(0, dtype=torch.int64)).sums
     assert (sums.count, sums.votes.tolist()) == (0, [0.0, 0.0])
 
 
@@ -92,8 +94,8 @@ def test_an_empty_client_answers_too_and_a_cohort_of_nobody_has_votes_of_zero():
     ("ballots", "reason"),
     [
         (None, "'length' is asked for, and nobody answers it"),
-        (lambda s, c, u, n: torch.zeros(len(c), 1), r"ballots have shape \(30, 1\)"),
-        (lambda s, c, u, n: torch.zeros(3, 2), r"ballots have shape \(3, 2\)"),
+        (lambda r, c, u: torch.zeros(len(c), 1), r"ballots have shape \(30, 1\)"),
+        (lambda r, c, u: torch.zeros(3, 2), r"ballots have shape \(3, 2\)"),
     ],
 )
 def test_votes_that_nobody_answers_are_one_sentence_and_cost_nothing(ballots, reason):

@@ -44,6 +44,12 @@ def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:
     path = folder / "pyproject.toml"
     content = tomllib.loads(path.read_text())
     config = content["tool"]["flwr"]["app"]["config"]
+    if "algorithm" in sections:
+        config["federation"].pop("epsilon")
+        config |= {
+            "algorithm": {"name": "cdp_fedexp", "clip": 0.5, "target_epsilon": 8.0, "delta": 1e-5},
+            "local": dict(LOCAL),
+        }
     for name, values in sections.items():
         merged = {**config.get(name, {}), **values}
         config[name] = {key: value for key, value in merged.items() if value is not None}

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.flower import client
-from dpfedexp.flower.store import Saving
 
 from .loopback import Silence
 
@@ -33,18 +32,6 @@ def alone() -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "dpfedexp-tests-deployment.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@pytest.fixture
-def at_once(monkeypatch):
-    """A round's files are on disk before anybody looks at them, and not only before the next charge."""
-    begin = Saving.begin
-
-    def begin_and_wait(self, *args):
-        begin(self, *args)
-        self.wait()
-
-    monkeypatch.setattr(Saving, "begin", begin_and_wait)
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from scipy.stats import ks_2samp
 
@@ -17,10 +18,9 @@ from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
-from dpfedexp.flower import DpFedExp, private_training, train_hosted
+from dpfedexp.flower import DpFedExp, answer, private_training
 from dpfedexp.flower import client as mod
 from dpfedexp.flower.messages import BALLOTS
-from dpfedexp.mechanisms import CentralGaussian
 from tests.optimisers import Adagrad
 from tests.sizes import long, sized
 
@@ -112,10 +112,10 @@ def hosting_app(federation, model, ballots=None) -> ClientApp:
     def run(message, context):
         first = 3 * context.node_config["partition-id"]
         hosted = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
-        content = train_hosted(message, model, hosted, local=LOCAL)
+        reply = answer(message, context, copy.deepcopy(model), hosted, local=LOCAL)
         if ballots is not None:
-            content[BALLOTS] = MetricRecord(ballots(first))
-        return Message(content, reply_to=message)
+            reply.content[BALLOTS] = MetricRecord(ballots(first))
+        return reply
 
     return app
 
@@ -151,20 +151,15 @@ def test_noisy_rounds_have_the_simulators_distribution(algorithm, tmp_path, monk
     federation, model = problem(clients=3, dimension=40)
     grid = LoopbackGrid(plain_app(federation, model), 3, serialise=False)
     strategy = DpFedExp(algorithm, clients=3, rounds=ROUNDS, folder=tmp_path, node_timeout=1)
-    strategy.begin(ArrayRecord(model.state_dict()))
-    start = strategy.state
-    ours = []
-    for _ in range(ROUNDS):
-        strategy.state = start
-        grid.push_messages(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
-        _, metrics = strategy.aggregate_train(1, grid.inbox)
-        grid.inbox = []
-        ours.append(_shown(strategy.state.w - start.w, metrics["eta_g"]))
-    theirs = []
+    engine = strategy.engine(grid, ArrayRecord(model.state_dict()), 1.0, ConfigRecord())
     simulation, _ = prepare(model, federation, algorithm, local=LOCAL, rounds=1, device="cpu")
-    before = simulation.begin()
+    ours, theirs, start, before = [], [], engine.begin(), simulation.begin()
     for seed in range(ROUNDS):
-        after, shown = replace(simulation, streams=Streams(seed)).step(before, Ledger.in_memory())
+        after, shown = engine.step(start, Ledger.in_memory())
+        ours.append(_shown(after.w - start.w, shown.eta_g))
+        streams = Streams(seed)
+        cohort = replace(simulation.cohort, streams=streams)
+        after, shown = replace(simulation, cohort=cohort, noise=streams).step(before, Ledger.in_memory())
         theirs.append(_shown(after.w - before.w, shown.eta_g))
     for ours_, theirs_ in zip(np.array(ours).T, np.array(theirs).T, strict=True):
         # Fails by chance once in ten million comparisons; the test below shows what it would find.
@@ -189,12 +184,11 @@ def test_the_comparison_of_distributions_would_notice_wrong_noise():
 def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch, silent):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
-    monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     given = {"noise": Silence, "participation": Poisson(0.5)}
     half, result = flower_run(tmp_path / "half", algorithm, federation, model, **given)
     start = flat(model).double()
     torch.testing.assert_close(half.state.w - start, 2 * (full.state.w - start))
-    assert isinstance(half.mechanism, CentralGaussian)
     assert "valid" not in result.train_metrics_clientapp[1], "how many came is private under Poisson sampling"

@@ -231,7 +231,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     wait_until(lambda: (out / "status.json").exists() and read_status(out)["round"] == 1, "round 1")
     assert read_status(out)["status"] == "running"
     assert json.loads((out / "privacy.json").read_text())["rounds"] == 1, "there is a statement after every round"
-    model_after_one = load_file(out / "round-1.safetensors")["w"]
+    model_after_one = load_file(out / "checkpoint.safetensors")["w"]
     for pid in _programs(deployment, "flwr-serverapp"):
         os.kill(pid, signal.SIGKILL)
     assert "killed: 1 of 3 rounds" in finish(first, app)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from dpfedexp.algorithms import dp_fedavg, ldp_fedexp
+from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.verify import recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
@@ -58,7 +58,7 @@ def moved_sum(strategy: DpFedExp) -> torch.Tensor:
 
 
 def bound(folder) -> list[int]:
-    return json.loads((folder / "checkpoint.json").read_text())["nodes"]
+    return read_progress(folder).cohort["nodes"]
 
 
 @pytest.mark.parametrize("id_of_new", [1, 99], ids=["lowest id", "highest id"])

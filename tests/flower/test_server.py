@@ -13,7 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, ldp_fedexp
 from dpfedexp.algorithms.participation import FixedSize, Poisson
-from dpfedexp.errors import InputError, LedgerError, RoundFailed
+from dpfedexp.engine.checkpoint import read_progress
+from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower import DpFedExp
 from dpfedexp.flower.messages import REPORT, REQUEST
 from dpfedexp.flower.nodes import choose
@@ -152,7 +153,7 @@ def test_below_the_floor_the_round_fails_and_releases_nothing(algorithm, paid, t
     with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and the floor is 3\."):
         start(tmp_path, algorithm, grid_where(2, lambda r: None), floor=1.0)
     assert charges(tmp_path) == paid
-    assert not (tmp_path / "checkpoint.json").exists()
+    assert read_progress(tmp_path).round == 0
 
 
 def test_a_local_round_is_charged_before_its_messages_leave(tmp_path):
@@ -197,7 +198,7 @@ def test_poisson_sampling_is_drawn_from_system_entropy_at_its_rate():
 
 
 def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfedexp.flower.strategy.choose", lambda *_: {})
+    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda *_: {})
     strategy, result = start(tmp_path, CDP, participation=Poisson(0.5))
     assert strategy.state.round == 1
     assert result.train_metrics_clientapp[1]["epsilon_total"] > 0
@@ -218,7 +219,7 @@ def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp
 
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
     start(tmp_path, CDP)
-    with pytest.raises(LedgerError, match="already exists"):
+    with pytest.raises(InputError, match=r"is not empty; name a new one in federation\.folder, or go on with"):
         start(tmp_path, CDP)
 
 
@@ -240,7 +241,7 @@ def test_wrong_settings_are_sentences(options, message, tmp_path):
 def test_integer_arrays_in_the_model_are_refused(tmp_path):
     strategy = DpFedExp(fedavg(), clients=3, rounds=1, folder=tmp_path)
     with pytest.raises(InputError, match="'steps' has type int64"):
-        strategy.begin(ArrayRecord({"steps": Array(np.zeros(1, dtype=np.int64))}))
+        strategy.start(grid_of(), ArrayRecord({"steps": Array(np.zeros(1, dtype=np.int64))}))
 
 
 def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path, caplog):
@@ -250,7 +251,7 @@ def test_the_server_logs_the_preflight_and_the_verdict_and_writes_both(tmp_path,
     assert warned[0].startswith("4 clients: client-level privacy can't work here")
     assert all(line["update_norm"] > 0 for line in strategy.history)
     told = [json.loads(line) for line in (tmp_path / "advice.jsonl").read_text().splitlines()]
-    assert [one["sentence"] for one in told] == [one.sentence for one in strategy.commentary.advice]
+    assert [one["sentence"] for one in told] == [one.sentence for one in strategy.run.advice]
     # Noise alone passes for a signal twice in a hundred runs: the verdict itself is tested on seeded noise.
     assert [one["code"] for one in told] in (["few-clients", "dead"], ["few-clients"])
     assert set(warned) >= {one["sentence"] for one in told}

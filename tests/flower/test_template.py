@@ -80,8 +80,8 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
             text=True,
             timeout=PATIENCE,
         )
-        assert (out / "round-1.safetensors").exists(), done.stdout + done.stderr
-        assert_is_the_simulators(load_file(out / "round-1.safetensors")["w"])
+        assert (out / "checkpoint.safetensors").exists(), done.stdout + done.stderr
+        assert_is_the_simulators(load_file(out / "checkpoint.safetensors")["w"])
         assert len(Ledger.open(out / "ledger.jsonl", read_only=True)) == 1
         assert "Privacy of cdp_fedexp" in (out / "privacy.txt").read_text()
     finally:
@@ -125,7 +125,7 @@ def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
         shown = run_app(app, environment(**exports)).stdout
         assert "'asked': 40, 'valid': 40" in shown, shown
         assert "whoever runs that node" in (out / "privacy.txt").read_text()
-        assert float(torch.linalg.vector_norm(load_file(out / "round-1.safetensors")["w"])) > 0
+        assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
         assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
     finally:
         up.send_signal(signal.SIGTERM)

@@ -6,11 +6,12 @@ import copy
 import importlib
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from dpfedexp import Execution, Federation, StepRate, cdp_fedexp, dp_fedavg, dp_scaffold, fedavg, train
@@ -20,7 +21,7 @@ from dpfedexp.core.local import OPTIMISERS, Sgd
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.flower import DpFedExp, local_from, strategy_from, train_hosted, train_local
+from dpfedexp.flower import DpFedExp, answer, local_from, strategy_from, train_local
 from dpfedexp.flower import training as flower_training
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.mechanisms import CentralGaussian
@@ -28,7 +29,7 @@ from dpfedexp.models import linear_regression
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
 
 from .app_folder import ALMOST_NO_NOISE, make_app
-from .loopback import LOCAL, LoopbackGrid, flat, problem
+from .loopback import LOCAL, LoopbackGrid, flat, plain_app, problem
 
 SIZES, DIMENSION = (7, 3, 5), 4
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 2, "proximal": 0.4}
@@ -60,11 +61,11 @@ def test_a_client_trains_bit_for_bit_as_in_the_simulators_loop(name, corrected):
     simulation, _ = prepare(
         model, clients, fedavg(), local=local, rounds=1, execution=Execution(trainer="loop", device="cpu")
     )
-    layout, w = simulation.task.layout, flat(model)
+    layout, w = simulation.cohort.task.layout, flat(model)
     correction = torch.linspace(-0.1, 0.1, 3 * len(w)).view(3, -1) if corrected else None
-    shuffles = simulation.streams.at("batches", 4)
+    shuffles = simulation.cohort.streams.at("batches", 4)
     plan = schedule(local, clients.sizes, shuffles.generator)
-    rows = simulation.trainer(w, torch.arange(3), plan, 4, correction)
+    rows = simulation.cohort.trainer(w, torch.arange(3), plan, 4, correction)
     for client in range(3):
         net = copy.deepcopy(model)
         given = None if correction is None else layout.unflatten(correction[client])
@@ -115,7 +116,7 @@ def template(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.setenv("DPFEDEXP_DATA", "")
         task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
-        monkeypatch.setattr(task, "everyone", lambda clients: federation(SIZES, task.DIMENSION))
+        monkeypatch.setattr(task, "example", lambda clients: federation(SIZES, task.DIMENSION))
         config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         flattened = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
         return task, client_app.app, flattened
@@ -155,9 +156,11 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     def of_the_simulator():
         """Nodes are asked in their order, so the calls are those of clients 0, 1, 2 in round 1, then in round 2, …"""
         number, client = divmod(next(calls), 3)
-        return Streams(0).at("batches", number + 1).generator(client)
+        drawn = Streams(0).at("batches", number + 1)
+        shuffles = SimpleNamespace(generators=lambda: lambda _: drawn.generator(client), generator=drawn.generator)
+        return SimpleNamespace(at=lambda purpose, round: shuffles, seed=0)
 
-    monkeypatch.setattr(flower_training, "fresh_shuffles", of_the_simulator)
+    monkeypatch.setattr(flower_training, "fresh_streams", of_the_simulator)
     strategy = strategy_from(config)
     model = task.build_model()
     strategy.start(LoopbackGrid(app, 3, run_config=config), ArrayRecord(model.state_dict()), timeout=5)
@@ -191,8 +194,9 @@ def message(*asked, round=1) -> Message:
 
 
 def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None) -> torch.Tensor:
-    content = train_hosted(message(*asked, round=round), MODEL, HOSTED, local=local, loss=loss)
-    return torch.from_numpy(content.array_records["updates"]["rows"].numpy())
+    context = Context(1, 1, {}, RecordDict(), {})
+    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), HOSTED, local=local, loss=loss)
+    return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
 
 
 def absolute_error(outputs, targets):
@@ -233,33 +237,30 @@ def strategy(folder, algorithm=ALGORITHM, **options):
     return DpFedExp(algorithm, clients=6, rounds=2, folder=folder, **options)
 
 
-def test_an_automatic_rate_is_refused_wherever_it_comes_in(tmp_path):
+def test_a_training_loop_of_ones_own_has_no_automatic_rate():
     model, config = torch.nn.Linear(2, 1), {"federation.clients": 6, "federation.rounds": 2, "federation.folder": "x"}
-    for use in (
-        lambda: strategy(tmp_path, local=AUTO),
-        lambda: train_local(model, torch.ones(3, 2), torch.ones(3, 1), local=AUTO),
-        lambda: local_from({**config, "local.lr": "auto"}),
-    ):
-        with pytest.raises(InputError, match=r"'auto', which is for simulations; a deployment needs a number"):
-            use()
+    with pytest.raises(InputError, match=r"'auto', which takes votes; return dpfedexp\.flower\.answer"):
+        train_local(model, torch.ones(3, 2), torch.ones(3, 1), local=AUTO)
     assert local_from({**config, "local.lr": 0.2}).lr == 0.2
 
 
 def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
     federation, model = problem()
     server = strategy(tmp_path / "auto")
-    server.begin(ArrayRecord(model.state_dict()))
+    engine = server.engine(
+        LoopbackGrid(plain_app(federation, model), 6), ArrayRecord(model.state_dict()), 1.0, ConfigRecord()
+    )
     simulation, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2)
     # The grid of secure noise adds a millionth to it.
-    assert server.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
-    assert server.config["quantile"] == server.algorithm.clip.quantile != 0.5
+    assert engine.algorithm.clip.quantile == pytest.approx(simulation.algorithm.clip.quantile, rel=1e-5)
+    assert engine.algorithm.clip.quantile != 0.5
 
 
 def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(template, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
     np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
-    task, app, config = template(federation={"clients": 1, "rounds": 1, "node_timeout": 1.0})
+    task, app, config = template(federation={"clients": 1, "rounds": 1, "node_timeout": 1.0}, task={"example": False})
     norms = {}
     for name in ("some", "none"):
         config["federation.folder"] = str(tmp_path / name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfedexp.accounting import Ledger, compose
@@ -15,7 +18,7 @@ from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.algorithms.round import advance
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.errors import InputError, RoundFailed
-from dpfedexp.flower import DpFedExp, TwoPartyFedExp, strategy_from
+from dpfedexp.flower import DpFedExp, answer, private_training, strategy_from
 from dpfedexp.flower import helper as files
 from dpfedexp.flower.helper import HELPER
 from dpfedexp.flower.messages import REPORT, REQUEST
@@ -66,7 +69,7 @@ class Federation:
 
     def strategy(self, algorithm, name="run", **options):
         given = {"rounds": 2, "node_timeout": 1, "local": LOCAL, "clients": self.clients, **options}
-        return TwoPartyFedExp(aggregated(algorithm, "two-party"), folder=self.folder / name, **given)
+        return DpFedExp(aggregated(algorithm, "two-party"), folder=self.folder / name, **given)
 
     def run(self, algorithm, name="run", **options):
         strategy = self.strategy(algorithm, name, **options)
@@ -162,19 +165,14 @@ def test_a_client_of_the_list_that_calls_itself_a_helper_is_not_believed(tmp_pat
     listed = tmp_path / "nodes"
     listed.write_text("".join(f"{node}\n" for node in range(1, CLIENTS + 1)))
     strategy, result = federation.run(FREE, rounds=1, nodes=listed)
-    assert strategy.helper == CLIENTS + 1
+    assert strategy.opened.description.engine.cohort.helper == CLIENTS + 1
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
-
-
-def test_a_strategy_without_a_helper_refuses_a_mechanism_that_needs_one(tmp_path):
-    with pytest.raises(InputError, match="use TwoPartyFedExp"):
-        DpFedExp(aggregated(FREE, "two-party"), clients=2, rounds=1, folder=tmp_path)
 
 
 def test_a_configuration_names_the_aggregation(tmp_path):
     config = {**CONFIG, "federation.folder": str(tmp_path)}
-    assert type(strategy_from(config)) is TwoPartyFedExp
-    assert type(strategy_from({**config, "algorithm.aggregation": "plain"})) is DpFedExp
+    assert strategy_from(config).algorithm.mechanism == "two-party"
+    assert strategy_from({**config, "algorithm.aggregation": "plain"}).algorithm.mechanism == "central-gaussian"
 
 
 def _changed_answer(kind):
@@ -248,7 +246,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
         return advance(algorithm, release, state, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dpfedexp.flower.strategy.advance", dies)
+        patched.setattr("dpfedexp.engine.engine.advance", dies)
         with pytest.raises(RuntimeError, match="killed"):
             strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     assert charges(federation.file) == 2
@@ -276,8 +274,31 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
     federation.problem, _ = problem(CLIENTS + 1)
     federation.grid.app = plain_app(federation.problem, federation.model, LOCAL)
     strategy, result = federation.run(FREE, rounds=1)
-    assert strategy.helper == 1
+    assert strategy.opened.description.engine.cohort.helper == 1
     assert result.train_metrics_clientapp[1]["valid"] == CLIENTS
+
+
+def test_epsilon_alone_is_enough_and_the_votes_are_masked_and_charged_by_the_helper(tmp_path):
+    federation, aggregation = Federation(tmp_path, total=1e3), "two-party"
+    config = {"federation.clients": CLIENTS, "federation.epsilon": 8.0, "federation.rounds": 2}
+    config |= {"federation.folder": str(tmp_path / "run"), "algorithm.aggregation": aggregation}
+    app = ClientApp()
+
+    @app.train(mods=[private_training])
+    def run(message, context):
+        rows = federation.problem.client(context.node_config["partition-id"])
+        return answer(message, context, copy.deepcopy(federation.model), rows)
+
+    federation.grid.app = app
+    for context in federation.grid.contexts.values():
+        context.run_config.update(config)
+    strategy = strategy_from(config, node_timeout=1)
+    strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
+    names = [[query.name for query in entry.event.queries] for entry in strategy.ledger.entries]
+    assert names[:2] == [["local rate"], ["first clip"]]
+    assert charges(federation.file) == 4
+    assert strategy.statement.epsilon_total <= 8.0
+    assert 1e-4 <= strategy.history[0]["local_rate"] <= 100
 
 
 @pytest.mark.parametrize(
@@ -285,7 +306,6 @@ def test_nodes_that_share_one_environment_as_in_a_simulation_have_one_helper_amo
     [
         ({"algorithm.adjacency": "add-remove"}, "both aggregators see who takes part"),
         ({"federation.clients_per_node": 2}, "one client per node"),
-        ({"local.lr": "auto"}, "'auto', which is for simulations"),
         ({"algorithm.name": "ldp_fedexp"}, "needs 'central-gaussian'"),
     ],
 )

@@ -82,7 +82,7 @@ def app_of(place: Path) -> Path:
         local=LOCAL,
     )
     client, server = (app / "federation" / f"{name}_app.py" for name in ("client", "server"))
-    line = "    inputs, targets = task.data_of(context.node_config)\n"
+    line = "    return answer(message, context, task.build_model(), task.data_of(context), loss=task.LOSS)\n"
     text = client.read_text()
     assert line in text
     dies = '    if context.node_config["partition-id"] == 1:\n        once("client")\n'

@@ -13,13 +13,14 @@ from flwr.clientapp import ClientApp
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms import cdp_fedexp, ldp_fedexp
 from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.probe import bind
 from dpfedexp.core.votes import Ask, Vote
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
 from dpfedexp.flower import DpFedExp, private_training
 from dpfedexp.flower.client import Announcement
 from dpfedexp.flower.guard import Refused
-from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request, bind
+from dpfedexp.flower.messages import BALLOTS, REPORT, REQUEST, Request
 
 from .loopback import LOCAL, LoopbackGrid, Silence, plain_app, problem
 from .test_agreement import hosting_app, silent_streams
@@ -50,7 +51,7 @@ def flower_run(folder, model, grid, clients=6, timeout=5, **options):
     return strategy, strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout)
 
 
-def lengths(state, clients, updates, number):
+def lengths(request, clients, updates):
     own = updates[: len(clients)].double().norm(dim=1)
     return torch.stack([own, torch.full_like(own, math.nan)], dim=1)
 
@@ -58,7 +59,8 @@ def lengths(state, clients, updates, number):
 def simulated(monkeypatch, federation, model):
     silent_streams(monkeypatch)
     made, _ = prepare(model, federation, ALGORITHM, local=LOCAL, rounds=2, device="cpu")
-    made = replace(made, mechanism=ALGORITHM.bind(20, 6, made.sampling, 2, votes=VOTES), ballots=lengths)
+    cohort = replace(made.cohort, ballots=lengths)
+    made = replace(made, mechanism=ALGORITHM.bind(20, 6, made.sampling, 2, votes=VOTES), cohort=cohort)
     state, ledger, found = made.begin(), Ledger.in_memory(), []
     for _ in range(2):
         state, result = made.step(state, ledger)
@@ -136,7 +138,7 @@ def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_no
     config = {"algorithm.name": "cdp_fedexp", "algorithm.clip": "adaptive", "algorithm.target_epsilon": 8.0}
     config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     announced = Announcement.of_run(config, 20)
-    mechanism = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), Full(), 20, 6, 3, VOTES)
+    mechanism, _ = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), None, 20, 6, Full(), 3, True, VOTES)
     announced.check(Request(1, "nonce", mechanism, Sampling(), rounds=3))
     more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
     with pytest.raises(Refused, match="above the"):
@@ -148,4 +150,4 @@ def test_local_privacy_has_no_votes_on_flower_either(tmp_path):
     algorithm = ldp_fedexp(clip=0.5, noise_multiplier=0.7)
     strategy = DpFedExp(algorithm, clients=6, rounds=1, folder=tmp_path, votes=(LENGTH,))
     with pytest.raises(InputError, match="votes are asked for in a local setting"):
-        strategy.begin(ArrayRecord(model.state_dict()))
+        strategy.start(LoopbackGrid(plain_app(*problem()), 6), ArrayRecord(model.state_dict()))

@@ -620,17 +620,7 @@ def local_of(chance: Chance) -> LocalOptimiser:
     if kind == "adamw":
         return AdamW(**batching)
     if kind == "own":
-        ways = [
-            "plain",
-            "plain",
-            "coupled",
-            "rarely coupled",
-            "rarely coupled",
-            "joined",
-            "remembers",
-            "looks",
-            "draws",
-        ]
+        ways = ["plain"] * 2 + ["coupled"] + ["rarely coupled"] * 2 + ["joined", "remembers", "looks", "draws"]
         return Own(**batching, how=chance.pick("own optimizer", *ways, "draws from numpy"))
     more = {"momentum": {"momentum": 0.9}, "clipped": {"clip_gradient": 1.0, "proximal": 0.1}}.get(kind, {})
     return Sgd(**batching, **more)

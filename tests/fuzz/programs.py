@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from dpfedexp import Execution, InputError, dp_fedavg
+from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.clipping import clip
+from dpfedexp.engine.engine import LOCAL_RATE, Request
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import RATE
 from tests.fuzz.program_parts import COUNT, Chance, clients_of, forget, local_of, loss_of, model_of, transform_of
 
 CLIP, SECONDS = 1.0, 120
@@ -128,17 +129,22 @@ def _run(chance: Chance, hostile: bool) -> Run:
                 model, clients, PRIVATE, local=local, loss=loss, rounds=2, secure=True, execution=execution
             )
             state = simulation.begin()
-            if RATE in state.memory:
-                state = replace(state, memory={**state.memory, RATE: torch.full_like(state.memory[RATE], 0.3)})
+            if LOCAL_RATE in state.memory:
+                state = replace(
+                    state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], 0.3)}
+                )
             rows = []
             for number in (1, 2):
-                judge = simulation.task.look()
-                for chunk in torch.arange(COUNT).split(simulation.chunk_size):
-                    rows.append(simulation.updates(state, state.w.float(), chunk, number)[: len(chunk)].clone())
+                judge = simulation.cohort.task.look()
+                for chunk in torch.arange(COUNT).split(simulation.cohort.chunk_size):
+                    request = Request(UPDATE, number, state, simulation.mechanism)
+                    rows.append(simulation.cohort.updates(request, state.w.float(), chunk)[: len(chunk)].clone())
                 judge()
     finally:
         torch.set_num_threads(threads)
-    return Run((simulation.trainer.name, simulation.chunk_size, simulation.unit), torch.cat(rows), place)
+    return Run(
+        (simulation.cohort.trainer.name, simulation.cohort.chunk_size, simulation.cohort.unit), torch.cat(rows), place
+    )
 
 
 @contextmanager

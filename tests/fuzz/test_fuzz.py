@@ -42,7 +42,7 @@ from dpfedexp.data.data_sets import read_idx
 from dpfedexp.engine import checkpoint as checkpoints
 from dpfedexp.engine import verify as verification
 from dpfedexp.engine.checkpoint import digest
-from dpfedexp.engine.open_run import settings_of
+from dpfedexp.engine.open_run import described
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError, RoundFailed
@@ -192,7 +192,7 @@ def checkpoint(folder: Path) -> Target:
         rounds=3,
         execution=Execution(device="cpu", trainer="loop"),
     )
-    told, book, path = settings_of(simulation, rounds=3), Ledger.in_memory(), folder / CHECKPOINT
+    told, book, path = described(simulation, simulation.cohort, 3).settings, Ledger.in_memory(), folder / CHECKPOINT
     state, _ = simulation.step(simulation.begin(), book)
     progress = checkpoints.Progress(1, state.radius, told, simulation.run, book.mark(), [{"round": 1}], True, 4, "loop")
     checkpoints.save(folder, state, progress)
@@ -368,7 +368,7 @@ def test_hostile_input_gets_a_sentence(name, tmp_path):
     torch.set_num_threads(1)
     (tmp_path / "own").mkdir()
     seeds, one = TARGETS[name](tmp_path / "own")
-    fuzz(seeds, one, sized(20 if name == "command_line" else 100, 2000))
+    fuzz(seeds, one, sized(8 if name == "command_line" else 60, 2000))
 
 
 def test_a_finding_is_found():

@@ -20,9 +20,9 @@ from dpfedexp import Execution, Sgd, cdp_fedexp, dp_scaffold
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.data import synthetic_regression
-from dpfedexp.engine.open_run import OpenRun, RunDescription, find
+from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.open_run import OpenRun, described, find
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Simulation, describe
 from dpfedexp.errors import InputError, LedgerError
 from dpfedexp.models import linear_regression
 from tests.fuzz.test_fuzz import mutation
@@ -51,7 +51,7 @@ class World:
         self.algorithm, self.secure = algorithm, secure
         self.runs = [self._history(rounds) for rounds in (ROUNDS, 3)]
 
-    def open(self) -> tuple[Simulation, OpenRun]:
+    def open(self) -> tuple[Engine, OpenRun]:
         simulation, _ = prepare(
             linear_regression(3),
             PROBLEM.federation,
@@ -62,7 +62,7 @@ class World:
             secure=self.secure,
         )
         last = find(self.folder, resume=True)
-        open_run = OpenRun.open(RunDescription.of(simulation, ROUNDS), None, self.folder, last, resume=True)
+        open_run = OpenRun.open(described(simulation, simulation.cohort, ROUNDS), None, self.folder, last, resume=True)
         return replace(simulation, run=open_run.name), open_run
 
     def put(self, files: dict[str, Content], private: dict[str, dict[str, bytes] | None]) -> None:
@@ -95,9 +95,9 @@ class World:
         history.private.append({p.name: p.read_bytes() for p in held.iterdir()} if held.exists() else None)
 
 
-def one_round(simulation: Simulation, open_run: OpenRun) -> None:
+def one_round(simulation: Engine, open_run: OpenRun) -> None:
     state, result = simulation.step(open_run.state, open_run.ledger)
-    open_run.complete(state, describe(result, 1.0, {}), last=state.round == ROUNDS)
+    open_run.complete(state, result.record(1.0, {}), last=state.round == ROUNDS)
 
 
 def mixture(world: World, chance: random.Random) -> tuple[dict[str, Content], dict[str, dict[str, bytes] | None], bool]:

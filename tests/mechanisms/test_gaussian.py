@@ -15,21 +15,20 @@ from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import Vote, within_clip
 from dpfedexp.errors import InputError
-from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release, Report
+from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit, Release
 from dpfedexp.mechanisms.base import lift, total
 from tests.mechanisms.local_laplace import LocalLaplace
+from tests.sizes import sized
 
 RADIUS = 0.3
 
 CLIPPED = clip(torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), RADIUS)
 
-IDS = torch.arange(50)
 
-
-def release(mechanism, seed=0, clipped=CLIPPED):
-    streams = Streams(seed)
-    sums = mechanism.collect(mechanism.randomize(clipped, IDS, streams.at("local noise", 1)))
-    return mechanism.release(sums, len(IDS), streams.at("central noise", 1), streams.at("scalar", 1))
+def release(mechanism, seed=0, clipped=CLIPPED, denominator=None):
+    streams, count = Streams(seed), len(clipped.vectors)
+    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(count), streams.at("local noise", 1)))
+    return mechanism.release(sums, denominator or count, streams.at("central noise", 1), streams.at("scalar", 1))
 
 
 def test_no_privacy_releases_the_mean_and_the_mean_square():
@@ -61,16 +60,6 @@ def test_ldp_gaussian_statistic_exceeds_the_truth_by_d_sigma_squared():
     assert float(drawn.mean()) - truth == pytest.approx(energy, rel=0.03)
 
 
-@pytest.mark.parametrize("numerator", [None, "free", "paper"])
-def test_the_server_clips_again_what_a_client_did_not(numerator):
-    mechanism = CentralGaussian(RADIUS, 5.0, numerator=numerator, scalar_multiplier=1.0)
-    assert mechanism.width(8) == 8 + (numerator == "free") == LocalGaussian(1.0, 1.0, numerator).width(8)
-    hostile, nan = (mechanism.collect(Report(torch.full((1, mechanism.width(8)), x))) for x in (1e12, math.nan))
-    assert float(hostile.vector.norm()) <= RADIUS
-    assert float(hostile.squares) <= RADIUS**2
-    assert not nan.vector.any()
-
-
 def test_the_free_rule_charges_exactly_the_event_of_dp_fedavg():
     for sampling in (Sampling(), Sampling("poisson", 0.1), Sampling("fixed", 0.1)):
         for kind in (CentralGaussian, LocalGaussian):
@@ -78,10 +67,10 @@ def test_the_free_rule_charges_exactly_the_event_of_dp_fedavg():
 
 
 def exact_norm(row):
-    return math.sqrt(math.fsum(float(v) ** 2 for v in row))
+    return math.sqrt(math.fsum(v * v for v in row.double().tolist()))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 30),
     st.floats(0.0, 3.0),
@@ -107,21 +96,15 @@ def test_lifted_norm_holds_where_rounding_is_worst(dtype, tiny):
 @pytest.mark.parametrize("setting", ["central", "local"])
 def test_free_numerator_is_unbiased_with_the_noise_of_one_coordinate(setting):
     """Its sd is C·(the noise of the mean per coordinate): 5C²/M central, 0.7C²/√M local."""
-    radius, m, repeats = 0.3, 400, 300
+    radius, m, repeats = 0.3, 400, 100
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(m, 20, generator=generator)
     clipped = clip(x / x.norm(dim=1, keepdim=True) * torch.linspace(0.0, 1.4, m)[:, None] * radius, radius)
-    ids = torch.arange(m)
     truth = float(clipped.vectors.double().square().sum(1).mean())
     kind, z = (CentralGaussian, 5.0) if setting == "central" else (LocalGaussian, 0.7)
     mechanism = kind(radius, z, numerator="free")
     expected_sd = z * radius**2 / (m if setting == "central" else math.sqrt(m))
-    drawn = []
-    for trial in range(repeats):
-        streams = Streams(trial)
-        sums = mechanism.collect(mechanism.randomize(clipped, ids, streams.at("local noise", 1)))
-        release = mechanism.release(sums, m, streams.at("central noise", 1), streams.at("scalar", 1))
-        drawn.append(radius**2 - radius * release.statistic)
+    drawn = [radius**2 - radius * release(mechanism, trial, clipped).statistic for trial in range(repeats)]
     drawn = torch.tensor(drawn, dtype=torch.float64)
     # Five standard errors of the mean; the sd of a sample of n has a relative error of 1/sqrt(2n), five of those.
     assert abs(float(drawn.mean()) - truth) < 5 * expected_sd / math.sqrt(repeats) + 1e-6 * radius**2
@@ -140,9 +123,8 @@ def test_rows_are_added_in_double_precision_however_wide_they_are(width, rows):
 @pytest.mark.parametrize("mechanism", [PrivUnit(1.0, 3), LocalGaussian(1.0, 1.0, "paper")])
 def test_a_local_release_is_the_mean_over_those_who_reported(mechanism):
     sums = Sums(torch.tensor([4.0, 8.0, 2.0]).double(), torch.tensor(6.0).double(), torch.zeros(0).double(), 4)
-    release = mechanism.release(sums, 100.0, None, None)
-    assert release.c_bar.tolist() == [1.0, 2.0, 0.5]
-    assert release.statistic == 1.5
+    done = mechanism.release(sums, 100.0, None, None)
+    assert (done.c_bar.tolist(), done.statistic) == ([1.0, 2.0, 0.5], 1.5)
     nobody = mechanism.release(Sums.zero(3), 100.0, None, None)
     assert nobody.c_bar.tolist() == [0.0] * 3
     assert nobody.statistic == 0.0
@@ -181,10 +163,7 @@ DENOMINATOR = 80.0
 
 
 def released(mechanism, rows, seed=0):
-    streams = Streams(seed)
-    clipped = clip(rows, mechanism.clip)
-    sums = mechanism.collect(mechanism.randomize(clipped, torch.arange(len(rows)), streams.at("client", 1)))
-    return mechanism.release(sums, DENOMINATOR, streams.at("noise", 1), streams.at("scalar", 1))
+    return release(mechanism, seed, clip(rows, mechanism.clip), DENOMINATOR)
 
 
 GAUSSIANS = [
@@ -207,7 +186,7 @@ def test_a_mean_of_nothing_has_the_variance_that_the_mechanism_says(mechanism):
     )
 
 
-@pytest.mark.parametrize("epsilon2", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("epsilon2", sized([2.0], [0.5, 2.0, 5.0]))
 def test_privunits_noise_at_the_clip_is_what_it_says(epsilon2):
     mechanism, d, count = PrivUnit(RADIUS, 40, epsilon2=epsilon2), 40, 40_000
     row = torch.zeros(d, dtype=torch.float64)

@@ -16,16 +16,14 @@ from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.mechanisms.privunit import ScalarDP, best_split, direction, sample_direction, sample_height
 from tests.sizes import sized
 
-DIMENSIONS = [2, 3, 237]
-
 
 def reports(mechanism, delta, count, seed=0):
     rows = clip(delta.expand(count, -1).clone(), mechanism.clip)
     return mechanism.randomize(rows, torch.arange(count), Streams(seed).at("local noise", 1))
 
 
-@pytest.mark.parametrize("gamma", ["exact", "paper", "optimal"])
-@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("gamma", sized(["exact"], ["exact", "paper", "optimal"]))
+@pytest.mark.parametrize("d", [2, 3, 237])
 def test_c_is_unbiased(d, gamma):
     """Along Δ and along a fixed other direction, within five standard errors of the mean."""
     clip_radius = 0.3
@@ -132,9 +130,9 @@ def test_v_is_a_unit_vector_at_the_drawn_height(d, count):
 
 def test_a_zero_update_has_mean_zero_and_changes_nothing_that_its_neighbours_draw():
     mechanism = PrivUnit(0.3, 10)
-    _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 100_000))
+    _, c = mechanism.reconstruct(reports(mechanism, torch.zeros(1, 10), 20_000))
     assert bool(torch.isfinite(c).all())
-    assert torch.all(c.double().mean(0).abs() < 5 * c.double().std(0) / math.sqrt(100_000))
+    assert torch.all(c.double().mean(0).abs() < 5 * c.double().std(0) / math.sqrt(20_000))
     rows = clip(torch.randn(4, 10, generator=torch.Generator().manual_seed(0)), 0.3)
     with_zero = Clipped(torch.cat([rows.vectors, torch.zeros(1, 10)]), torch.ones(5, dtype=torch.bool))
     noise = Streams(0).at("local noise", 1)
@@ -185,10 +183,6 @@ def test_the_best_split_spends_all_of_epsilon_and_no_more():
         (lambda: best_split(500.0, 50), r"epsilon is 500\.0 a round, which leaves nothing random"),
         (lambda: ScalarDP(0.0, 1.0), "epsilon2"),
         (lambda: ScalarDP(60.001, 1.0), "epsilon2"),
-        *(
-            (lambda e=e: ScalarDP(e, 1e4).recover_level(torch.ones(1)), "two levels")
-            for e in (math.log(4), math.log(9))
-        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(call, words):
@@ -235,15 +229,7 @@ def test_randomised_response_has_the_exact_ratio(epsilon2):
     assert int(levels(scalar, 1.0 + 1e-7, 10_000).max()) == scalar.k, "a norm above the clip by rounding"
 
 
-@pytest.mark.parametrize(("epsilon2", "radius"), [(0.5, 1e-4), (2.0, 1.0), (5.0, 1e4), (9.0, 1e-4)])
-def test_levels_are_recovered_from_magnitudes_in_every_unit(epsilon2, radius):
-    scalar = ScalarDP(epsilon2, radius)
-    levels = torch.arange(scalar.k + 1)
-    for kind in (torch.float32, torch.float64):
-        magnitude = scalar.magnitude(levels).abs().to(kind) * (1 + 1e-6)
-        assert torch.equal(scalar.recover_level(magnitude), levels), "where the paper's integer test fails in float32"
-    mechanism = PrivUnit(0.3, 237)
-    r_hat, c = mechanism.reconstruct(reports(mechanism, torch.full((1, 237), 0.01), 2000))
-    recovered, s_hat = mechanism.recover(c)
-    assert torch.allclose(recovered, r_hat)
-    assert torch.allclose(s_hat, mechanism.scalar.squared_norm(r_hat))
+def test_the_papers_integer_test_for_the_level_fails_in_floating_point():
+    scalar = ScalarDP(9.0, 1e-4)
+    level = scalar.magnitude(torch.arange(scalar.k + 1)).float() / scalar.a + scalar.b
+    assert not torch.equal(level, level.round())

@@ -1,6 +1,5 @@
 """Two aggregators: the same sums as one, bit for bit; noise of both; and what is refused before a run begins."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +13,9 @@ from dpfedexp.accounting import compose
 from dpfedexp.accounting.events import Sampling
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.core.clipping import AdaptiveClip, clip
-from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.noise.lattice import expand, fresh_seed, hide, masked_sum
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.core.votes import Ask, Vote
-from dpfedexp.mechanisms.binned_vote import BinnedVote
+from dpfedexp.core.votes import Ask
 from dpfedexp.mechanisms.central_gaussian import SecureCentralGaussian
 from dpfedexp.mechanisms.two_party import OneSidedGaussian, TwoPartyGaussian
 
@@ -189,28 +186,6 @@ def test_scaffold_secure_noise_and_sampling_run_with_two_aggregators():
     )
     assert sampled.privacy.models_only.epsilon_total < sampled.privacy.epsilon_total / 1.5
     assert "sampling counts for them" in str(sampled.privacy)
-
-
-@pytest.mark.parametrize(("noise_by", "times"), [("both", math.sqrt(2.0)), ("helper", 1.0)])
-def test_a_vote_in_bins_has_the_sums_of_one_server_and_the_noise_of_those_who_add_some(noise_by, times):
-    vote = Vote("rate", -1.0, 1.0, noise=3.0)
-    one, two = BinnedVote(vote, 8, secure=True), BinnedVote(vote, 8, secure=True, noise_by=noise_by)
-    generator = torch.Generator().manual_seed(3)
-    values = torch.cat([torch.randn(40, generator=generator), torch.tensor([math.nan, 1e9, -math.inf])])
-    bins = torch.randint(8, (len(values),), generator=generator)
-    sums = two.collect(values, bins)
-    assert torch.equal(sums, one.collect(values, bins))
-    assert two.event().noise_by == noise_by
-    assert two.event().mu == one.event().mu, "either aggregator is charged with the noise that it does not know"
-    many = BinnedVote(vote, 20_000, secure=True, noise_by=noise_by)
-    drawn = many.release(torch.zeros(20_000, dtype=torch.float64), 10.0, ChaChaNoise())
-    # The relative error of a standard deviation from 20,000 draws is 0.5%; five of these.
-    assert float(drawn.std()) == pytest.approx(many.deviation(10.0), rel=0.025)
-    assert many.deviation(10.0) == pytest.approx(times * one.deviation(10.0))
-    with pytest.raises(InputError, match="on the lattice"):
-        BinnedVote(vote, 8, noise_by=noise_by)
-    with pytest.raises(InputError, match="'replace-one'"):
-        BinnedVote(vote, 8, "add-remove", secure=True, noise_by=noise_by)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import signal
 import sys
@@ -93,104 +92,61 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
     return {file: min(size, max(3, round(count * size / total))) for file, size in sizes.items()} if total else {}
 
 
-class Project:
-    """The package in `root`/src with its tests in `root`/tests, and what earlier runs found out, in `root`/build/mutants.
+def reach(guards: Guards, root: Path, package: Path, workers: int) -> dict[str, dict[str, Any]]:
+    """Every guarding test, run once on the package as it is: its file, outcome, seconds and the lines that it runs.
 
-    A kill rests on the sources, the tests' helpers and the test that did it; a survival on the sources and all guarding tests.
+    A test that fails then judges no mutant, which can only lower the score.
     """
-
-    def __init__(self, root: Path, package: str, workers: int) -> None:
-        self.root, self.package, self.workers = root, root / "src" / package, workers
-        self.state = root / "build" / "mutants"
-        (self.state / "reach").mkdir(parents=True, exist_ok=True)
-        helpers = (
-            p for p in (root / "tests").rglob("*.py") if not p.name.startswith("test_") and p.parent.name != "mutation"
-        )
-        self._common = _digest([*sorted(self.package.rglob("*.py")), *sorted(helpers)])
-        self._memory = self.state / "outcomes.jsonl"
-        lines = self._memory.read_text().splitlines() if self._memory.exists() else []
-        self._known = {record["id"]: record for record in map(json.loads, lines)}
-
-    def reach(self, guards: Guards) -> dict[str, dict[str, Any]]:
-        """Every guarding test, run once on the package as it is: its file, outcome, seconds and the lines that it runs.
-
-        A test that fails then judges no mutant, which can only lower the score.
-        """
-        paths = sorted({path for paths in guards.values() for path in paths})
-        kept = {path: self.state / "reach" / f"{_digest([path])}-{self._common}.json" for path in paths}
-        jobs = [Job((path,)) for path in paths if not kept[path].exists()]
-        found = {path: json.loads(kept[path].read_text()) for path in paths if kept[path].exists()}
-        with contextlib.closing(run(jobs, self.root, self.package, self.workers)) as ended:
-            for number, one in enumerate(ended, 1):
-                (path,) = one.job.files
-                if one.code not in (0, 1, 5):
-                    raise TableError(
-                        f"{path} does not run on the code as it is, so it can't judge a mutant:\n{one.log[-2000:]}"
-                    )
-                found[path] = json.loads(one.wrote)
-                if one.code != 1:
-                    kept[path].write_text(one.wrote)
-                _show(f"tests as they are: {number} of {len(jobs)} files")
-        return {test: record | {"file": path} for path, records in found.items() for test, record in records.items()}
-
-    def recall(self, mutant: Mutant, guards: Guards) -> Outcome | None:
-        record = self._known.get(mutant.id)
-        if record is None or record["rests_on"] != self._rests_on(mutant, guards, record["detail"]):
-            return None
-        return Outcome(mutant, record["verdict"], record["detail"], record["seconds"])
-
-    def remember(self, outcome: Outcome, guards: Guards) -> None:
-        record = {"id": outcome.mutant.id, "verdict": outcome.verdict, "detail": outcome.detail}
-        record |= {"seconds": outcome.seconds, "rests_on": self._rests_on(outcome.mutant, guards, outcome.detail)}
-        with open(self._memory, "a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def _rests_on(self, mutant: Mutant, guards: Guards, killer: str) -> str:
-        killing = self.root / killer.split("::")[0]
-        return self._common + _digest([killing] if "::" in killer and killing.exists() else guards[mutant.file])
-
-    def judge(
-        self, chosen: list[Mutant], guards: Guards, equivalents: dict[Any, str], reach: dict[str, Any]
-    ) -> list[Outcome]:
-        """Every chosen mutant against the tests that reach it, or what an earlier run found."""
-        outcomes: list[Outcome] = []
-
-        def jobs() -> Iterator[Job]:
-            for mutant in chosen:
-                tests = tests_of(mutant, guards, reach)
-                if reason := equivalents.get((mutant.file, mutant.line, mutant.change)):
-                    outcomes.append(Outcome(mutant, "equivalent", reason))
-                elif not tests:
-                    outcomes.append(Outcome(mutant, "survived", "no test reaches it"))
-                elif known := self.recall(mutant, guards):
-                    outcomes.append(known)
-                else:
-                    yield Job(tuple(sorted({reach[test]["file"] for test in tests})), mutant, tests)
-
-        with contextlib.closing(run(jobs(), self.root, self.package, self.workers)) as ended:
-            for one in ended:
-                mutant = one.job.mutant
-                if one.code in (5, 70, 71):
-                    raise TableError(
-                        f"pytest failed for a mutant of {mutant.file} (code {one.code}):\n{one.log[-2000:]}"
-                    )
-                by = {0: "", -signal.SIGALRM: " (time-out)"}.get(min(0, one.code), f" (signal {-one.code})")
-                detail = (one.wrote or "at import") + by if one.code else ""
-                outcomes.append(Outcome(mutant, "killed" if one.code else "survived", detail, round(one.seconds, 2)))
-                self.remember(outcomes[-1], guards)
-                survived = sum(outcome.verdict == "survived" for outcome in outcomes)
-                _show(f"{len(outcomes)} of {len(chosen)} mutants, {survived} survived")
-        order = {mutant.id: place for place, mutant in enumerate(chosen)}
-        return sorted(outcomes, key=lambda outcome: order[outcome.mutant.id])
+    jobs = [Job((path,)) for path in sorted({path for paths in guards.values() for path in paths})]
+    tests: dict[str, dict[str, Any]] = {}
+    with contextlib.closing(run(jobs, root, package, workers)) as ended:
+        for number, one in enumerate(ended, 1):
+            (path,) = one.job.files
+            if one.code not in (0, 1, 5):
+                raise TableError(
+                    f"{path} does not run on the code as it is, so it can't judge a mutant:\n{one.log[-2000:]}"
+                )
+            tests |= {test: record | {"file": path} for test, record in json.loads(one.wrote).items()}
+            _show(f"tests as they are: {number} of {len(jobs)} files")
+    return tests
 
 
-def tests_of(mutant: Mutant, guards: Guards, reach: dict[str, Any]) -> dict[str, float]:
+def judge(
+    chosen: list[Mutant], guards: Guards, equivalents: dict[Any, str], tests: dict[str, Any], *where: Any
+) -> list[Outcome]:
+    """Every chosen mutant against the tests that reach it; `where` is what `run` takes after its jobs."""
+    outcomes: list[Outcome] = []
+
+    def jobs() -> Iterator[Job]:
+        for mutant in chosen:
+            asked = tests_of(mutant, guards, tests)
+            if reason := equivalents.get((mutant.file, mutant.line, mutant.change)):
+                outcomes.append(Outcome(mutant, "equivalent", reason))
+            elif not asked:
+                outcomes.append(Outcome(mutant, "survived", "no test reaches it"))
+            else:
+                yield Job(tuple(sorted({tests[test]["file"] for test in asked})), mutant, asked)
+
+    with contextlib.closing(run(jobs(), *where)) as ended:
+        for one in ended:
+            mutant = one.job.mutant
+            if one.code in (5, 70, 71):
+                raise TableError(f"pytest failed for a mutant of {mutant.file} (code {one.code}):\n{one.log[-2000:]}")
+            by = {0: "", -signal.SIGALRM: " (time-out)"}.get(min(0, one.code), f" (signal {-one.code})")
+            detail = (one.wrote or "at import") + by if one.code else ""
+            outcomes.append(Outcome(mutant, "killed" if one.code else "survived", detail, round(one.seconds, 2)))
+            survived = sum(outcome.verdict == "survived" for outcome in outcomes)
+            _show(f"{len(outcomes)} of {len(chosen)} mutants, {survived} survived")
+    return sorted(outcomes, key=lambda outcome: chosen.index(outcome.mutant))
+
+
+def tests_of(mutant: Mutant, guards: Guards, tests: dict[str, Any]) -> dict[str, float]:
     """{test: seconds} of the tests that reach a mutant, the quickest stage first."""
     first, last = mutant.lines
     # A file of declarations alone has no line that a test could be seen to run, so all its tests are asked.
-    declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in reach.values())
+    declared = mutant.on_import and not any(record["lines"].get(mutant.file) for record in tests.values())
     found = []
-    for test, record in reach.items():
+    for test, record in tests.items():
         lines = record["lines"].get(mutant.file, [])
         reached = declared or (bool(lines) if mutant.on_import else any(first <= n <= last for n in lines))
         if record["file"] in guards[mutant.file] and reached and record["outcome"] == "passed":
@@ -215,21 +171,19 @@ def report(outcomes: list[Outcome], unused: list[tuple[str, str, str]], failing:
     for test, reason in failing.items():
         print(f"fails on the code as it is, so it judged nothing: {test}: {reason}")
     kinds = ("mutants", "killed", "survived", "equivalent")
-    score = {name: row["killed"] / max(1, row["killed"] + row["survived"]) for name, row in files.items()}
     print(f"{'file':44}" + "".join(f"{kind:>12}" for kind in (*kinds, "score")))
     for name, row in [*list(files.items())[1:], ("all", files["all"])]:
-        real = row["killed"] + row["survived"]
-        print(f"{name:44}" + "".join(f"{row[kind]:12}" for kind in kinds) + f"{score[name] if real else 1.0:12.0%}")
+        score = row["killed"] / real if (real := row["killed"] + row["survived"]) else 1.0
+        print(f"{name:44}" + "".join(f"{row[kind]:12}" for kind in kinds) + f"{score:12.0%}")
     rows = [
         {key: getattr(outcome.mutant, key) for key in ("file", "lines", "operator", "line", "change")}
         | {"verdict": outcome.verdict, "detail": outcome.detail, "seconds": outcome.seconds}
         for outcome in outcomes
     ]
     counts = {name: {kind: row[kind] for kind in kinds} for name, row in files.items() if name != "all"}
-    total = score["all"] if files["all"]["killed"] + files["all"]["survived"] else 1.0
-    content = {"score": total, "files": counts, "failing": failing, "mutants": rows}
+    content = {"score": score, "files": counts, "failing": failing, "mutants": rows}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False))
-    return total
+    return score
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -251,35 +205,28 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # running copies are ended on the way
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background starts its programs deaf to it
     try:
-        project = Project(given.root.resolve(), given.package, given.workers)
-        tables = given.tables.resolve()
-        guards = choose(read_guards(tables / "guards.toml", project.package, project.root / "tests"), given.files)
+        root, tables = given.root.resolve(), given.tables.resolve()
+        package, state = root / "src" / given.package, root / "build" / "mutants"
+        state.mkdir(parents=True, exist_ok=True)
+        guards = choose(read_guards(tables / "guards.toml", package, root / "tests"), given.files)
         equivalents = read_equivalents(tables / "equivalents.toml")
-        everything = {file: mutants((project.package / file).read_text(), file) for file in guards}
+        everything = {file: mutants((package / file).read_text(), file) for file in guards}
         number = given.count or (40 * len(guards) if given.files else 300)
         each = shares({file: len(found) for file, found in everything.items()}, number)
         chosen = [mutant for file, found in everything.items() for mutant in sample(found, each[file], given.seed)]
-        reach = project.reach(guards)
-        outcomes = project.judge(chosen, guards, equivalents, reach)
+        tests = reach(guards, root, package, given.workers)
+        outcomes = judge(chosen, guards, equivalents, tests, root, package, given.workers)
     except TableError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what was judged is remembered, and the same command goes on from there", file=sys.stderr)
         return 130
     known = {(mutant.file, mutant.line, mutant.change) for found in everything.values() for mutant in found}
     unused = [key for key in equivalents if key[0] in guards and key not in known]
-    failing = {test: record.get("reason", "") for test, record in reach.items() if record["outcome"] == "failed"}
-    score = report(outcomes, unused, failing, project.state / "result.json")
+    failing = {test: record.get("reason", "") for test, record in tests.items() if record["outcome"] == "failed"}
+    score = report(outcomes, unused, failing, state / "result.json")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 0 if score >= ENOUGH else 1
-
-
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:20]
 
 
 def _show(line: str) -> None:

@@ -21,7 +21,6 @@ import sys
 import tarfile
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -38,55 +37,32 @@ VALIDATE = (
 )
 
 
-UNRELEASED = "Unreleased"
-_TITLE = re.compile(r"^## (?P<name>\S+)(?: \((?P<date>\d{4}-\d{2}-\d{2})\))?$", re.MULTILINE)
-
-
 class Refused(Exception):
     """There is nothing to release yet; the message says what is missing."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """What a version changed: its name or "Unreleased", its day as YYYY-MM-DD where the title has one, and the text below."""
-
-    name: str
-    date: str | None
-    text: str
+def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
+    """What each version changed, the newest first: its day as YYYY-MM-DD where the title has one, and the text below."""
+    parts = re.split(r"^## (\S+)(?: \((\d{4}-\d{2}-\d{2})\))?$", changelog, flags=re.MULTILINE)
+    return {name: (date, text.strip()) for name, date, text in zip(*(parts[n::3] for n in (1, 2, 3)), strict=True)}
 
 
-def sections(changelog: str) -> list[Section]:
-    """The sections of the changelog, the newest first."""
-    titles = list(_TITLE.finditer(changelog))
-    ends = [title.start() for title in titles[1:]] + [len(changelog)]
-    return [
-        Section(t["name"], t["date"], changelog[t.end() : end].strip()) for t, end in zip(titles, ends, strict=True)
-    ]
-
-
-def section_of(version: str, changelog: str, rehearsal: bool) -> Section:
-    """The section of a version; in a rehearsal, "Unreleased" where the version has none.
+def notes(version: str, changelog: str, commit: str, rehearsal: bool) -> str:
+    """The page that goes with a release: the version's section of the changelog; in a rehearsal, "Unreleased" will do.
 
     Raises:
-        Refused: it has none, or one without a date or text.
+        Refused: the version has no section with a date and text.
     """
-    by_name = {section.name: section for section in sections(changelog)}
-    own = by_name.get(version)
-    if own is not None and own.date is not None and own.text:
-        return own
-    if rehearsal:
-        return own or by_name[UNRELEASED]
-    raise Refused(
-        f"CHANGELOG.md has no section '## {version} (YYYY-MM-DD)' with text; give '{UNRELEASED}' that title and begin a new "
-        f"one, or rehearse with `make release DRY=1`."
-    )
-
-
-def notes(section: Section, version: str, commit: str) -> str:
-    """The page that goes with a release."""
-    state = f"Released {section.date}" if section.name == version and section.date else "A rehearsal, not a release"
+    found = sections(changelog)
+    date, text = found.get(version, (None, ""))
+    if not (date and text) and not rehearsal:
+        raise Refused(
+            f"CHANGELOG.md has no section '## {version} (YYYY-MM-DD)' with text; give 'Unreleased' that title and begin a new "
+            f"one, or rehearse with `make release DRY=1`."
+        )
+    state = f"Released {date}" if date else "A rehearsal, not a release"
     return (
-        f"# dpfedexp {version}\n\n{state}, from commit {commit}.\n\n{section.text}\n\n### The files\n\n"
+        f"# dpfedexp {version}\n\n{state}, from commit {commit}.\n\n{text or found['Unreleased'][1]}\n\n### The files\n\n"
         "`SHA256SUMS` holds the checksums (`sha256sum --check SHA256SUMS`), the `.cdx.json` file the software bill of materials "
         "(CycloneDX), and `CHECKED.md` in which environments the wheel and the source distribution were installed and run, and "
         f"in which they were not. `git checkout {commit[:12]} && make release` builds the same bytes.\n"
@@ -175,15 +151,10 @@ def write_bill(programs: Path, wheel: Path, folder: Path, epoch: str, out: Path)
     step([sys.executable, "-m", "venv", str(folder)], folder, "an environment for the bill of materials")
     request = f"cyclonedx-bom=={FIXED['cyclonedx-bom']}"
     step([f"{folder}/bin/python", "-m", "pip", "install", "--quiet", request], folder, f"pip install {request}")
-    tool = [
-        f"{folder}/bin/cyclonedx-py",
-        "environment",
-        "--pyproject",
-        str(SOURCE / "pyproject.toml"),
-        "--mc-type",
-        "library",
-    ]
-    options = ["--sv", "1.6", "--no-validate", "--output-reproducible", "-o", str(out), str(programs / "python")]
+    tool = (
+        f"{folder}/bin/cyclonedx-py environment --mc-type library --sv 1.6 --no-validate --output-reproducible".split()
+    )
+    options = ["--pyproject", str(SOURCE / "pyproject.toml"), "-o", str(out), str(programs / "python")]
     step([*tool, *options], folder, "cyclonedx-py environment", SOURCE_DATE_EPOCH=epoch)
     out.write_text(json.dumps(completed(json.loads(out.read_text()), wheel), indent=2, ensure_ascii=False) + "\n")
     step([f"{folder}/bin/python", "-c", VALIDATE, str(out)], folder, "the bill of materials against CycloneDX 1.6")
@@ -208,7 +179,7 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
     refuse_changes(root, rehearsal)
     stated = git(root, "show", f"{commit}:src/dpfedexp/__init__.py")
     version = re.search(r'^__version__ = "(.+)"$', stated, re.MULTILINE)[1]
-    section = section_of(version, git(root, "show", f"{commit}:CHANGELOG.md"), rehearsal)
+    page = notes(version, git(root, "show", f"{commit}:CHANGELOG.md"), commit, rehearsal)
     shutil.rmtree(out, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="dpfedexp-release-") as name:
         folder = Path(name).resolve()
@@ -225,12 +196,8 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
         newest = re.search(r"\((.+?)\)", step(pip, folder))[1] if large else FIXED["torch"]
         tested = Environment("the versions of constraints.txt")
         oldest = Environment("the lowest", lowest["torch"] if large else FIXED["torch"], held, ("secure",), short=True)
-        checks = [
-            (wheel, tested),
-            (sdist, tested),
-            (wheel, oldest),
-            (wheel, Environment("the newest", newest, None, short=True)),
-        ]
+        newer = Environment("the newest", newest, None, short=True)
+        checks = [(wheel, tested), (sdist, tested), (wheel, oldest), (wheel, newer)]
         epoch = git(root, "show", "--no-patch", "--format=%ct", commit)
         lines = [f"# Where dpfedexp {version} was installed and run", ""]
         bill_of = partial(write_bill, wheel=wheel, folder=bill, epoch=epoch, out=ready / f"dpfedexp-{version}.cdx.json")
@@ -241,7 +208,7 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
             lines.append(f"- {artefact.name} with torch {where.torch} and {where.title} ({took:.0f} s)")
         lines += [] if large else ["", f"Not checked here: {UNCHECKED}"]
         (ready / "CHECKED.md").write_text("\n".join(lines) + "\n")
-        (ready / "RELEASE_NOTES.md").write_text(notes(section, version, commit))
+        (ready / "RELEASE_NOTES.md").write_text(page)
         (ready / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in sorted(ready.iterdir())))
         shutil.copytree(ready, out)
     print("\n".join([*lines, *(f"{path.stat().st_size:9,}  {path}" for path in sorted(out.iterdir()))]))
@@ -249,16 +216,11 @@ def release(root: Path, out: Path, rehearsal: bool, large: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--dry", action="store_true", help="a rehearsal: needs neither a clean tree nor a dated section"
-    )
+    parser.add_argument("--dry", action="store_true", help="a rehearsal: no need of a clean tree or a dated section")
     parser.add_argument("--large", action="store_true", help="check torches that bring accelerator packages along, too")
-    parser.add_argument(
-        "--out", type=Path, default=SOURCE / "dist", help="the folder, which is emptied (default: dist)"
-    )
     given = parser.parse_args()
     try:
-        release(SOURCE, given.out, given.dry, given.large)
+        release(SOURCE, SOURCE / "dist", given.dry, given.large)
     except Refused as refusal:
         print(f"Nothing was released: {refusal}", file=sys.stderr)
         return 2

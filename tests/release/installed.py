@@ -1,8 +1,7 @@
 """Install a wheel or a source distribution in a clean environment, away from the source tree, and use it.
 
-The environment is new and holds nothing but the package, the extras that were asked for, and what they need. Commands run in a
-temporary folder, without PYTHONPATH: a file that only the source tree has is missing. Each step prints how long it took. The first
-one that does not do what it should raises `Failure` with its output. `python -m tests.release.installed dist/dpfedexp-….whl`.
+Commands run in a temporary folder, without PYTHONPATH: a file that only the source tree has is missing. The first step that does
+not do what it should raises `Failure` with its output. `python -m tests.release.installed dist/dpfedexp-….whl`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ PLACE = (
 )
 FILES = {
     "demo": ("report.html",),
-    "x": (
-        "pyproject.toml",
-        "README.md",
-        *(f"federation/{name}_app.py" for name in ("server", "client")),
-        "federation/task.py",
-    ),
+    "x": ("pyproject.toml", "README.md", *(f"federation/{name}.py" for name in ("server_app", "client_app", "task"))),
     "first": ("config.toml", "metrics.jsonl", "ledger.jsonl", "privacy.json", "privacy.txt", "report.html"),
 }
 """What the commands below have to write, by folder."""
@@ -49,21 +43,14 @@ class Failure(Exception):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The caller's variables without those that lead Python to other code, and with a private folder of this check.
-
-    pip's own variables stay: they say where packages come from, not which.
-    """
+    """The caller's variables without those that lead Python to other code, and with a private folder of this check."""
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DPFEDEXP_PRIVATE")
     others = {name: value for name, value in os.environ.items() if name not in dropped}
     return others | {"DPFEDEXP_PRIVATE": str(folder / "private")}
 
 
 def step(words: list[str], folder: Path, title: str = "", **variables: str) -> str:
-    """Runs a command in the folder, prints how long it took, and returns what it printed.
-
-    Raises:
-        Failure: its exit code was not 0.
-    """
+    """Runs a command in the folder, prints how long it took, and returns what it printed; `Failure` if it fails."""
     start, known = time.monotonic(), environment(folder.parent) | variables
     done = subprocess.run(words, cwd=folder, env=known, capture_output=True, text=True)
     print(f"{time.monotonic() - start:7.1f} s:  {title or ' '.join(words)}", flush=True)
@@ -129,16 +116,7 @@ def use(run: Callable[..., str], work: Path, where: Environment) -> None:
 
 
 def check(artefact: Path, where: Environment, after: Callable[[Path], None] = lambda programs: None) -> None:
-    """Installs the file in a new environment and uses it.
-
-    Args:
-        artefact: a wheel or a source distribution.
-        where: what the environment is made of.
-        after: called with the environment's folder of programs, once everything has run and before it is deleted.
-
-    Raises:
-        Failure: a step did not do what it should.
-    """
+    """Installs a wheel or a source distribution in a new environment, uses it, and calls `after` with the folder of programs."""
     with tempfile.TemporaryDirectory(prefix="dpfedexp-installed-") as name:
         root = Path(name).resolve()
         work, programs = root / "work", root / "venv" / "bin"

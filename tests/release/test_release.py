@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.release import __main__ as release
-from tests.release.__main__ import Refused, notes, section_of
+from tests.release.__main__ import Refused, notes
 from tests.release.flower import bounds
 from tests.release.installed import FIXED, PROJECT, Environment, Failure, environment, main, step, use, version_of
 from tests.sizes import long
@@ -64,14 +64,11 @@ def test_builds_that_differ_are_no_release(tmp_path, monkeypatch):
 @pytest.mark.parametrize("version", ["0.3.0", "0.1.0", "0.2", "0.0.1"])
 def test_a_version_without_a_dated_section_with_text_is_refused_with_what_to_write(version):
     with pytest.raises(Refused, match=rf"'## {version} \(YYYY-MM-DD\)'.*DRY=1"):
-        section_of(version, TEXT, rehearsal=False)
-
-
-def test_notes_say_whether_it_is_a_release():
-    released = notes(section_of("0.2.0", TEXT, rehearsal=False), "0.2.0", "0123456789abcdef")
+        notes(version, TEXT, "0" * 40, rehearsal=False)
+    assert "A rehearsal, not a release" in notes("0.3.0", TEXT, "0" * 40, rehearsal=True)
+    released = notes("0.2.0", TEXT, "0123456789abcdef", rehearsal=False)
     assert "Released 2026-12-01, from commit 0123456789abcdef." in released
     assert "- A step." in released
-    assert "A rehearsal, not a release" in notes(section_of("0.3.0", TEXT, rehearsal=True), "0.3.0", "0" * 40)
 
 
 def test_a_bill_has_the_wheel_as_its_subject_and_that_of_another_environment_is_refused(tmp_path):

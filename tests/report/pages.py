@@ -16,33 +16,17 @@ EVIL = "<script>alert('x')</script>"
 
 def write_run(folder: Path, rounds: int = 6, **extra: object) -> Path:
     folder.mkdir(parents=True)
+    same = {"clip": 0.3, "seconds": 0.1}
     lines = [
-        {
-            "round": i,
-            "test_accuracy": 0.5 + 0.05 * i,
-            "eta_g": 4.0 / i,
-            "clip": 0.3,
-            "epsilon_total": 1.0 * i,
-            "seconds": 0.1,
-        }
+        {"round": i, "test_accuracy": 0.5 + 0.05 * i, "eta_g": 4.0 / i, "epsilon_total": 1.0 * i, **same}
         for i in range(1, rounds + 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "config.toml").write_text(f'[algorithm]\nname = "cdp_fedexp"  # {EVIL}\n', encoding="utf-8")
     (folder / "privacy.txt").write_text(f"ε = 6.00 in total & δ = 1e-05. {EVIL}\n", encoding="utf-8")
     (folder / "privacy.json").write_text(json.dumps({"epsilon_total": 6.0, **extra}), encoding="utf-8")
-    RunFacts(
-        run="0123456789abcdef",
-        algorithm="cdp_fedexp",
-        data="synthetic",
-        model="Linear",
-        clients=1000,
-        parameters=500,
-        rounds=rounds,
-        delta=1e-5,
-        secure=False,
-        command="dpfedexp train config.toml",
-    ).write(folder)
+    named = ("0123456789abcdef", "cdp_fedexp", "synthetic", "Linear")
+    RunFacts(*named, 1000, 500, rounds, 1e-5, secure=False, command="dpfedexp train config.toml").write(folder)
     return folder
 
 

@@ -12,8 +12,8 @@ from reproduction.paper import sections
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.votes import WITHIN, Ask
+from dpfedexp.engine.conduct import show
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
-from dpfedexp.engine.train import show
 from dpfedexp.errors import InputError
 from dpfedexp.report.page import report
 from dpfedexp.report.runs import RunRecord
@@ -110,6 +110,8 @@ def test_a_sweep_sets_runs_side_by_side(tmp_path):
 
 def test_the_paper_in_its_own_order(tmp_path):
     folder = write_paper(tmp_path / "paper", "step-size", "synthetic", "table1", figures="synthetic")
+    (folder / "summary.json").write_text("[]")  # what is not a section is left alone
+    (folder / "broken.json").write_text("{")
     text, _ = check(sections.write_page(folder))
     places = [text.index(f'<section id="{name}"') for name in ("table1", "synthetic", "step-size")]
     assert places == sorted(places)
@@ -122,8 +124,10 @@ def test_the_paper_in_its_own_order(tmp_path):
 def test_a_run_of_one_round_without_metrics_has_a_page(tmp_path):
     """Nothing varies over one round, so there is no chart; that was a division by zero."""
     folder = write_run(tmp_path / "sweep" / "run", rounds=1)
-    (folder / "metrics.jsonl").write_text('{"round": 1, "eta_g": 1.0, "clip": 0.3, "epsilon_total": 1.0}\n')
-    assert "data-panel=" not in check(report(folder))[0]
+    (folder / "metrics.jsonl").write_text('{"round": 1, "eta_g": -0.0, "clip": 0.3, "epsilon_total": 1.0}\n')
+    text, _ = check(report(folder))
+    assert "data-panel=" not in text
+    assert ">-0<" not in text, "a number just below zero has no sign"
     assert "data-panel=" in check(report(tmp_path / "sweep"))[0]
 
 
@@ -159,13 +163,6 @@ def test_other_folders_get_one_sentence(tmp_path, make, words):
         report(tmp_path / "folder")
 
 
-def test_what_is_not_a_section_is_left_alone(tmp_path):
-    folder = write_paper(tmp_path / "paper", "table1")
-    (folder / "summary.json").write_text("[]")
-    (folder / "broken.json").write_text("{")
-    check(report(folder))
-
-
 def test_the_clips_count_is_no_metric_on_a_page_or_in_the_bar_and_other_votes_are():
     votes = {Ask(WITHIN).field: 0.5, Ask("loss").field: 0.25}
     record = {"round": 1, "eta_g": 1.0, "clip": 1.0, "update_norm": 0.1, "epsilon_total": 2.0, "seconds": 0.1, **votes}
@@ -192,11 +189,3 @@ def test_a_run_whose_numbers_were_lost_looks_failed(tmp_path, undrawn):
     assert "test accuracy is not a finite number" in text
     assert "<td>not finite</td>" in text
     assert "run (failed)" in check(report(tmp_path / "sweep"))[0]
-
-
-def test_a_number_just_below_zero_is_shown_without_a_sign(tmp_path, undrawn):
-    folder = write_run(tmp_path / "run", rounds=2)
-    (folder / "metrics.jsonl").write_text('{"round": 1, "loss": 1.0}\n{"round": 2, "loss": -0.0}\n')
-    text, _ = check(report(folder))
-    assert ">-0<" not in text
-    assert ">0<" in text

@@ -1,7 +1,5 @@
 """Results as runs would leave them, without running anything."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

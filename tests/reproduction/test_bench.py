@@ -1,22 +1,16 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from reproduction.__main__ import app
-from reproduction.benchmarks import measure, pieces
+from reproduction.benchmarks import pieces
 from reproduction.benchmarks.noise_cost import noise_cost
 from reproduction.benchmarks.plain import plain_round
 from reproduction.benchmarks.workloads import WORKLOADS, wide, workload
 from typer.testing import CliRunner
 
 from dpfedexp import Federation, Sgd, fedavg, train
-from dpfedexp.errors import InputError
 from tests.sizes import long
-
-SYSTEMS = Path(__file__).resolve().parents[2] / "reproduction" / "benchmarks" / "systems"
 
 
 @long
@@ -32,45 +26,6 @@ def test_the_json_list_has_a_row_per_system_with_its_seconds_and_bytes():
         assert row["parameters"] == sum(p.numel() for p in workload("lstm").build().parameters())
         assert 0 < row["seconds_per_round"] < 600
         assert row["peak_memory_bytes"] > 10**7
-
-
-@long
-def test_a_trainer_that_a_network_does_not_have_is_left_out_and_the_others_are_measured():
-    asked = ["bench", "--json", "--workload", "lstm", "--clients", "2", "--rounds", "1", "--no-loop"]
-    done = CliRunner().invoke(app, [*asked, "--trainer", "library", "--trainer", "tiled-loop"])
-    assert done.exit_code == 0, done.output
-    assert [row["trainer"] for row in json.loads(done.stdout)] == ["tiled-loop"]
-    assert "Left out: the measurement of dpfedexp on lstm failed: the model has no" in done.stderr
-    alone = CliRunner().invoke(app, [*asked, "--trainer", "library"])
-    assert isinstance(alone.exception, InputError)
-    misspelt = CliRunner().invoke(app, [*asked, "--trainer", "fasst", "--trainer", "tiled-loop"])
-    assert "Did you mean 'fast'" in str(misspelt.exception)
-
-
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "measure", lambda *asked, **options: pytest.fail("measured in vain"))
-    asked = ["bench", "--workload", "lstm", "--trainer", "loop", "--out", str(tmp_path / "nowhere" / "found.json")]
-    with pytest.raises(InputError, match="can't be written"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
-
-
-def test_of_several_passes_the_fastest_counts(monkeypatch):
-    taken = []
-
-    def measured(system, name, clients, **options):
-        if options.get("trainer") == "fast":
-            raise InputError("the model has no fast program.")
-        taken.append(options.get("trainer"))
-        seconds = [5.0, 3.0, 4.0, 2.0][len(taken) - 1]
-        return measure.Row(system, name, clients, 10, "cpu", seconds, seconds, 10**8, options["trainer"])
-
-    monkeypatch.setattr(measure, "measure", measured)
-    asked = ["bench", "--json", "--workload", "lstm", "--no-loop", "--passes", "2"]
-    done = CliRunner().invoke(app, [*asked, "--trainer", "auto", "--trainer", "fast", "--trainer", "loop"])
-    assert done.exit_code == 0, done.output
-    assert [row["seconds_per_round"] for row in json.loads(done.stdout)] == [4.0, 2.0]
-    assert taken == ["auto", "loop", "auto", "loop"]
-    assert done.stderr.count("Left out") == 1
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -99,19 +54,6 @@ def test_the_plain_loop_takes_our_round():
     ours = train(model, clients, fedavg(), local=Sgd(lr=0.1, steps=2), rounds=1, progress=False, device="cpu")
     start, end = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, ours.model))
     assert torch.allclose(end - start, loop, atol=1e-6)
-
-
-def test_the_accountants_agree_and_ours_is_faster():
-    found = pieces.accounting(rounds=5)
-    assert found["epsilon_ours"] == pytest.approx(found["epsilon_dp_accounting"], rel=0.01)
-    assert found["ours_ms"] < found["dp_accounting_ms"]
-
-
-def test_other_systems_load_the_workloads_without_the_rest_of_the_library():
-    program = (
-        "import sys, shared; shared.load('cnn').build(); assert not {'scipy', 'dpfedexp.core.sums'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=SYSTEMS, check=True)
 
 
 def test_secure_noise_costs_less_than_twice_the_plain_one():

@@ -1,7 +1,5 @@
 """What is committed is what its records say: tables, charts, claims, page and figures are rebuilt and compared."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -89,7 +87,7 @@ def test_every_figure_is_drawn_from_the_committed_sections(tmp_path, monkeypatch
         pytest.skip(f"the figures were drawn with matplotlib {', '.join(sorted(made_with))}, which draws other lines")
     # The layout is settled by whichever format is drawn first, so it is the same here as in `draw`.
     monkeypatch.setattr(plot, "FORMATS", ("png", "svg"))
-    for chart in charts[:: sized(3, 1)]:
+    for chart in charts[:: sized(9, 1)]:
         _, path = plot.draw(chart, tmp_path)
         (words, numbers), (right, places) = _drawn(path), _drawn(COMMITTED / path.name)
         assert words == right, chart.name
@@ -148,12 +146,6 @@ def test_the_page_on_two_aggregators_shows_what_was_recorded():
     for kind, values in reached.items():
         shown = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         assert any(shown in row and re.match(rf"\| {kind}[ ,]", row) for row in rows), (kind, shown)
-
-
-def test_the_folder_of_results_holds_no_cache():
-    names = {path.name for path in COMMITTED.iterdir() if path.is_dir() and path.name != ".cache"}
-    assert names == {*WITH_RUNS, TWO_PARTY}
-    assert all([file.name for file in (COMMITTED / name).iterdir()] == [recording.FILE] for name in names)
 
 
 SUITE = Path(__file__).parents[2] / "reproduction" / "experiments" / "suite"

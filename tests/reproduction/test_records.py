@@ -1,29 +1,23 @@
 """Runs are found by all of their settings, made once, and recorded with what made them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from reproduction.paper.experiments import experiment, names, vary
+from reproduction.paper.experiments import experiment, vary
 from reproduction.paper.results import full_settings
 from reproduction.paper.results import record as recording
 from reproduction.paper.results.collected import Cache, Results, all_records, file_of, key_of, missing
 from reproduction.paper.results.full_settings import differences, in_full
 from reproduction.paper.results.planned import Place, TrainingRun
-from reproduction.paper.results.record import MNIST, Record, key
-from reproduction.paper.results.size import QUICK_CLIENTS, shrink
-from reproduction.paper.results.spread import paired
+from reproduction.paper.results.record import Record, key
 
 import dpfedexp
 from dpfedexp import algorithms
-from dpfedexp.config import settings as configuration
 from dpfedexp.errors import InputError
 from tests.reproduction.fabricated import Counting
-from tests.sizes import long
 
 RUN = TrainingRun(experiment("synthetic-cdp-fedexp"), "a run, seed 0", ("round", "distance"))
 RECORD = Record(
@@ -103,15 +97,6 @@ def test_a_run_that_two_sections_share_is_made_once_and_recorded_by_both(tmp_pat
     assert [record.section for record in recording.read(file_of(tmp_path, "two"))] == ["two", "two"]
 
 
-def test_lines_that_are_not_asked_for_stay_in_their_file(tmp_path):
-    a, b = counting(tmp_path, "a", "b")
-    all_records({"one": [a, b]}, tmp_path, None, ONE)
-    (changed,) = counting(tmp_path, "a", default=2)
-    all_records({"one": [changed]}, tmp_path, None, ONE)
-    records = recording.read(file_of(tmp_path, "one"))
-    assert [(record.name, record.finals["default"]) for record in records] == [("a", 1), ("b", 1), ("a", 2)]
-
-
 def test_a_missing_run_names_the_field_that_sets_it_apart():
     results = Results([replace(RECORD, settings=TrainingRun(RUN.settings.with_seed(1)).full_settings), RECORD], None)
     local = RUN.settings.local.model_copy(update={"lr": 0.5})
@@ -120,21 +105,6 @@ def test_a_missing_run_names_the_field_that_sets_it_apart():
     assert results.why_missing(other) == (
         "'other': the nearest record is 'a run, seed 0', but local.lr is 0.5 now and was 0.001"
     )
-
-
-def test_a_missing_run_names_curves_images_or_the_version_where_these_set_it_apart():
-    more = TrainingRun(RUN.settings, "more", ("clip", "distance"))
-    assert Results([RECORD], None).why_missing(more).endswith("its record keeps no curve of clip")
-    assert "results_version is 1 now and was 0" in Results([replace(RECORD, results_version=0)], None).why_missing(RUN)
-    mnist = TrainingRun(experiment("mnist-cdp-fedexp"), "mnist")
-    record = replace(RECORD, settings=mnist.full_settings, images="others")
-    assert Results([record], MNIST).why_missing(mnist).endswith("the images are others")
-    assert Results([], None).why_missing(RUN).endswith("nothing is recorded")
-
-
-def test_a_section_that_asks_for_what_it_did_not_plan_fails():
-    with pytest.raises(KeyError, match="did not plan"):
-        Results([], None)[RUN]
 
 
 TINY = {"data.clients": 12, "data.dimension": 5, "run.rounds": 3, "local.steps": 2}
@@ -151,14 +121,6 @@ def by_key(*runs) -> dict:
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
-
-
-@long
-def test_workers_keep_their_own_runs(cache, tmp_path):
-    runs = by_key(*counting(tmp_path, *"abcd"))
-    cache.run(runs, None, Place("cpu", jobs=2))
-    assert [run.times for run in runs.values()] == [1, 1, 1, 1]
-    assert all(cache.load(key).curves == {"value": [run.name]} for key, run in runs.items())
 
 
 def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(cache):
@@ -178,32 +140,14 @@ def test_a_training_run_keeps_finals_curves_promise_and_what_made_it(cache):
     assert record.device.startswith("cpu")
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_choice_of_the_algorithm_is_spelled_out(name):
-    algorithm = in_full(experiment(name))["algorithm"]
-    for field in ("clip", "mechanism", "delta", "adjacency", "average_last"):
-        assert algorithm[field] is not None, field
-    if "privunit" in name:
-        assert (algorithm["epsilon0"], algorithm["gamma"]) == (2.0, "paper")
-    if "fedavg" in name:
-        assert algorithm["server_rate"] == 1.0
-    if "scaffold" in name:
-        assert algorithm["control"] == "update"
-
-
-@pytest.mark.parametrize("change", [{"run.device": "cpu"}, {"run.chunk_size": 7}, {"data.path": "somewhere"}])
-def test_where_a_run_happens_does_not_count(change):
+def test_whatever_the_result_depends_on_counts_and_where_it_happens_does_not():
     settings = experiment("synthetic-cdp-fedexp")
-    assert in_full(settings) == in_full(vary(settings, change))
-
-
-CHANGES = {"run.seed": 1, "algorithm.clip": 0.31, "local.lr": 0.002, "data.clients": 13, "run.precision": "tf32"}
-
-
-@pytest.mark.parametrize("change", [*CHANGES.items(), ("algorithm.numerator", "free")])
-def test_whatever_the_result_depends_on_counts(change):
-    settings = experiment("synthetic-cdp-fedexp")
-    assert key(in_full(settings), None) != key(in_full(vary(settings, dict([change]))), None)
+    ours = in_full(settings)
+    for change in ({"run.device": "cpu"}, {"run.chunk_size": 7}, {"data.path": "somewhere"}):
+        assert in_full(vary(settings, change)) == ours
+    changes = {"run.seed": 1, "algorithm.clip": 0.31, "data.clients": 13, "run.precision": "tf32"}
+    for change in (*changes.items(), ("algorithm.numerator", "free")):
+        assert key(in_full(vary(settings, dict([change]))), None) != key(ours, None)
 
 
 def test_a_default_of_an_algorithm_that_changes_is_another_run(monkeypatch):
@@ -235,25 +179,6 @@ def test_a_record_without_a_step_had_the_papers_and_is_not_taken_for_a_safe_run(
     assert key(average, None) == key(in_full(experiment("mnist-cdp-fedavg")), None)
 
 
-def test_a_default_of_the_configuration_that_changes_is_another_run():
-    """`alpha` is left out of this file, so only its default is in it."""
-    tree = {"data": {"kind": "mnist"}, "algorithm": {"clip": 0.3, "noise_multiplier": 5.0}}
-    before = in_full(configuration.parse(tree))
-    kind = configuration.DataSettings
-    old = kind.model_fields["alpha"].default
-    try:
-        kind.model_fields["alpha"].default = 0.5
-        kind.model_rebuild(force=True)
-        configuration.Settings.model_rebuild(force=True)
-        after = in_full(configuration.parse(tree))
-    finally:
-        kind.model_fields["alpha"].default = old
-        kind.model_rebuild(force=True)
-        configuration.Settings.model_rebuild(force=True)
-    assert differences(after, before) == ["data.alpha is 0.5 now and was 0.3"]
-    assert in_full(configuration.parse(tree)) == before
-
-
 def test_a_field_that_is_new_sets_old_records_apart_until_it_is_declared(monkeypatch):
     old = {"local": {"lr": 0.1}}
     new = {"local": {"lr": 0.1, "schedule": "flat"}}
@@ -263,29 +188,3 @@ def test_a_field_that_is_new_sets_old_records_apart_until_it_is_declared(monkeyp
     changed = {"local": {"lr": 0.1, "schedule": "cosine"}}
     assert differences(changed, old) == ["local.schedule is 'cosine' now and was 'flat'"]
     assert key(new, None) == key(old, None) != key(changed, None)
-
-
-def test_central_noise_on_the_mean_is_that_of_the_full_run():
-    full = experiment("mnist-cdp-fedexp")
-    small = shrink(full)
-    assert small.data.clients == QUICK_CLIENTS
-    assert small.algorithm.noise_multiplier / small.data.clients == pytest.approx(5.0 / 1000)
-
-
-def test_a_target_epsilon_becomes_the_noise_that_it_needs_in_full():
-    """ε = 15.4562 over 50 rounds is what z = 5 costs, so the small run gets the small run's share of 5."""
-    full = vary(
-        experiment("mnist-cdp-fedexp"), {"algorithm.noise_multiplier": None, "algorithm.target_epsilon": 15.4562}
-    )
-    small = shrink(full)
-    assert small.algorithm.target_epsilon is None
-    assert small.algorithm.noise_multiplier == pytest.approx(5.0 * QUICK_CLIENTS / 1000, rel=1e-4)
-
-
-def test_five_wins_of_five_is_one_in_thirty_two():
-    test = paired([2, 3, 4, 5, 6.5], [1, 2, 3, 4, 5], larger_is_better=True)
-    assert (test.wins, test.n) == (5, 5)
-    assert test.p_sign == pytest.approx(1 / 32)
-    assert test.p_t is not None
-    assert test.p_t < 1e-3
-    assert test.gain == pytest.approx(1.1)

@@ -1,23 +1,18 @@
 """The suite of real federations: problems, contenders, runs that are recorded as they end, and tables."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from reproduction.paper.results.planned import Result
 from reproduction.suite import command, made_up, page, plan, run, stored, table, tables
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.plan import LEADING, Size, SuiteRun
 from reproduction.suite.problems import PROBLEMS
-from reproduction.suite.run import Lines, Place, run_suite
+from reproduction.suite.run import Place, run_suite
 from reproduction.suite.stored import Rows, split
 
-from dpfedexp.core.losses import resolve
 from dpfedexp.errors import InputError
 
 ADVANTAGE = {
@@ -39,9 +34,6 @@ def made_up_result(run: SuiteRun, advantage: dict[str, float] = ADVANTAGE) -> Re
     if run.server_rate is not None:
         quality -= 0.01 * abs(math.log2(run.server_rate / 2.0))
     return {"finals": {"test_accuracy": 0.8 + quality, "test_loss": 0.3 * math.exp(-3.0 * quality)}}
-
-
-MADE_UP = [name for name in PROBLEMS if name.startswith(("regression", "classes"))]
 
 
 def rows_of(owners, blocks=None):
@@ -82,24 +74,6 @@ def test_a_users_history_holds_strictly_earlier_ratings_only():
     changed = rating.copy()
     changed[2:] = 0.5
     assert np.array_equal(tables._history(changed, when, genres)[:3], history[:3])
-
-
-@pytest.mark.parametrize("spread", [0.0, 2.0])
-def test_with_spread_0_one_model_fits_every_client_and_with_more_none_does(spread):
-    loaded = made_up.regression(spread, seed=1, clients=100)
-    x, y = loaded.clients.inputs.double(), loaded.clients.targets.double()
-    residual = y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
-    # Targets are stored in single precision; at spread 2 the residual is of the size of the spread.
-    assert residual.abs().max() < 1e-4 if spread == 0.0 else residual.square().mean() > 1.0
-
-
-@pytest.mark.parametrize("name", MADE_UP)
-def test_made_up_problems_follow_from_their_seed_and_fit_their_model(name):
-    first, second, other = (PROBLEMS[name].load(seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.clients.inputs, second.clients.inputs)
-    assert not torch.equal(first.clients.inputs, other.clients.inputs)
-    inputs, targets = first.clients.prepare(*first.test)
-    assert resolve(first.loss, targets)(first.model(inputs), targets).shape == (len(targets),)
 
 
 TODAY = [name for name, one in CONTENDERS.items() if one.algorithm is not None and not one.why_missing]
@@ -153,41 +127,6 @@ def test_a_suite_that_was_stopped_goes_on_where_it_was_and_ends_with_the_same_nu
     assert [record.to_line() for record in again.records] == [record.to_line() for record in rest.records]
 
 
-def test_other_data_make_other_runs(tiny, tmp_path):
-    lines = Lines(tmp_path)
-    one = SuiteRun("regression-2", "fedavg", 8.0, 0, 0.03)
-    lines.data(tiny, "these data")
-    lines.add(
-        one,
-        {"finals": {"test_loss": 1.0}, "curves": {}},
-        1.0,
-        dict.fromkeys(("commit", "dirty", "versions", "device", "recorded_in")),
-    )
-    assert lines.result(one) is not None
-    lines.data(tiny, "other data")
-    assert lines.result(one) is None
-
-
-def test_a_run_that_fails_is_named_and_the_others_are_made(tiny, tmp_path, monkeypatch):
-    whole = SuiteRun.run
-
-    def fails(self, folders, device):
-        if self.lr == tiny.rates[-1]:
-            raise RuntimeError("no memory")
-        return whole(self, folders, device)
-
-    monkeypatch.setattr(SuiteRun, "run", fails)
-    lines, outcome = run_suite(["regression-2"], TINY, tmp_path, Place())
-    assert len(lines.records) == 8
-    assert len(outcome.failed) == 1
-    assert "no memory" in outcome.failed[0]
-
-
-def test_an_unknown_problem_is_one_sentence():
-    with pytest.raises(InputError, match=r"regresion-2.*Did you mean 'regression-2'"):
-        command.suite(["regresion-2"], TINY, Place(), Path("nowhere"), False, lambda text: None)
-
-
 def test_a_problem_without_its_data_is_left_out_with_a_sentence(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("DPFEDEXP_SUITE", str(tmp_path / "empty"))
     for name in set(PROBLEMS) - {"chem97", "regression-2"}:
@@ -224,17 +163,6 @@ def test_a_run_that_diverged_is_worse_than_one_that_did_not(diverged, worse):
     made, gains = table.at_epsilon({LOSS: LOSS.centre}, 8.0, ("safe", "fedavg"), Size(), lookup)
     assert [cell == "diverged" for cell in made.rows[0][2:4]] == ["safe" in diverged, "fedavg" in diverged]
     assert gains[LOSS.name].worse == worse
-
-
-@pytest.mark.parametrize(("short", "mark"), [(0.005, False), (0.02, True)])
-def test_the_automatic_rate_is_marked_beyond_a_point_or_two_per_cent(short, mark):
-    behind = ADVANTAGE | {"auto": ADVANTAGE["safe"] - short}
-    made, gaps = table.automatic_rates([ACCURACY, LOSS], (8.0, 2.0), Size(), lambda run: made_up_result(run, behind))
-    assert len(gaps) == 2 * 2
-    assert all(gap.too_large == mark for gap in gaps)
-    assert not any(gap.collapses for gap in gaps)
-    assert math.isclose(gaps[0].loss, 100 * short, rel_tol=1e-6)
-    assert all((table.MARK in cell) == mark for row in made.rows for cell in row[4:])
 
 
 def test_the_page_leads_with_epsilon_8_says_what_was_selected_and_counts_its_claims(tmp_path):

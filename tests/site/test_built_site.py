@@ -1,7 +1,5 @@
 """Every page of the built site in Chromium, on a desk and on a phone, light and dark. `make docs` builds the site and runs this."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What `make docs` refuses, and what its generated pages hold. The pages themselves are checked when the site is built."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

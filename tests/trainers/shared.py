@@ -1,18 +1,18 @@
 """Clients, runs that are prepared and not trained, and the updates of one round: what the tests of trainers have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpfedexp import Execution, Federation, dp_fedavg, fedavg
+from dpfedexp.algorithms.probe import UPDATE
+from dpfedexp.algorithms.round import State
 from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.engine.engine import Engine, Request
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.rounds import Simulation
-from dpfedexp.trainers.steps import ByVmap, Steps
-from dpfedexp.trainers.vectorised import Vectorised
+from dpfedexp.engine.simulated import Simulation
+from dpfedexp.trainers.steps import ByVmap, Steps, Vectorised
 
 PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
 
@@ -33,7 +33,7 @@ def labelled(shape, sizes, labels=3, seed=7, **options) -> Federation:
     )
 
 
-def simulated(
+def bound(
     model: nn.Module,
     clients: Any,
     local: LocalOptimiser,
@@ -45,10 +45,15 @@ def simulated(
     device: str = "cpu",
     rounds: int = 1,
     **options: Any,
-) -> Simulation:
-    """A run that is ready to train."""
+) -> Engine:
+    """A run that is ready to begin."""
     execution = Execution(device=device, trainer=trainer, chunk_size=chunk_size, precision=precision)
     return prepare(model, clients, algorithm or fedavg(), local=local, rounds=rounds, execution=execution, **options)[0]
+
+
+def simulated(*given: Any, **options: Any) -> Simulation:
+    """Clients that are ready to train."""
+    return bound(*given, **options).cohort
 
 
 def secured(model: nn.Module, clients: Any, local: LocalOptimiser, trainer: str = "auto", **options: Any) -> Simulation:
@@ -63,12 +68,14 @@ def updates(run: Simulation, trainer: Any = None, round: int = 1, calls: int = 1
     return rows
 
 
-def one_round(run: Simulation, clients: Tensor | None = None, number: int = 1) -> Tensor:
+def one_round(run: Simulation, clients: Tensor | None = None, number: int = 1, memory: Any = None) -> Tensor:
     """The clipped updates of a round, chunk by chunk."""
-    state = run.begin()
+    w = run.task.layout.read(run.task.model)
+    state = State(number - 1, w, (w,), 1.0, {}, memory=memory or {})
+    request = Request(UPDATE, number, state, None)
     everybody = torch.arange(len(run.task.clients)) if clients is None else clients
     chunks = everybody.split(run.chunk_size)
-    return torch.cat([run.updates(state, state.w.float(), chunk, number)[: len(chunk)] for chunk in chunks])
+    return torch.cat([run.updates(request, w.float(), chunk)[: len(chunk)] for chunk in chunks])
 
 
 def captured(function):

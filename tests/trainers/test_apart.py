@@ -4,8 +4,6 @@ The clipped sum of all clients may move by 2C when one of them is replaced. What
 docstrings.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 
@@ -18,9 +16,9 @@ from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, train
 from dpfedexp.accounting import Ledger
 from dpfedexp.data.synthetic import Generated
 from dpfedexp.errors import RoundFailed
-from tests.trainers.shared import PRIVATE, one_round, secured, simulated, updates
+from tests.trainers.shared import PRIVATE, bound, one_round, secured, simulated, updates
 
-COUNT, HOSTILE, ROWS = 24, 3, 6
+COUNT, HOSTILE, ROWS = 13, 3, 6
 BOUNDED, UNBOUNDED = Sgd(lr=0.5, steps=3, max_examples=8), Sgd(lr=0.5, steps=3)
 
 
@@ -87,7 +85,7 @@ class Tied(nn.Module):
         return self.head(h) + self.decoder(h)[:, :3]
 
 
-@pytest.mark.parametrize("trainer", ["loop", "vectorised", "tiled-vectorised"])
+@pytest.mark.parametrize("trainer", ["loop", "vectorised"])
 def test_a_module_that_writes_its_parameters_writes_its_own_copy(trainer):
     """It moved the clipped sum by 23.6 C."""
     local = BOUNDED if trainer != "loop" else UNBOUNDED
@@ -121,12 +119,10 @@ def flipped(x):
     return torch.where(torch.rand(len(x), 1) < 0.5, -x, x) + 0.1 * torch.randn_like(x)
 
 
-@pytest.mark.parametrize("trainer", ["loop", "tiled-vectorised", "fast"])
-def test_a_transform_that_draws_takes_each_clients_own_stream(trainer):
+@pytest.mark.parametrize(("trainer", "local"), [("loop", UNBOUNDED), ("tiled-vectorised", BOUNDED), ("fast", BOUNDED)])
+def test_a_transform_that_draws_takes_each_clients_own_stream(trainer, local):
     """It moved the clipped sum by 5.2 to 6.7 C: a client that left or failed shifted all later draws."""
-    assert unmoved(net, federation(transform=flipped), trainer=trainer) == ""
-    if "loop" in trainer:
-        assert unmoved(net, federation(transform=flipped), trainer=trainer, local=UNBOUNDED) == ""
+    assert unmoved(net, federation(transform=flipped), trainer=trainer, local=local) == ""
 
 
 def test_a_transform_draws_anew_for_each_client_and_round():
@@ -150,7 +146,7 @@ def test_a_transform_that_leaves_torch_is_refused_in_a_secure_run_and_is_each_cl
     clients = federation(transform=transform)(False)
     found = [
         one_round(simulated(net(), clients, BOUNDED, trainer, chunk_size=chunk, seed=3))
-        for trainer, chunk in (("vectorised", 5), ("loop", 24))
+        for trainer, chunk in (("vectorised", 5), ("loop", COUNT))
     ]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
@@ -261,7 +257,8 @@ def test_an_optimizer_of_ones_own_sees_one_client_at_a_time(trainer):
 
 
 def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():
-    simulation = secured(net(), federation()(False), BOUNDED)
+    engine = bound(net(), federation()(False), BOUNDED, algorithm=PRIVATE, secure=True)
+    simulation = engine.cohort
     inner = simulation.trainer
 
     class Writes:
@@ -273,7 +270,7 @@ def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is
 
     ledger = Ledger.in_memory()
     with pytest.raises(RoundFailed, match="changed while clients trained"):
-        replace(simulation, trainer=Writes()).step(simulation.begin(), ledger)
+        replace(engine, cohort=replace(simulation, trainer=Writes())).step(engine.begin(), ledger)
     assert len(ledger) == 0
 
 
@@ -297,7 +294,7 @@ def test_clients_whose_rows_come_from_code_with_state_are_refused(kind):
     assert "asked twice" in unmoved(net, clients_of)
 
 
-@pytest.mark.parametrize("place", [0, 1, HOSTILE])
+@pytest.mark.parametrize("place", [0, HOSTILE])
 def test_a_client_whose_rows_a_transform_fails_on_stops_no_other(place):
     """In the first two clients such a row set all updates to zero: 99.8 C with 100 clients."""
     table = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
@@ -315,7 +312,7 @@ def test_a_client_whose_rows_a_transform_fails_on_stops_no_other(place):
     assert bool((found[1][kept] != 0).any(1).all())
 
 
-@pytest.mark.parametrize("place", [0, 1, HOSTILE])
+@pytest.mark.parametrize("place", [0, HOSTILE])
 def test_a_client_whose_rows_can_not_be_read_is_not_named_and_stops_no_other(place, tmp_path):
     """Its own error ended the run, or all others' rows became zero."""
 

@@ -16,7 +16,7 @@ from tests.trainers.test_local_optimisers import MODEL, SAMPLER, SIZES
 @pytest.fixture(scope="module")
 def made():
     simulation = simulated(MODEL, sampled(SAMPLER, SIZES), Sgd(lr=0.1, steps=1), "vectorised")
-    w, clients = simulation.begin().w.float(), simulation.task.clients
+    w, clients = simulation.task.layout.read(simulation.task.model).float(), simulation.task.clients
     return clients, simulation, w, 0.1 * torch.randn(len(clients), len(w), generator=torch.Generator().manual_seed(3))
 
 

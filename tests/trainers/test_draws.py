@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys, words
+from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys
 from tests.trainers.shared import labelled, recorded, simulated, updates
 
 SIZES = [4, 2, 7, 1]
@@ -47,23 +48,16 @@ def modules():
     conv = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
     return {
         "dense": (nn.Sequential(nn.Flatten(), nn.Linear(40, 16), nn.Dropout(0.4), nn.ReLU(), nn.Linear(16, 3)), text),
-        "input": (nn.Sequential(nn.Dropout(0.2), nn.Flatten(), nn.Linear(40, 3)), text),
         "channels": (nn.Sequential(*conv, nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)), image),
-        "alpha": (
-            nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, 3)),
-            text,
-        ),
-        "in place": (
-            nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.Dropout(0.3, inplace=True), nn.Linear(8, 3)),
-            text,
-        ),
+        "alpha": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.AlphaDropout(0.2), nn.Linear(8, 3)), text),
+        "in place": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.Dropout(0.3, True), nn.Linear(8, 3)), text),
         "attention": (Attending(), text),
         "sequence first": (SequenceFirst(), text),
     }
 
 
 MODULES = modules()
-FAST = ("dense", "input", "channels")
+FAST = ("dense", "channels")
 
 
 def federation(shape):
@@ -109,7 +103,7 @@ def test_masks_are_there_and_change_with_the_round_and_the_seed():
     rows = updates(prepared)
     assert torch.equal(rows, updates(simulation("attention", "vectorised")))
     plan = prepared.plan(torch.arange(4), 1)
-    w = prepared.begin().w.float()
+    w = prepared.task.layout.read(prepared.task.model).float()
     for again in (prepared.trainer(w, torch.arange(4), plan, 2), other.trainer(w, torch.arange(4), plan, 1)):
         assert float((again - rows).abs().max()) > 1e-3
 
@@ -145,7 +139,7 @@ def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
             return self.layer(x * torch.empty_like(x).exponential_())
 
     prepared, note = prepare(Own(), federation((8,)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
-    assert prepared.trainer.name == "loop"
+    assert prepared.cohort.trainer.name == "loop"
     assert "slower" in note
 
 
@@ -163,7 +157,7 @@ def masks(p=0.3, clients=40, steps=5, calls=3, shape=(10, 70)):
 
 def test_masks_keep_the_share_that_was_asked_for():
     """420,000 draws: five deviations of the share, and of every client's own; all fail by chance less than once in 10⁶ runs."""
-    for p in (0.1, 0.3, 0.5, 0.9):
+    for p in (0.1, 0.5):
         kept = masks(p).mean((1, 2, 3))
         deviation = math.sqrt(p * (1 - p))
         assert abs(float(kept.mean()) - (1 - p)) < 5 * deviation / math.sqrt(420_000)
@@ -182,14 +176,6 @@ def test_masks_of_clients_steps_calls_rows_and_places_are_independent():
     places = centred.reshape(-1, 10, 70)
     for one, two in ((places[:, :, 1:], places[:, :, :-1]), (places[:, 1:], places[:, :-1])):
         assert abs(float((one * two).mean())) < 5.5 / math.sqrt(one.numel())
-
-
-def test_every_bit_of_a_word_is_fair():
-    """2²⁰ words: each of the 40 high bits, which masks and uniforms are made of, is set half the time within 6 deviations."""
-    found = words(torch.tensor(12345), 1, (1024, 1024)).flatten()
-    for bit in range(24, 64):
-        share = float(((found >> bit) & 1).double().mean())
-        assert abs(share - 0.5) < 6 * 0.5 / 1024
 
 
 def drawn(function, count=200):
@@ -233,7 +219,7 @@ def test_whole_channels_are_dropped():
     assert {round(v, 5) for v in kept.unique().tolist()} == {0.0, round(0.5 / 0.7, 5)}
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"mask": "bool"}, {"mask": "float"}, {"scale": 0.3}])
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"mask": "bool"}, {"mask": "float", "scale": 0.3}])
 def test_attention_is_torchs(options):
     """1e-6 is float32 rounding of means of numbers of order one."""
     generator = torch.Generator().manual_seed(0)
@@ -255,10 +241,7 @@ def test_attention_to_nothing_is_zero_and_has_no_gradient_as_torchs(kind):
     mask[:2] = False
     mask = mask if kind == "bool" else torch.zeros(5, 5).masked_fill(~mask, -torch.inf)
     found = []
-    for attend in (
-        F.scaled_dot_product_attention,
-        lambda *args, **options: attention(*args, **options, drop=F.dropout),
-    ):
+    for attend in (F.scaled_dot_product_attention, partial(attention, drop=F.dropout)):
         output = attend(q, k, v, attn_mask=mask)
         found.append((output, *torch.autograd.grad(output.square().sum(), (q, k, v))))
     assert float(found[1][0][:, :2].detach().abs().max()) == 0.0

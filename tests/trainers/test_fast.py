@@ -4,22 +4,22 @@ from functools import partial
 
 import pytest
 import torch
-from reproduction.benchmarks.networks import Transformer
+from reproduction.benchmarks.networks import Transformer, resnet18_gn
 from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import InputError, Sgd
 from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
-from dpfedexp.models import mnist_cdp_net, resnet18_gn
+from dpfedexp.models import mnist_cdp_net
 from dpfedexp.trainers import programs
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
-from dpfedexp.trainers.fast.ops import Function, Product, multiplied
+from dpfedexp.trainers.fast.ops import Function, multiplied
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.trace import RULES, register
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, each_held
-from dpfedexp.trainers.vectorised import Vectorised
+from dpfedexp.trainers.steps import Vectorised
 from tests.engine.plain import plain_update
 from tests.sizes import sized
 from tests.trainers.shared import labelled, sampled, simulated, updates
@@ -91,8 +91,6 @@ def networks():
         "paper": nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.MaxPool2d(2), *head(4)),
         "relu before the pool": nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), *head(27)),
         "strides": nn.Sequential(nn.Conv2d(2, 3, (3, 2), (2, 1), (1, 0), (1, 2)), nn.Tanh(), *head(72)),
-        "pool of strides": nn.Sequential(nn.Conv2d(2, 3, 2, 2, 1, bias=False), nn.MaxPool2d((2, 1)), *head(30)),
-        "pool of three": nn.Sequential(nn.Conv2d(2, 3, 3, dilation=2), nn.MaxPool2d(3), *head(3)),
         "1×1": nn.Sequential(nn.Conv2d(2, 3, 1), nn.SiLU(), nn.AvgPool2d(2), *head(48)),
         "pools alone": nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 3, 2), nn.Sigmoid(), nn.MaxPool2d((3, 2)), *head(3)),
         "mean": nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.GELU(), nn.AdaptiveAvgPool2d(1), *head(4)),
@@ -100,8 +98,6 @@ def networks():
             nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.LeakyReLU(), nn.LayerNorm([6, 6]), nn.Flatten(), nn.LayerNorm(144),
             nn.Linear(144, 3),
         ),
-        "nested": nn.Sequential(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Identity()), nn.Dropout(0.0), *head(72)),
-        "overlapping pool": nn.Sequential(nn.Conv2d(2, 2, 3), nn.MaxPool2d(3, 1), *head(32)),
         "residual": nn.Sequential(Residual(), Residual(), *head(128)),
         "functional": Functional(),
     }  # fmt: skip
@@ -140,7 +136,7 @@ def test_every_rule_gives_the_plain_loops_updates(name):
     check(updates(bound(NETWORKS[name], clients)), NETWORKS[name], clients)
 
 
-@pytest.mark.parametrize("name", ["paper", "strides", "residual"])
+@pytest.mark.parametrize("name", ["paper", "residual"])
 def test_torchs_library_gives_the_plain_loops_updates_behind_another_layer(name):
     torch.manual_seed(2)
     model, clients = nn.Sequential(nn.Conv2d(2, 2, 1), NETWORKS[name]), federation()
@@ -204,13 +200,6 @@ def test_a_rule_of_ones_own_is_used_and_a_wrong_one_is_found_out():
         RULES.pop(Doubled, None)
 
 
-def test_a_plain_step_multiplies_no_gradient_of_a_linear_layer_out(monkeypatch):
-    model, clients = NETWORKS["paper"], federation()
-    simulation = bound(model, clients)
-    monkeypatch.setattr(Product, "tensor", lambda self: pytest.fail("a gradient as large as the layer"))
-    check(updates(simulation), model, clients)
-
-
 def test_the_papers_network_and_a_resnet_have_fast_programs():
     for model, shape in ((mnist_cdp_net(), (1, 28, 28)), *sized([], [(resnet18_gn(groups=8), (3, 32, 32))])):
         assert bound(model, labelled(shape, [2, 2], 10)).trainer.name == "fast"
@@ -243,8 +232,7 @@ def frozen(model, *names):
 SEQUENCES = {
     "post-norm": lambda: Transformer(WORDS, WIDTH, 2, CLASSES, heads=2),
     "pre-norm": lambda: Encoder(nn.Sequential(encoder_layer(norm_first=True), nn.LayerNorm(WIDTH)), place=-1),
-    "gelu": lambda: Encoder(encoder_layer(activation="gelu", bias=False)),
-    "an activation of its own": lambda: Encoder(encoder_layer(activation=nn.Tanh())),
+    "an activation of its own": lambda: Encoder(encoder_layer(activation=nn.Tanh(), bias=False)),
     "dropout": lambda: Encoder(nn.Sequential(nn.Dropout(0.3), encoder_layer(norm_first=True), nn.Dropout(0.2))),
     "encoder and mask": lambda: Encoder(
         nn.TransformerEncoder(encoder_layer(), 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False), masked=True
@@ -254,7 +242,6 @@ SEQUENCES = {
     "frozen within a layer": lambda: frozen(
         Encoder(encoder_layer()), "inner.self_attn.in_proj_weight", "inner.linear1.weight", "inner.norm1.bias", "head.bias"
     ),
-    "frozen before the end": lambda: frozen(Encoder(Block()), "inner", "head"),
     "frozen with dropout": lambda: frozen(
         Encoder(nn.Sequential(nn.Dropout(0.3), encoder_layer())), "embedding", "position", "inner"
     ),
@@ -290,7 +277,7 @@ def test_a_frozen_backbone_is_computed_once_for_a_batch_that_stays(monkeypatch):
         monkeypatch.setattr(
             kind, "forward", lambda op, *given, kind=kind, whole=whole: (calls.append(kind), whole(op, *given))[1]
         )
-    w, one = simulation.begin().w.float(), torch.tensor([1])
+    w, one = simulation.task.layout.read(simulation.task.model).float(), torch.tensor([1])
     simulation.trainer(w, one, simulation.plan(one, 1), 1)
     assert calls.count(ContractAndPool) == 1
     assert calls.count(ops.Linear) == 2 * LOCAL.steps
@@ -321,19 +308,15 @@ def features(n, generator):
     return torch.randn(n, 4, generator=generator), torch.randint(2, (n,), generator=generator)
 
 
-def words(n, generator):
-    return torch.randint(9, (n, 4), generator=generator), torch.randint(2, (n,), generator=generator)
-
-
 @pytest.mark.parametrize(
     ("trainer", "word", "frozen"),
-    [("fast", -1, False), ("fast", 9, True), ("vectorised", 9, False), ("tiled-vectorised", -1, True)],
+    [("fast", -1, False), ("fast", WORDS, True), ("vectorised", WORDS, False), ("tiled-vectorised", -1, True)],
 )
 def test_a_word_that_does_not_exist_is_its_clients_own_affair(trainer, word, frozen):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+    model = nn.Sequential(nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, CLASSES))
     model[0].requires_grad_(not frozen)
-    run = bound(model, federation(words, [5] * 6), trainer=trainer)
+    run = bound(model, federation(tokens, [5] * 6), trainer=trainer)
     proper = updates(run)
     # A secure run never looks whether a client's words are in the vocabulary; here they change behind its back.
     run.task.clients.inputs[15:20] = word
@@ -361,11 +344,7 @@ class Ignored(Activated):
         return self.last(hidden)
 
 
-@pytest.mark.parametrize(
-    "activate",
-    [nn.ReLU(inplace=True), F.relu_, lambda h: h.clamp_(-2, 2), lambda h: F.relu(h, inplace=True)],
-    ids=["layer", "function", "method", "option"],
-)
+@pytest.mark.parametrize("activate", [nn.ReLU(inplace=True), F.relu_, lambda h: h.clamp_(-2, 2)])
 def test_what_changes_a_value_in_place_is_not_left_out(activate):
     with pytest.raises(InputError, match="nothing reads"):
         bound(Ignored(activate), federation(features))
@@ -416,7 +395,6 @@ class Crossed(Block):
         (lambda: Encoder(encoder_layer(activation=F.softplus)), tokens, "activation without a rule"),
         (lambda: Encoder(Crossed()), tokens, "attends to something else"),
         (lambda: Encoder(encoder_layer(dropout=0.1)), tokens, "has options"),
-        (lambda: Activated(lambda h: torch.tanh(input=h)), features, "no fast program"),
         (lambda: Activated(lambda h: h * h.mean(None)), features, "no fast program"),
     ],
 )

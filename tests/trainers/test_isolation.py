@@ -1,7 +1,5 @@
 """In a secure run a client's row depends on nothing that the others hold, bit for bit, whatever trains it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -12,12 +10,14 @@ from torch import nn
 
 from dpfedexp import Federation, FixedSize, InputError, Poisson, Sgd, cdp_fedexp, dp_scaffold, train
 from dpfedexp.accounting import Ledger
+from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
+from dpfedexp.engine.engine import Request
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
+from dpfedexp.trainers.steps import Vectorised
 from dpfedexp.trainers.task import Task
-from dpfedexp.trainers.vectorised import Vectorised
-from tests.trainers.shared import PRIVATE, secured
+from tests.trainers.shared import PRIVATE, bound, secured
 
 TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised", "fast")
 DEVICES = [
@@ -49,10 +49,10 @@ def net() -> nn.Module:
 
 def others(clients: Federation, algorithm, local: Sgd, trainer: str, device: str = "cpu") -> torch.Tensor:
     """The exact sum of all clients but the one that is replaced, before noise; secure sums are whole numbers of steps."""
-    simulation = secured(net(), clients, local, trainer, algorithm=algorithm, device=device)
-    state = simulation.begin()
-    everyone = simulation.cohort_part(state, simulation.mechanism, torch.arange(len(clients)), 1)[0]
-    alone = simulation.cohort_part(state, simulation.mechanism, torch.tensor([REPLACED]), 1)[0]
+    engine = bound(net(), clients, local, trainer, algorithm=algorithm, device=device, secure=True)
+    request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
+    everyone = engine.cohort.collect(request, torch.arange(len(clients))).sums
+    alone = engine.cohort.collect(request, torch.tensor([REPLACED])).sums
     return everyone.vector - alone.vector
 
 
@@ -103,9 +103,6 @@ def test_without_a_public_bound_a_secure_run_trains_one_by_one_and_says_why():
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
     sums = [others(federation(*how), algorithm, Sgd(lr=3.0, steps=9), "auto") for how in ((4, 1), (90, 2))]
     assert torch.equal(*sums)
-
-
-def test_a_secure_run_refuses_a_trainer_that_needs_the_bound():
     with pytest.raises(InputError, match=r"trainer is 'fast' in a secure run, which needs local\.max_examples"):
         secured(net(), federation(4, 1), Sgd(lr=1.0, steps=2), "fast")
 
@@ -171,10 +168,10 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
     algorithm = dp_scaffold(clip=1.0, noise_multiplier=2.0) if control else PRIVATE
     clients, local, rows = federation(4, 1), Sgd(lr=0.1, steps=4, max_examples=8), {}
     for secure in (False, True):
-        simulation = secured(net(), clients, local, "vectorised", algorithm=algorithm, secure=secure)
-        state = simulation.begin()
+        engine = bound(net(), clients, local, "vectorised", algorithm=algorithm, secure=secure)
+        simulation, request = engine.cohort, Request(UPDATE, 1, engine.begin(), engine.mechanism)
         order = torch.argsort(clients.sizes, stable=True)[2:] if not secure else torch.arange(len(clients))
-        found = simulation.updates(state, state.w.float(), order, 1)[: len(order)]
+        found = simulation.updates(request, request.state.w.float(), order)[: len(order)]
         rows[secure] = {int(client): row for client, row in zip(order, found, strict=True)}
     for client, row in rows[False].items():
         torch.testing.assert_close(rows[True][client], row, rtol=1e-4, atol=1e-6)
@@ -183,9 +180,10 @@ def test_secure_rows_equal_seeded_rows_to_rounding(control):
 
 def test_empty_places_do_not_count_and_empty_clients_do():
     algorithm = cdp_fedexp(clip=1.0, noise_multiplier=2.0)
-    simulation = secured(net(), federation(4, 1), LOCALS["full batch"], algorithm=algorithm)
-    state, some = simulation.begin(), torch.tensor([3, 11, 12])
-    sums = simulation.cohort_part(state, simulation.mechanism, some, 1)[0]
+    engine = bound(net(), federation(4, 1), LOCALS["full batch"], algorithm=algorithm, secure=True)
+    simulation, some = engine.cohort, torch.tensor([3, 11, 12])
+    request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
+    sums = simulation.collect(request, some).sums
     assert sums.count == 3
     # Two empty clients have u = (0, C), shrunk by the clip's margin; the third adds to it, nobody else does.
     assert 2.0 * (1 - 2e-6) <= float(sums.vector[-1]) <= 3.0

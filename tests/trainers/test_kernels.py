@@ -1,7 +1,5 @@
 """triton's kernels against torch's operations, on a GPU; `TRITON_INTERPRET=1` runs the float32 ones without."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

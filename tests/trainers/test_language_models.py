@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, dp_fedavg, fedavg, train
-from dpfedexp.engine.prepare import prepare
+from dpfedexp import AdamW, Federation, InputError, Sgd, dp_fedavg, fedavg, train
+from tests.trainers.shared import simulated, updates
 
 MISSING = "needs pip install dpfedexp[language]"
 transformers = pytest.importorskip("transformers", reason=MISSING)
@@ -37,19 +37,8 @@ def federation(kind: str, masked: bool) -> Federation:
     return Federation.from_arrays(inputs, targets, client_ids=[row // 3 for row in range(rows)])
 
 
-def updates(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor:
-    simulation, note = prepare(
-        model,
-        clients,
-        fedavg(),
-        local=Sgd(lr=0.5, steps=2),
-        rounds=1,
-        loss="cross-entropy",
-        execution=Execution(device="cpu", trainer=trainer),
-    )
-    assert note is None
-    w, everybody = simulation.begin().w.float(), torch.arange(len(clients))
-    return simulation.trainer(w, everybody, simulation.plan(everybody, 1), 1)
+def learnt(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor:
+    return updates(simulated(model, clients, Sgd(lr=0.5, steps=2), trainer, loss="cross-entropy"))
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["words", "words and mask"])
@@ -57,9 +46,9 @@ def updates(model: nn.Module, clients: Federation, trainer: str) -> torch.Tensor
 def test_a_model_from_a_configuration_trains_many_clients_at_once(kind, masked):
     """Dropout included: GPT-2 and BERT have it by default. 2e-5 is float32 rounding of two layers, twice."""
     model, clients = model_of(kind), federation(kind, masked)
-    together = updates(model, clients, "vectorised")
+    together = learnt(model, clients, "vectorised")
     assert float(together.abs().max()) > 1e-3
-    torch.testing.assert_close(together, updates(model, clients, "loop"), rtol=0.0, atol=2e-5)
+    torch.testing.assert_close(together, learnt(model, clients, "loop"), rtol=0.0, atol=2e-5)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -83,16 +72,14 @@ def test_adapters_of_peft_are_all_that_trains_counts_and_is_noised():
     config = peft.LoraConfig(r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, config)
     adapters, _ = model.get_nb_trainable_parameters()
-    run = train(
-        model,
-        federation("llama", masked=True),
-        dp_fedavg(clip=1.0, noise_multiplier=1.0),
-        local=AdamW(lr=0.01, steps=2),
-        rounds=2,
-        loss="cross-entropy",
-        progress=False,
-        device="cpu",
-    )
+    options = {
+        "local": AdamW(lr=0.01, steps=2),
+        "rounds": 2,
+        "loss": "cross-entropy",
+        "progress": False,
+        "device": "cpu",
+    }
+    run = train(model, federation("llama", masked=True), dp_fedavg(clip=1.0, noise_multiplier=1.0), **options)
     assert run.trainer == "vectorised"
     assert run.facts.parameters == adapters < whole / 10
     before, after = model.state_dict(), run.model.state_dict()

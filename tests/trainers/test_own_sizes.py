@@ -4,25 +4,18 @@ Programs are recorded for powers of two. A program that acts on the number of it
 because one client is larger than the rest.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, Sgd
 from tests.trainers.shared import one_round, secured
+from tests.trainers.test_apart import net
 
 COUNT = 5
 
 
 pytestmark = pytest.mark.usefixtures("same_streams")
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
 def clients(large: bool, transform=None):

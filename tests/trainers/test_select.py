@@ -14,8 +14,7 @@ from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import execution_on
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.steps import Parallel, Recordings, _Pools, cuda_graph
-from dpfedexp.trainers.vectorised import Vectorised
+from dpfedexp.trainers.steps import Parallel, Recordings, Vectorised, _Pools, cuda_graph
 from tests.trainers.shared import recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, Activated, bound, features, federation
 
@@ -36,7 +35,10 @@ def test_a_recorded_step_over_memory_that_stays_gives_the_same_updates(local, co
 
 def test_cohorts_whose_size_keeps_changing_share_recordings():
     simulation = bound(NETWORKS["paper"], federation(sizes=[4] * 40))
-    steps, w = recorded(simulation, simulation.trainer._trainer().core), simulation.begin().w.float()
+    steps, w = (
+        recorded(simulation, simulation.trainer._trainer().core),
+        simulation.task.layout.read(simulation.task.model).float(),
+    )
     for cohort in (30, 31, 29, 27, 26, 28, 25):
         some = torch.arange(cohort) + 2
         plan = simulation.plan(some, 1)
@@ -52,20 +54,19 @@ def test_recordings_make_room():
     assert list(held.held) == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("tile", "threads", "network"), [(1, 3, "paper"), (2, 1, "norms"), (3, 3, "norms"), (100, 1, "paper")]
-)
+@pytest.mark.parametrize(("tile", "threads", "network"), [(1, 3, "paper"), (3, 3, "norms"), (100, 1, "paper")])
 def test_tiles_and_threads_change_nothing_but_rounding(tile, threads, network):
     clients = federation(sizes=[3, 5, 1, 4, 4, 2, 6])
     simulation = bound(NETWORKS[network], clients)
     task = simulation.task
     expected = updates(simulation, Vectorised(task))
-    makers = [lambda: simulation.trainer._trainer(), lambda: Vectorised(task.apart(), record=False),
-              lambda: Loop(task.apart(), simulation.streams)]  # fmt: skip
-    for make in makers:
-        found = updates(simulation, Parallel("tiles", make, tile, threads))
-        assert torch.allclose(found, expected, atol=1e-6)
-    assert torch.get_num_threads() >= 1
+    program = simulation.trainer._trainer()
+    for make in (
+        lambda: program,
+        lambda: Vectorised(task.apart(), record=False),
+        lambda: Loop(task.apart(), simulation.streams),
+    ):
+        assert torch.allclose(updates(simulation, Parallel("tiles", make, tile, threads)), expected, atol=1e-6)
 
 
 def test_long_runs_choose_by_measurement_and_short_ones_do_not_ask(monkeypatch):
@@ -130,16 +131,10 @@ def test_every_trainer_by_name_trains_alike(name, scaled):
     assert bool((found != 0).any(1).all())
 
 
-def test_other_names_are_refused():
-    clients = federation()
-    with pytest.raises(InputError, match="Did you mean 'fast'"):
-        bound(NETWORKS["paper"], clients, trainer="fasst")
-    with pytest.raises(InputError, match="does not have"):
-        bound(NETWORKS["paper"], clients, trainer="fused")
-
-
 def test_bf16_trains_to_about_the_same_model_and_other_names_are_refused():
     clients = federation()
+    with pytest.raises(InputError, match="does not have"):
+        bound(NETWORKS["paper"], clients, trainer="fused")
     full, half = (bound(NETWORKS["paper"], clients, precision=p) for p in ("fp32", "bf16"))
     a, b = updates(full), updates(half)
     assert 0 < float((a - b).norm()) < 0.05 * float(a.norm())
@@ -166,20 +161,12 @@ def test_a_choice_of_before_that_no_longer_fits_is_made_again(monkeypatch):
     ("given", "words"),
     [
         ({"chunk_size": 0}, "chunk_size is 0; it must be a positive whole number"),
-        ({"chunk_size": True}, "chunk_size is True"),
-        ({"precision": "fp16"}, "precision is 'fp16'; it must be 'fp32', 'tf32' or 'bf16'"),
         ({"memory": "4 apples"}, "memory is '4 apples'"),
     ],
 )
 def test_a_field_that_can_not_be_is_a_sentence(given, words):
     with pytest.raises(InputError, match=words):
         Execution(**given)
-
-
-@pytest.mark.parametrize("device", ["gpu", "cpu:x", 3.5])
-def test_a_device_that_does_not_exist_is_a_sentence(device):
-    with pytest.raises(InputError, match=r"device is .*; it must be a torch device such as 'cpu'"):
-        _ = Execution(device=device).place
 
 
 def test_a_device_beside_an_execution_is_the_same_or_an_error():

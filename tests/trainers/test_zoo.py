@@ -3,8 +3,6 @@
 Each is prepared for a secure run with trainer "auto", as users write them: a small network around the layer that classifies.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -103,13 +101,8 @@ WORDS = """Embedding(9, 6); Embedding(9, 6, padding_idx=0); Embedding(9, 6, max_
 WHOLE, REAL = torch.zeros((), dtype=torch.int64), torch.zeros(LABELS)
 REAL_LOSSES = "BCEWithLogits MSE L1 Huber SmoothL1 PoissonNLL SoftMargin MultiLabelSoftMargin"
 LOSSES = {
-    **dict.fromkeys(
-        ("CrossEntropyLoss()", "CrossEntropyLoss(label_smoothing=0.1)", "MultiMarginLoss()"), (WHOLE, "Identity")
-    ),
-    **dict.fromkeys(
-        [f"{k}Loss()" for k in REAL_LOSSES.split()],
-        (REAL, "Identity"),
-    ),
+    **dict.fromkeys(("CrossEntropyLoss(label_smoothing=0.1)", "MultiMarginLoss()"), (WHOLE, "Identity")),
+    **dict.fromkeys([f"{k}Loss()" for k in REAL_LOSSES.split()], (REAL, "Identity")),
     "NLLLoss()": (WHOLE, "LogSoftmax"),
     "BCELoss()": (REAL, "Sigmoid"),
     "KLDivLoss(reduction='batchmean')": (REAL, "LogSoftmax"),
@@ -176,9 +169,9 @@ REFUSED = {"GaussianNLLLoss", "CrossMapLRN2d(2)"}
 
 
 def test_harmless_modules_of_torch_are_accepted():
-    """In `make test` every ninth one, in `make test-long` all."""
+    """In `make test` every fourteenth one, in `make test-long` all."""
     cases = torchs()
-    tried = cases if LONG else dict(list(cases.items())[::9])
+    tried = cases if LONG else dict(list(cases.items())[::14])
     refused = {name: sentence for name, case in tried.items() if (sentence := refusal(*case)) is not None}
     assert refused.keys() <= REFUSED, refused
     assert len(cases) >= 100

@@ -58,7 +58,7 @@ def in_full(settings: Settings) -> Tree:
         if algorithm[name] is not None or (name == "gamma" and built.mechanism != "privunit"):
             continue
         default = parameters[name].default if name in parameters else None
-        algorithm[name] = getattr(built, name, None) if default in (None, inspect.Parameter.empty) else default
+        algorithm[name] = getattr(built, name, None) if default in (None, ..., inspect.Parameter.empty) else default
     if built.mechanism == "privunit" and built.target_epsilon is None:
         algorithm |= dict(zip(PRIVUNIT, built.epsilons, strict=True))
     if algorithm["clip"] == "adaptive" and algorithm["adaptive"] is None:

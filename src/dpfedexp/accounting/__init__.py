@@ -1,7 +1,7 @@
 """Composition, calibration and the ledger. Knows mechanisms only by their events."""
 
 from dpfedexp.accounting.calibrate import affordable_rounds, calibrate_noise, calibrate_privunit, epsilon, noise, rounds
-from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, epsilon_curve, guarantee
+from dpfedexp.accounting.compose import Guarantee, PrivacyCost, compose, guarantee
 from dpfedexp.accounting.events import Event, GaussianEvent, NonPrivateEvent, PrivUnitEvent, PureEvent, Query, Sampling
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.ledger import Budget, Entry, Ledger
@@ -26,7 +26,6 @@ __all__ = [
     "calibrate_privunit",
     "compose",
     "epsilon",
-    "epsilon_curve",
     "guarantee",
     "joint_mu",
     "noise",

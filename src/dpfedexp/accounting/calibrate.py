@@ -1,8 +1,7 @@
 """From a target ε back to what is needed: noise, rounds, or the ε of one report, always on the safe side of the target.
 
-`epsilon`, `noise` and `rounds` are the accountant on its own, for rounds of Gaussian noise from whatever framework. The noise
-multiplier z is the standard deviation of the noise on the sum of clipped updates over the clip, as in Opacus, pfl and TensorFlow
-Privacy. Their figures are those for adjacency "add-remove"; replacing a client, the default here, moves the sum by twice as much.
+`epsilon`, `noise` and `rounds` are the accountant on its own. The noise multiplier z is the noise on the sum of clipped updates
+over the clip, as in Opacus, pfl and TensorFlow Privacy, whose figures are those for adjacency "add-remove".
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ def calibrate_noise(
     """The smallest noise multiplier z for which the run costs at most `target_epsilon` at `delta`.
 
     Args:
-        make_event: what one round costs with z.
-        target_epsilon: what all of it may cost.
-        delta: δ of the target.
+        make_event: what one of the `rounds` costs with z.
+        target_epsilon, delta: what all of it may cost.
         rounds: how many rounds there are.
         beside: what else the run releases once, with z; None for nothing.
     """
@@ -94,10 +92,9 @@ def affordable_rounds(event: Event, target_epsilon: float, delta: float) -> int:
 def calibrate_privunit(
     make_event: Callable[[float], Event], *, target_epsilon: float, delta: float = 0.0, rounds: int = 1
 ) -> float:
-    """The largest ε of one report for which `rounds` reports cost at most `target_epsilon` at `delta`.
+    """The largest ε of one report for which `rounds` reports (`make_event` of it) cost at most the target.
 
-    `make_event` makes the mechanism's event from the ε of one report. The default is a target per round (pure ε);
-    with `rounds` and `delta` the target is for the total, by the tight composition.
+    The default is a target per round (pure ε); with `rounds` and `delta` it is for the total, by the tight composition.
     """
     _check(target_epsilon, delta, rounds)
 
@@ -161,8 +158,7 @@ def epsilon(
 
     Args:
         noise_multiplier: z.
-        rounds: how many sums are released.
-        delta: δ.
+        rounds, delta: how many sums are released, and δ.
         sampling_rate: the share of the clients that takes part in a round, drawn anew.
         sampling: how they are drawn: each by itself ("poisson"), or a fixed number.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.
@@ -192,9 +188,7 @@ def noise(
     Formal guarantee: by the accountant's own figure the rounds cost no more than `epsilon`.
 
     Args:
-        epsilon: what all rounds together may cost.
-        rounds: how many sums are released.
-        delta: as for `epsilon`, and so is what follows it.
+        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import noise
@@ -221,9 +215,7 @@ def rounds(
     Formal guarantee: by the accountant's own figure so many rounds cost no more than `epsilon`, and one more would.
 
     Args:
-        epsilon: what all rounds together may cost.
-        noise_multiplier: z.
-        delta: as for `epsilon`, and so is what follows it.
+        epsilon: what all rounds together may cost. The others are as for the function `epsilon`.
 
     Example:
         >>> from dpfedexp.accounting import rounds

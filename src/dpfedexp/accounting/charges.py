@@ -1,6 +1,5 @@
-"""What one round of each mechanism charges, from its settings alone.
+"""What one round of each mechanism charges, from its settings alone; mechanisms, command line and the paper's tables all ask here.
 
-The mechanisms, the command line and the paper's tables all make their events here, so that none can charge what another would not.
 Everything is in units of the clip C, so rounds with different adaptive clips are the same event. PrivUnit's constants are here too:
 the mechanism draws from them and the accountant charges them.
 """
@@ -15,20 +14,8 @@ from typing import Literal
 
 from scipy.special import betaincc, betainccinv, betaln
 
-from dpfedexp.accounting.events import (
-    OWN_QUERIES,
-    SQUARES,
-    UPDATE,
-    Adjacency,
-    BesideSum,
-    Event,
-    GaussianEvent,
-    NoiseBy,
-    NonPrivateEvent,
-    PrivUnitEvent,
-    Query,
-    Sampling,
-)
+from dpfedexp.accounting import events
+from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, PrivUnitEvent, Query, Sampling
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.errors import InputError, require
 
@@ -76,24 +63,25 @@ def central_gaussian(
         votes: the name of every vote that is released, and the noise on the sum of its shares.
     """
     z = noise_multiplier
-    queries = [Query(UPDATE, 1.0, 2.0 if adjacency == "replace-one" else 1.0, z, diameter=2.0)]
+    queries = [Query(events.UPDATE, 1.0, 2.0 if adjacency == "replace-one" else 1.0, z, diameter=2.0)]
     replaced, left_out = 2.0 / z, 1.0 / z
     if scalar_multiplier is not None:
-        queries.append(Query(SQUARES, 1.0, 1.0, scalar_multiplier, diameter=1.0))
+        queries.append(Query(events.SQUARES, 1.0, 1.0, scalar_multiplier, diameter=1.0))
         replaced = joint_mu(1.0, z, scalar_multiplier)
         left_out = math.hypot(left_out, 1.0 / scalar_multiplier)
     for name, noise in votes:
         queries.append(_vote(name, noise, adjacency))
         replaced, left_out = math.hypot(replaced, 1.0 / noise), math.hypot(left_out, 0.5 / noise)
-    # Attained, all queries at once: an update of norm C, left out or turned round. Its votes are free to differ as far as they can:
-    # an update of norm C may have been longer before it was clipped, and the mechanism takes whatever else a client answers, as no
-    # vote is tied to the update or to another vote.
-    # Further votes may be tied to the update, as whether training helped is: then no pair of neighbours moves both to the full.
+    # Attained, all queries at once: an update of norm C, left out or turned round. Whether it was within the clip is free to
+    # differ: it may have been longer before it was clipped. Further votes may be tied to the update, as whether training helped
+    # is: then no pair of neighbours moves both to the full.
     tied = any(name != "within clip" for name, _ in votes)
     return _central(adjacency, queries, sampling, not tied, replaced, left_out)
 
 
-def two_party(event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: NoiseBy = "both") -> GaussianEvent:
+def two_party(
+    event: GaussianEvent, sampling: Sampling = Sampling(), noise_by: events.NoiseBy = "both"
+) -> GaussianEvent:
     """A central round whose sum two aggregators make together, as either of them sees it: sampling hides nobody from it.
 
     Args:
@@ -125,10 +113,7 @@ def votes_only(votes: Votes, adjacency: Adjacency = "replace-one", sampling: Sam
 def _central(
     adjacency: Adjacency, queries: Sequence[Query], sampling: Sampling, free: bool, replaced: float, left_out: float
 ) -> GaussianEvent:
-    """The event of these queries, with their joint μ if one client is replaced or left out where that is proven.
-
-    `free` says that some pair of neighbours moves all the queries as far as they can at once.
-    """
+    """The event of these queries, with their joint μ where it is proven; `free`: some neighbours move all queries to the full."""
     full = sampling.kind == "full"
     event = GaussianEvent("central", adjacency, tuple(queries), sampling, attained=full and free)
     if not full or len(queries) == 1:
@@ -140,7 +125,8 @@ def _central(
 def _vote(name: str, noise: float, adjacency: Adjacency) -> Query:
     """A client's share is within ±½."""
     require(
-        name not in OWN_QUERIES, f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise."
+        name not in events.OWN_QUERIES,
+        f"a vote is called {name!r}, as a query of the mechanism's own; call it otherwise.",
     )
     require(noise > 0.0, f"the vote {name!r} has noise {noise}; it must be a positive number.")
     return Query(name, 0.5, 1.0 if adjacency == "replace-one" else 0.5, noise, diameter=1.0)
@@ -154,9 +140,9 @@ def local_gaussian(noise_multiplier: float, sampling: Sampling = Sampling(), *, 
         sampling: who takes part. The server sees who sent what, so it amplifies nothing; the event names it for other readers.
         squares: whether the server's step size uses the squared norm of every report.
     """
-    update = Query(UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
-    beside: BesideSum = "squares" if squares else "nothing"
-    return GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum=beside)
+    update = Query(events.UPDATE, 1.0, 2.0, noise_multiplier, diameter=2.0)
+    event = GaussianEvent("local", "replace-one", (update,), sampling, attained=True, beside_sum="nothing")
+    return replace(event, beside_sum="squares") if squares else event
 
 
 def privunit(
@@ -188,7 +174,7 @@ def privunit(
 def round_event(kind: str, settings: RoundSettings) -> Event | None:
     """What one round of a mechanism of this library costs, from its settings alone; None for a kind that is not known here."""
     if kind == "none":
-        return NonPrivateEvent()
+        return events.NonPrivateEvent()
     if kind not in ("central-gaussian", "two-party", "two-party-one-sided", "local-gaussian", "privunit"):
         return None
     require(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -82,25 +82,9 @@ def guarantee(event: Event, rounds: int, delta: float) -> PrivacyCost:
     require(rounds >= 1, f"rounds is {rounds}; it must be 1 or more.")
     total = compose([(event, rounds)], delta)
     delta_round = 0.0 if event.family == "report" else delta
-    return PrivacyCost(
-        epsilon_round=compose([(event, 1)], delta_round).epsilon,
-        epsilon_total=total.epsilon,
-        delta=delta,
-        adjacency=total.adjacency,
-        setting=total.setting,
-        accountant=total.accountant,
-        rounds=rounds,
-        delta_round=delta_round,
-        mu_total=total.mu,
-        pure_epsilon_total=total.pure_epsilon,
-        exact=total.exact,
-    )
-
-
-@checked
-def epsilon_curve(event: Event, rounds: Sequence[int], delta: float) -> list[float]:
-    """ε after each of the given numbers of rounds."""
-    return [compose([(event, t)], delta).epsilon for t in rounds]
+    one = compose([(event, 1)], delta_round).epsilon
+    named, further = (total.adjacency, total.setting, total.accountant), (total.mu, total.pure_epsilon, total.exact)
+    return PrivacyCost(one, total.epsilon, delta, *named, rounds, delta_round, *further)
 
 
 @lru_cache(maxsize=65536)
@@ -112,9 +96,6 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
         return Guarantee(math.inf, delta, adjacency, setting, NOT_PRIVATE, exact=True)
     gaussian = [(event, n) for event, n in counts if isinstance(event, GaussianEvent)]
     reports = [(event, n) for event, n in counts if isinstance(event, PrivUnitEvent | PureEvent)]
-    if not reports:
-        epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
-        return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
     pure = privunit.pure_epsilon(reports)
     if not gaussian:
         epsilon, accountant = privunit.epsilon(reports, delta)
@@ -122,6 +103,8 @@ def _compose(counts: tuple[tuple[Event, int], ...], delta: float) -> Guarantee:
         exact = accountant == privunit.EXACT or (delta == 0.0 and all(event.exact for event, _ in reports))
         return Guarantee(epsilon, delta, adjacency, setting, accountant, pure_epsilon=pure, exact=exact)
     epsilon, accountant, mu = _gaussian_epsilon(gaussian, delta)
+    if not reports:
+        return Guarantee(epsilon, delta, adjacency, setting, accountant, mu=mu, exact=accountant == GAUSSIAN)
     if mu is None:
         return Guarantee(epsilon + pure, delta, adjacency, setting, f"{accountant} + {privunit.PURE}")
     epsilon, composition = privunit.epsilon_beside(reports, mu, delta)

@@ -1,10 +1,7 @@
-"""What a round did, in numbers that any accountant can interpret.
+"""What a round did, in numbers that any accountant can interpret: frozen values, of which the ledger is a list.
 
-An event is a frozen value made by a mechanism from its own fields. Accounting knows mechanisms only by these events; the ledger
-is a list of them.
-
-There are three families. Gaussian events compose by their shift in units of the noise. Report events compose by the law of their
-privacy loss: PrivUnit's is exact, and `PureEvent` is for any other release that is ε-DP by itself. The third promises nothing.
+Gaussian events compose by their shift in units of the noise. Report events compose by the law of their privacy loss: PrivUnit's is
+exact, and `PureEvent` is for any other release that is ε-DP by itself. The third family promises nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
 
 
 class _Event:
-    """What every event answers. An event says otherwise where sampling or the number of clients changes what it costs."""
+    """What every event answers, unless sampling or the number of clients changes what it costs."""
 
     def unsampled(self) -> Self:
         """The same release for an observer who knows who took part."""
@@ -75,11 +72,9 @@ class Query:
 
     Args:
         bound: the largest norm that one client can contribute: what changes when a client is left out.
-        sensitivity: the largest change when the data set changes to a neighbour (under the event's adjacency, the
-            others fixed).
+        sensitivity: the largest change when the data set changes to a neighbour (under the event's adjacency, the others fixed).
         noise: the standard deviation of the noise per coordinate, in the same unit.
-        diameter: the largest change when one client's contribution is replaced; None where it is not known, and then
-            twice the bound is charged for it.
+        diameter: the largest change when one client is replaced; None where it is not known: then twice the bound is charged.
     """
 
     name: str
@@ -158,30 +153,24 @@ class GaussianEvent(_Event):
         return replace(self, queries=tuple(q.scaled(factor) for q in self.queries), joint_mu=joint, other_mu=other)
 
     def to_readers(self) -> GaussianEvent:
-        """A two-party round for an observer who sees the models only: the noise of both, and not who took part.
-
-        The sum of two independent Gaussian noises has √2 times the standard deviation of each.
-        """
+        """A two-party round for an observer who sees the models only: the noise of both, and not who took part."""
+        # The sum of two independent Gaussian noises has √2 times the standard deviation of each.
         factor = math.sqrt(0.5) if self.noise_by == "both" else 1.0
-        whole = self.sampling.kind == "full"
         event = replace(self.scaled(factor), setting="central", noise_by="")
-        return event if whole else replace(event, joint_mu=None, other_mu=None)
+        return event if self.sampling.kind == "full" else replace(event, joint_mu=None, other_mu=None)
 
     def unsampled(self) -> GaussianEvent:
         return replace(self, sampling=Sampling())
 
     def hosted(self, clients: int) -> tuple[GaussianEvent, int]:
-        """In a sum (central or two-party) all the holder's data together move it `clients` times as far as one client's, in every
-        query of the round (by the triangle inequality the joint shift too), while the noise stays the same. Local: each client's
-        report has noise of its own, so the reports compose, which for Gaussian noise is exactly one event with √clients times the
-        shift.
-        """
+        # In a sum (central or two-party) all the holder's data together move it `clients` times as far as one client's, in every
+        # query (by the triangle inequality the joint shift too), while the noise stays the same. Local: each report has noise of
+        # its own, so they compose, which for Gaussian noise is exactly one event with √clients times the shift.
         return self.scaled(math.sqrt(clients) if self.setting == "local" else clients), 1
 
     def beside(self, earlier: Iterable[object]) -> GaussianEvent:
-        """A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
-        √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
-        """
+        # A server may add all of a round's central answers into one sum with one noise, where their shifts add: μ₁ + μ₂ instead of
+        # √(μ₁² + μ₂²). With M charged so far, an answer of μ is therefore charged as √((M + μ)² − M²).
         if self.setting == "local":
             return self
         before = gdp.compose(e.mu for e in earlier if isinstance(e, GaussianEvent) and e.setting == self.setting)
@@ -295,14 +284,12 @@ class PrivUnitEvent(_Event):
         return self
 
     def hosted(self, clients: int) -> tuple[PrivUnitEvent, int]:
-        """Each client's report is randomised on its own, so they compose."""
-        return self, clients
+        return self, clients  # each client's report is randomised on its own, so they compose
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
-        """An equal pure ε is not enough: one part that holds all of it composes worse than several. Every part of a report's loss
-        must be as small and as rare."""
         if not isinstance(other, PrivUnitEvent):
             return False
+        # An equal pure ε is not enough: one part that holds all of it composes worse than several.
         mine, theirs = (
             (e.direction_epsilon, e.p, e.epsilon2, 1.0 / (1.0 + e.k * math.exp(-e.epsilon2))) for e in (self, other)
         )
@@ -356,7 +343,7 @@ class PureEvent(_Event):
         return replace(self, sampling=Sampling())
 
     def under(self, adjacency: Adjacency) -> PureEvent:
-        """Replacing a client is leaving one out and taking one in; what leaving one out changes, a replacement does not say."""
+        """Replacing a client is leaving one out and taking one in; the other way round nothing is known."""
         if adjacency == self.adjacency:
             return self
         require(adjacency == "replace-one", "a replace-one epsilon says nothing about leaving a client out.")
@@ -369,10 +356,10 @@ class PureEvent(_Event):
         return replace(self, epsilon=self.epsilon * clients), 1
 
     def beside(self, earlier: Iterable[object]) -> PureEvent:
-        """A server may add all of a round's central answers into one release, which then costs the sum of their ε: this answer is
-        charged with all of it, because a sequence of the parts would compose to less."""
         if self.setting != "central":
             return self
+        # A server may add all of a round's central answers into one release, which then costs the sum of their ε: this answer is
+        # charged with all of it, because a sequence of the parts would compose to less.
         before = math.fsum(e.epsilon for e in earlier if isinstance(e, PureEvent) and e.setting == "central")
         return replace(self, epsilon=self.epsilon + before)
 

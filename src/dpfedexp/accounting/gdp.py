@@ -5,8 +5,7 @@ exactly that, and they compose exactly: μ² adds (Dong, Roth, Su 2022). The cur
 
     δ(ε) = Φ(a) − e^ε Φ(a − μ) = ½ e^{−a²/2} [erfcx(−a/√2) − erfcx((μ − a)/√2)],
 
-and the second form holds no large exponent, so nothing overflows at any ε. No approximation is made anywhere in this
-file.
+and the second form holds no large exponent, so nothing overflows at any ε. Nothing in this file is approximated.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """Releases that are μ₁-, μ₂-, …-GDP are together √(Σ μᵢ²)-GDP, also when each is chosen after seeing the earlier
-    ones."""
+    """Releases that are μ₁-, μ₂-, …-GDP are together √(Σ μᵢ²)-GDP, also where each is chosen after seeing those before."""
     return math.hypot(*mus)
 
 

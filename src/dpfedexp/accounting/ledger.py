@@ -1,12 +1,10 @@
 """The ledger: what was charged, on disk before the round that it pays for exists.
 
 One JSON object to a line, a header and then one charge per round. Every line ends with the SHA-256 of the previous line's hash and
-its own text, so a changed byte breaks the chain at the line that was changed. A side file `<name>.head` holds the number of records
-and the last hash, so removed lines at the end are noticed too.
+its own text; a side file `<name>.head` holds the number of records and the last hash, so removed lines at the end are noticed too.
 
 A charge is written and synced, then the head is replaced atomically and synced, then `charge` returns. Killed at any instant, the
-file is ahead of its head by at most one record, or ends in a torn line without a newline: both were never acknowledged, and both
-open again. Reading it back needs only `events.from_json`, so any accountant can.
+file is ahead of its head by at most one record, or ends in a torn line: both were never acknowledged, and both open again.
 """
 
 from __future__ import annotations
@@ -61,6 +59,10 @@ class Entry:
     run: str = ""
     noise: str = ""
 
+    @property
+    def release(self) -> tuple[str, int, str]:
+        return self.run, self.round, self.noise
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -98,15 +100,23 @@ class Ledger:
         entries: list[Entry],
         writer: ChainWriter | None,
         *,
-        hashes: list[str] | None = None,
+        content: Chain | None = None,
         read_only: bool = False,
     ) -> None:
         self.header = header
         self._entries = entries
-        self._paid = {_release(entry): entry.event for entry in entries}
+        self._after: list[list[str]] = [[]]
+        """The hashes of the lines after so many charges: of the charge itself, and of the seals that follow it."""
+        self._seals: dict[str, dict[str, str]] = {}
+        for record, line_hash in zip([header, *content.records], content.hashes, strict=True) if content else ():
+            if "event" in record:
+                self._after.append([])
+            elif record is not header:
+                self._seals[record["run"]] = record["seal"]
+            self._after[-1].append(line_hash)
+        self._paid = {entry.release: entry.event for entry in entries}
         self._counts: Counter[Event] = Counter()
         self._counted = 0
-        self._hashes = [] if hashes is None else hashes
         self._writer = writer
         self._read_only = read_only
         self.witnesses: list[Witness] = []
@@ -119,15 +129,12 @@ class Ledger:
     @classmethod
     @checked
     def create(cls, path: str | Path, *, config_hash: str = "", **header: Any) -> Ledger:
-        """A new ledger file.
-
-        Refuses to replace one. `header` may hold delta, adjacency and anything else worth stating.
-        """
+        """A new ledger file; refuses to replace one. `header` may hold delta, adjacency and anything else worth stating."""
         path = Path(path)
         content = {"format": FORMAT, "version": VERSION, "config": config_hash, **header}
         try:
             writer = ChainWriter.create(path, content)
-            return cls(content, [], writer, hashes=writer.hashes)
+            return cls(content, [], writer, content=Chain(content, [], writer.hashes, 0, False))
         except FileExistsError:
             raise LedgerError(
                 f"{path} already exists; resume the run that wrote it, or choose another directory."
@@ -140,9 +147,9 @@ class Ledger:
     ) -> Ledger:
         """A ledger that exists, checked line by line.
 
-        `repair` drops a torn last line, which a crash during `charge` leaves and which never paid for anything.
-        `config_hash`, where given, must be the one that the ledger was created with. `read_only` changes nothing on
-        disk, ignores a torn last line, and works while a run is writing.
+        `repair` drops a torn last line, which a crash during `charge` leaves and which never paid for anything. `config_hash`,
+        where given, must be the one that the ledger was created with. `read_only` changes nothing on disk, ignores a torn last
+        line, and works while a run is writing.
         """
         path = Path(path)
         if not path.exists():
@@ -155,7 +162,7 @@ class Ledger:
             if writer is not None:
                 writer.close()
             raise
-        return cls(content.header, entries, writer, hashes=content.hashes, read_only=read_only)
+        return cls(content.header, entries, writer, content=content, read_only=read_only)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -166,18 +173,42 @@ class Ledger:
 
     def mark(self) -> Mark:
         """Where the ledger stands now, for a checkpoint to remember."""
-        return Mark(len(self), self._hashes[-1] if self._hashes else "")
+        return Mark(len(self), self._after[-1][-1] if self._after[-1] else "")
 
     @property
     def first_hash(self) -> str:
         """What this ledger can be known by: the hash of its first line, "" in memory."""
-        return self._hashes[0] if self._hashes else ""
+        return self._after[0][0] if self._after[0] else ""
 
     def holds(self, mark: Mark) -> bool:
         """Whether this is the ledger that `mark` was taken of, or a continuation of it."""
         if not 0 <= mark.count <= len(self):
             return False
-        return (self._hashes[mark.count] if self._hashes else "") == mark.hash
+        return mark.hash in self._after[mark.count] if self._after[0] else mark.hash == ""
+
+    def seal(self, run: str, **digests: str) -> None:
+        """Binds what a run came to, such as the hash of its model, to the charges that paid for it.
+
+        A later seal of the same run takes the place of an earlier one.
+        """
+        if self._read_only:
+            raise LedgerError("this ledger was opened for reading; open it without read_only to seal it.")
+        if self._seals.get(run) == digests:
+            return
+        self.check_newest()
+        if self._writer is not None:
+            self._append({"run": run, "seal": digests})
+            self._after[-1].append(self._writer.hashes[-1])
+        self._seals[run] = digests
+        self._move_witnesses()
+
+    def sealed(self, run: str) -> dict[str, str] | None:
+        """The digests of the run's last seal; None where it has none."""
+        return self._seals.get(run)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.append({"seq": len(self._writer.hashes), **record})
 
     def charge(
         self,
@@ -190,16 +221,15 @@ class Ledger:
     ) -> bool:
         """Pay for a round before it is released. True when a charge was added.
 
-        A charge belongs to a run, a round and a noise key. After a crash a seeded simulation computes the same round again with
-        the same randomness: the same output, so nothing new is released, and what is in the ledger already is not charged twice
-        (False is returned). Without `noise` the randomness is fresh, which costs every time. `note` is kept in the line for whoever
-        reads it, and changes nothing in the charge.
+        A charge belongs to a run, a round and a noise key. A seeded simulation that computes the same round again with the same
+        randomness releases nothing new, so it is not charged twice (False is returned). Without `noise` the randomness is fresh,
+        which costs every time. `note` is kept in the line for its readers, and changes nothing in the charge.
         """
         require(isinstance(round, int) and round >= 0, f"round is {round!r}; it must be a whole number, zero or more.")
         if self._read_only:
             raise LedgerError("this ledger was opened for reading; open it without read_only to charge it.")
         entry = Entry(round, event, run, secrets.token_hex(8) if noise is None else noise)
-        paid = self._paid.get(_release(entry))
+        paid = self._paid.get(entry.release)
         if paid is not None and paid != event:
             raise LedgerError(
                 f"round {round} is already charged with a different event under the same noise; resume with the settings of the "
@@ -207,11 +237,11 @@ class Ledger:
             )
         if paid is None:
             self.check_newest()
-            if self._writer is not None:
-                named = {"seq": len(self) + 1, "run": run, "round": round, "noise": entry.noise}
-                self._writer.append({**(note or {}), **named, "event": to_json(event)})
+            named = {"run": run, "round": round, "noise": entry.noise}
+            self._append({**(note or {}), **named, "event": to_json(event)})
+            self._after.append([] if self._writer is None else [self._writer.hashes[-1]])
             self._entries.append(entry)
-            self._paid[_release(entry)] = event
+            self._paid[entry.release] = event
         self._move_witnesses()
         return paid is None
 
@@ -237,10 +267,7 @@ class Ledger:
     def check(
         self, budget: Budget, event: Event, *, round: int | None = None, run: str = "", noise: str | None = None
     ) -> None:
-        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget, whichever runs have spent it.
-
-        A release already paid for never does.
-        """
+        """Raise `BudgetExceeded` if one more round of `event` would exceed the budget; a release already paid for never does."""
         if round is not None and noise is not None and self._paid.get((run, round, noise)) == event:
             return
         after = compose([*self.charges(), (event, 1)], budget.delta).epsilon
@@ -268,10 +295,6 @@ class Ledger:
         self.close()
 
 
-def _release(entry: Entry) -> tuple[str, int, str]:
-    return entry.run, entry.round, entry.noise
-
-
 def _check_header(path: Path, header: dict[str, Any], config_hash: str | None) -> None:
     if header.get("format") != FORMAT:
         raise LedgerError(f"{path}, line 1: not a {FORMAT} file.")
@@ -290,6 +313,11 @@ def _entries(path: Path, records: list[dict[str, Any]]) -> list[Entry]:
     for seq, record in enumerate(records, start=1):
         try:
             require(record["seq"] == seq, f"it is numbered {record['seq']!r} where {seq} was due")
+            if "seal" in record and "event" not in record:
+                digests = record["seal"]
+                right = isinstance(digests, dict) and all(isinstance(one, str) for one in digests.values())
+                require(isinstance(record["run"], str) and right, "its seal is not a table of digests")
+                continue
             require(type(record["round"]) is int, f"its round is {record['round']!r}")
             event = from_json(record["event"])
             # Every number is used once, so that a field of the wrong type is found here and not in an accountant.
@@ -354,10 +382,7 @@ class ChainWriter:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> ChainWriter:
-        """A new file that appears with its first line complete, or not at all.
-
-        Raises `FileExistsError` rather than replace one.
-        """
+        """A new file that appears with its first line complete, or not at all; `FileExistsError` where there is one."""
         line, last_hash = _seal(header, _GENESIS)
         create_file(path, line)
         writer = cls(path, _open_locked(path), [last_hash])

@@ -2,16 +2,14 @@
 
 Several sound upper bounds exist for a sampled round; the smallest is reported and named.
 
-- Poisson sampling, add/remove: the dominating pair is (1−q)N(0,1) + qN(r,1) against N(0,1), r = `event.radius`, so
-  the noise multiplier of dp-accounting is 1/r.
-- Poisson sampling, replace-one: (1−q)N(0,1) + qN(r,1) against (1−q)N(0,1) + qN(−r,1). dp-accounting's REPLACE_ONE
-  takes the distance from the centre to one side as its sensitivity, so the noise multiplier is 1/r here too, not
-  1/(2r).
-- Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between
-  the two sides, so the noise multiplier is 1/`event.mu`.
-- Fixed-size sampling, add/remove: nothing is gained, and the shift is that of a replacement. Adding a client also
-  pushes another one out of a sample of fixed size, so one contribution takes the place of another: at most 2r, without
-  amplification.
+- Poisson sampling, add/remove: the dominating pair is (1−q)N(0,1) + qN(r,1) against N(0,1), r = `event.radius`, so the noise
+  multiplier of dp-accounting is 1/r.
+- Poisson sampling, replace-one: (1−q)N(0,1) + qN(r,1) against (1−q)N(0,1) + qN(−r,1). dp-accounting's REPLACE_ONE takes the
+  distance from the centre to one side as its sensitivity, so the noise multiplier is 1/r here too, not 1/(2r).
+- Fixed-size sampling, replace-one: RDP for sampling without replacement, whose sensitivity is the distance between the two sides,
+  so the noise multiplier is 1/`event.mu`.
+- Fixed-size sampling, add/remove: adding a client pushes another one out, so one contribution takes the place of another: the shift
+  of a replacement, at most 2r, without amplification.
 """
 
 from __future__ import annotations
@@ -161,11 +159,9 @@ def _one_round(item: Round, step: float) -> Any:
 
 
 def _grid(counts: Sequence[tuple[Round, int]]) -> tuple[float, bool]:
-    """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse.
-
-    Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation
-    are exact to many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
-    """
+    """The step of a grid fine beside one round's loss and small enough for all of them together, and whether it is coarse."""
+    # Pessimistic rounding adds at most step²/4 of variance to a round, so a few hundred points per standard deviation are exact to
+    # many digits. The step is a power of two, so that ε after each of many rounds reuses one distribution.
     moments = [_loss_spread(item) for item, _ in counts]
     finest = min(sd for sd, _ in moments)
     total = math.sqrt(sum(n * sd * sd for (sd, _), (_, n) in zip(moments, counts, strict=True)))
@@ -208,16 +204,13 @@ def _round_up(value: float) -> float:
 def selection_epsilon(mu: float, delta: float, runs: float) -> float:
     """ε of private selection: a random, secret number of runs, of which only the best is shown (Papernot and Steinke 2022).
 
-    Everything together costs about as much as two or three runs, however many there were.
-
     Formal guarantee: an upper bound on ε at `delta`, by Rényi differential privacy, of the best of K runs, each μ-GDP, where K is
     geometric with mean `runs`, nothing but the best is ever seen, and its score follows from what the run released and from public
     data. It may be above what one run alone costs at the same δ by another accountant.
 
     Args:
         mu: of one run: √T·μ of its rounds (`Guarantee.mu`).
-        delta: δ.
-        runs: the mean number of runs, above 1.
+        delta, runs: δ, and the mean number of runs, above 1.
     """
     require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
     require(is_number(delta) and 0 < delta < 1, f"delta is {delta!r}; it must be above 0 and below 1.")

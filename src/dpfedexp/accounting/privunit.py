@@ -1,14 +1,14 @@
 """Exact composition of reports by the law of their privacy loss: PrivUnit × ScalarDP, and anything else that is ε-DP by itself.
 
-The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most
-half of the sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
+The worst pair of clients for one report has opposite directions (whose caps are disjoint, because a cap holds at most half of the
+sphere) and different levels. The privacy loss is then the sum of two independent three-point variables,
 
     direction  +L with probability p,              −L with probability p·e^{−L},    0 otherwise,
     level      +ε₂ with probability e^ε₂/(e^ε₂+k), −ε₂ with probability 1/(e^ε₂+k), 0 otherwise,
 
-with L = `event.direction_epsilon`, so T reports live on two lattices of 2T + 1 points. They are convolved as they are:
-nothing is discretised, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other
-pair of clients is a mixture of this one and of indistinguishable outputs, so it is dominated.
+with L = `event.direction_epsilon`, so T reports live on two lattices of 2T + 1 points. They are convolved as they are: nothing is
+discretised, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−loss})₊ is right to rounding. Any other pair of clients is a
+mixture of this one and of indistinguishable outputs, so it is dominated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -46,14 +45,10 @@ def epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float) -> tuple[f
     if delta <= 0.0 or pure == 0.0 or math.isinf(pure):
         return pure, PURE
     parts = _parts(charges)
+    if _tractable(parts):
+        return min((pure, PURE), (_invert(_Losses(parts).delta, pure, delta), _composition(charges)))
     only = all(isinstance(event, PrivUnitEvent) for event, _ in charges)
-    name = _composition(charges) if _tractable(parts) else RENYI if only else RENYI_BOUND
-    return min((pure, PURE), (_tight(parts, pure, delta), name))
-
-
-def _tight(parts: dict[ThreePoint, int], pure: float, delta: float) -> float:
-    """ε by the exact law of the composed loss, or by Rényi DP where the lattices are too long."""
-    return _invert(_Losses.of(parts).delta, pure, delta) if _tractable(parts) else _renyi_epsilon(parts, delta)
+    return min((pure, PURE), (_renyi_epsilon(parts, delta), RENYI if only else RENYI_BOUND))
 
 
 def epsilon_beside(charges: Sequence[tuple[ReportEvent, int]], mu: float, delta: float) -> tuple[float, str]:
@@ -85,7 +80,7 @@ def _composition(charges: Sequence[tuple[ReportEvent, int]]) -> str:
 
 def delta(charges: Iterable[tuple[ReportEvent, int]], epsilon: float) -> float:
     """The exact δ(ε) of all the reports together."""
-    return _Losses.of(_parts(charges)).delta(epsilon)
+    return _Losses(_parts(charges)).delta(epsilon)
 
 
 def _parts(charges: Iterable[tuple[ReportEvent, int]]) -> dict[ThreePoint, int]:
@@ -105,31 +100,22 @@ def _tractable(parts: dict[ThreePoint, int]) -> bool:
     return longest <= _MAX_EXACT_REPORTS and math.prod(2 * n + 1 for n in others) <= _MAX_ATOMS
 
 
-@dataclass(frozen=True)
 class _Losses:
     """The composed loss as (explicit atoms) + (one lattice), which makes δ(ε) one pass over the atoms."""
 
-    atoms: np.ndarray
-    weights: np.ndarray
-    step: float
-    reach: int
-    above: np.ndarray
-    discounted: np.ndarray
-
-    @staticmethod
-    def of(parts: dict[ThreePoint, int]) -> _Losses:
+    def __init__(self, parts: dict[ThreePoint, int]) -> None:
         lattices: dict[float, np.ndarray] = {}
         for part, count in parts.items():
             pmf = _law(part, count)
             lattices[part.step] = np.convolve(lattices[part.step], pmf) if part.step in lattices else pmf
-        *others, (step, pmf) = sorted(lattices.items(), key=lambda item: item[1].size)
-        atoms, weights = _atoms(others)
+        *others, (self.step, pmf) = sorted(lattices.items(), key=lambda item: item[1].size)
+        self.atoms, self.weights = _atoms(others)
+        self.reach = pmf.size // 2
         # One slot past the end, so that "no lattice point is large enough" is a lookup like any other.
-        above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
-        discount = math.exp(-step)
+        self.above = np.append(np.cumsum(pmf[::-1])[::-1], 0.0)
+        discount = math.exp(-self.step)
         sums = list(accumulate(pmf[::-1].tolist(), lambda total, mass: mass + discount * total))
-        discounted = np.append(sums[::-1], 0.0)
-        return _Losses(atoms, weights, step, pmf.size // 2, above, discounted)
+        self.discounted = np.append(sums[::-1], 0.0)
 
     def delta(self, epsilon: float) -> float:
         first = np.floor((epsilon - self.atoms) / self.step) + 1.0
@@ -173,11 +159,10 @@ def _invert(delta_at: Callable[[float], float], most: float, delta: float) -> fl
 
 def _renyi_epsilon(parts: dict[ThreePoint, int], delta: float) -> float:
     """RDP of the same pair, which adds over rounds; sound at every order, so a grid of orders is enough."""
-    orders = _ORDERS
-    total = np.zeros_like(orders)
+    total = np.zeros_like(_ORDERS)
     for part, count in parts.items():
-        up, shift = math.log(part.up), (orders - 1.0) * part.step
+        up, shift = math.log(part.up), (_ORDERS - 1.0) * part.step
         stay = math.log(part.stay) if part.stay > 0.0 else -math.inf
-        total += count * np.logaddexp(np.logaddexp(up + shift, up - part.step - shift), stay) / (orders - 1.0)
-    candidates = total + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
+        total += count * np.logaddexp(np.logaddexp(up + shift, up - part.step - shift), stay) / (_ORDERS - 1.0)
+    candidates = total + np.log1p(-1.0 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1.0)
     return max(0.0, float(candidates.min()))

@@ -1,56 +1,96 @@
-"""What a run promises, to whom: a statement made only from what was charged, under each adjacency and for each observer.
+"""What a run promises, to whom: a statement made only from what was charged, and the same in plain language.
 
-Where the charges prove nothing, there is a reason and no number. The text is for people who are not experts; the JSON holds every
-number of the text.
+Every number of the text comes from `shown`, which the JSON holds too.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import Any, Literal
 
-from dpfedexp.accounting import gdp, pld, privunit, wording
+from dpfedexp.accounting import gdp, pld
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import Adjacency, Event, GaussianEvent, NoiseBy, PrivUnitEvent, PureEvent, ReportEvent
-from dpfedexp.accounting.wording import TUNING, Promise, Source, View
+from dpfedexp.accounting.events import Event, GaussianEvent, NoiseBy
+from dpfedexp.accounting.views import Counts, View, models_only, other_adjacency, round_delta, view
 from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
 
 VERSION = 2
 """Of the JSON form."""
 
-OTHER: dict[str, Adjacency] = {"replace-one": "add-remove", "add-remove": "replace-one"}
-
-NOT_LEFT_OUT = "the charges say what replacing a client changes, and not what leaving one out does"
-NO_ADD_REMOVE = "a client's own message shows that the client is there; only what it holds can be hidden"
-NOT_COUNTED = (
-    "it is not known how many clients report in every round, each from its own data and the released models alone"
-)
-SAMPLED = "only some of the clients report in a round, and how much noise they add together is not fixed"
-UNSAID = "the ledger was written before it said what the server computes from the reports"
-MORE_THAN_THE_SUM = {
-    "unknown": UNSAID,
-    "squares": "the step size uses the squared norm of every report, so the models show more than the sum of the reports",
-    "rounding": "strict noise is rounded in every report, so the models show slightly more than the sum of the reports",
-}
-NO_SHUFFLING = (
-    "hiding one report among the others (amplification by shuffling) is proven only for reports that say less or for "
-    "more clients"
-)
-MIXED = "the rounds use different kinds of noise"
-
-SHUFFLE = "amplification by shuffling"
-
-Counts = Sequence[tuple[Event, int]]
+TUNING = "choosing the model, the clip or any other setting by trying several of them on the same clients"
+METRICS = "anything measured on the clients' data without noise, such as a training loss or a test score on their data"
+Source = Literal["private", "public", "test", "unknown"]
+"""What a decision to stop a run early looked at: values that were released with noise, a measurement on public data, one on the
+server's own test data, or something that the run does not know."""
+OTHER_TUNING = "choosing anything by trying it on the same clients outside of this selection"
+NOT_SECRET = "whoever saw one of the other runs, how many there were, or how long the selection took"
+OTHER_USES = "other uses of the same clients' data, now or later: every further run adds to the total"
 
 
 @checked
 @dataclass(frozen=True)
-class PrivacyStatement(Promise):
-    """The claim of one run, made from its charges."""
+class PrivacyStatement:
+    """The claim of one run, made from its charges. `epsilon_round` is the most expensive single round; δ is for the total.
+
+    Args:
+        exact: no smaller total holds at this δ; otherwise the total is an upper bound.
+        membership_advantage: bounds (true positive rate − false positive rate) of every attack that tells two neighbouring data
+            sets apart, and `attack_success` its rate of right guesses when both were equally likely: (1 + advantage)/2.
+        nominal_epsilon_round: the ε that PrivUnit was asked for, where its exact one differs.
+        large_delta: δ is at least 1/clients.
+        other_adjacency: the same observer under the other adjacency; None, with the reason beside it, where it has no meaning.
+        models_only: a local or two-party run against an observer of only the released models, when `reporting` clients at least
+            report in every local round; None, with the reason beside it, where there is no such figure.
+        votes: what else was released beside the updates, each with noise of its own: the names of the votes.
+        chosen: what `fit` chose, in words; empty where everything was given.
+        noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
+        stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where it was not stopped.
+        noise_cohort, stand_ins, selection_runs, selection_mu: as for `from_charges`; None where the promise is for the clients of
+            the run, and where nothing was selected. With a selection all figures are those of the whole of it.
+    """
+
+    algorithm: str
+    private: bool
+    setting: str
+    adjacency: str
+    clients: int
+    rounds: int
+    epsilon_round: float
+    epsilon_total: float
+    delta: float
+    delta_round: float
+    accountant: str
+    membership_advantage: float
+    attack_success: float
+    strength: str
+    simulated: bool
+    pure_epsilon_total: float | None = None
+    planned_rounds: int | None = None
+    planned_epsilon_total: float | None = None
+    not_covered: tuple[str, ...] = (TUNING, METRICS, OTHER_USES)
+    exact: bool = False
+    nominal_epsilon_round: float | None = None
+    large_delta: bool = False
+    sampling: str = "full"
+    other_adjacency: View | None = None
+    no_other_adjacency: str = ""
+    reporting: int | None = None
+    models_only: View | None = None
+    no_models_only: str = ""
+    votes: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    stopping: Source | Literal["hand", ""] = ""
+    noise_by: NoiseBy = ""
+    noise_cohort: int | None = None
+    stand_ins: float | None = None
+    selection_runs: float | None = None
+    selection_mu: float | None = None
 
     @staticmethod
     @checked
@@ -74,10 +114,8 @@ class PrivacyStatement(Promise):
         """The statement for what was charged.
 
         Args:
-            charges: every event and how often it was charged.
-            delta: δ of the total.
-            algorithm: the name that the text uses.
-            clients: how many there are, a public number.
+            charges, delta: every event and how often it was charged, and δ of the total.
+            algorithm, clients: the name that the text uses, and how many clients there are, a public number.
             simulated: whether the noise came from a seed.
             planned: the charges of the whole run, where it stopped early or still runs. If somebody decided the end, who may have
                 looked at what was released, the figures are those of the plan: that some rounds were not made may tell something.
@@ -86,23 +124,23 @@ class PrivacyStatement(Promise):
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
             stopping: what decided that the run ended before its last planned round, where somebody decided it.
-            noise_cohort: clients of a round of a larger deployment, where the run simulated one with fewer.
-            stand_ins: how many simulated clients stood for them.
-            selection_runs: the mean of the secret, geometric number of runs of which this one is the best, where one was selected.
-            selection_mu: μ of the most expensive of those runs.
+            noise_cohort, stand_ins: clients of a round of a larger deployment, and how many simulated clients stood for them.
+            selection_runs, selection_mu: the mean of the secret, geometric number of runs of which this one is the best, where one
+                was selected, and μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
         plan = None if planned is None else [(event, n) for event, n in planned if n]
         charges = made if plan is None or not stopping else plan
         total = compose(charges, delta)
-        own = view(charges, delta)
         advantage = membership_advantage(total)
-        local = total.setting == "local"
-        reporting = (clients if reporting is None else reporting) if local else None
+        reporting = (clients if reporting is None else reporting) if total.setting == "local" else None
         turned, no_turned = other_adjacency(charges, delta)
         if turned is not None and no_other_adjacency:
             turned, no_turned = None, no_other_adjacency
         readers, no_readers = models_only(charges, delta, reporting or 0, clients)
+        gaussian = [event for event, _ in charges if isinstance(event, GaussianEvent)]
+        # The helper alone adds the noise as soon as one of the rounds has no other.
+        sides: tuple[NoiseBy, ...] = ("helper", "both", "")
         statement = PrivacyStatement(
             algorithm=algorithm,
             private=math.isfinite(total.epsilon),
@@ -110,7 +148,7 @@ class PrivacyStatement(Promise):
             adjacency=total.adjacency,
             clients=clients,
             rounds=_rounds(made),
-            epsilon_round=own.epsilon_round,
+            epsilon_round=view(charges, delta).epsilon_round,
             epsilon_total=total.epsilon,
             delta=delta,
             delta_round=round_delta(charges, delta),
@@ -120,19 +158,19 @@ class PrivacyStatement(Promise):
             strength=strength(total.epsilon),
             simulated=simulated,
             pure_epsilon_total=total.pure_epsilon,
-            not_covered=(TUNING, wording.METRICS, wording.OTHER_USES, *not_covered),
+            not_covered=(TUNING, METRICS, OTHER_USES, *not_covered),
             exact=total.exact,
-            nominal_epsilon_round=_nominal(charges),
+            nominal_epsilon_round=_nominal([event for event, _ in charges]),
             large_delta=clients > 0 and math.isfinite(total.epsilon) and delta * clients >= 1.0,
-            sampling=_sampling(charges),
+            sampling=", ".join(sorted({e.sampling.kind for e, _ in charges if e.sampling is not None})) or "full",
             other_adjacency=turned,
             no_other_adjacency=no_turned,
             reporting=reporting,
             models_only=readers,
             no_models_only=no_readers,
-            votes=_votes(charges),
+            votes=tuple(dict.fromkeys(q.name for event in gaussian for q in event.queries if q.is_vote)),
             stopping=stopping,
-            noise_by=_noise_by(charges),
+            noise_by=next((side for side in sides if any(event.noise_by == side for event in gaussian)), ""),
             noise_cohort=noise_cohort,
             stand_ins=stand_ins,
             planned_rounds=None if plan is None else _rounds(plan),
@@ -173,8 +211,8 @@ class PrivacyStatement(Promise):
             planned_rounds=None,
             planned_epsilon_total=None,
             not_covered=(
-                wording.OTHER_TUNING,
-                wording.NOT_SECRET,
+                OTHER_TUNING,
+                NOT_SECRET,
                 *(item for item in self.not_covered if item != TUNING),
             ),
             selection_runs=runs,
@@ -183,22 +221,54 @@ class PrivacyStatement(Promise):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The figures as the text prints them."""
-        return wording.shown(self)
+        """The figures as the text prints them, so that a reader finds each of them in the JSON."""
+        figures = {
+            "clients": f"{self.clients}",
+            "rounds": f"{self.rounds}",
+            "epsilon_round": figure(self.epsilon_round),
+            "epsilon_total": figure(self.epsilon_total),
+            "delta": f"{self.delta:g}",
+            "attack_success_percent": _percent(self.attack_success),
+            "guessing_percent": "50",
+        }
+        for name in ("pure_epsilon_total", "nominal_epsilon_round", "planned_epsilon_total"):
+            if (value := getattr(self, name)) is not None:
+                figures[name] = figure(value)
+        if self.planned_rounds is not None:
+            figures["planned_rounds"] = f"{self.planned_rounds}"
+        for name, seen in (("other_adjacency", self.other_adjacency), ("models_only", self.models_only)):
+            if seen is not None:
+                figures[f"{name}_epsilon_round"] = figure(seen.epsilon_round)
+                figures[f"{name}_epsilon_total"] = figure(seen.epsilon_total)
+        if self.noise_cohort is not None and self.stand_ins is not None:
+            figures |= {"noise_cohort": f"{self.noise_cohort}", "stand_ins": f"{self.stand_ins:g}"}
+        if self.selection_runs is not None:
+            figures["selection_runs"] = f"{self.selection_runs:g}"
+        if self.reporting is not None:
+            figures["reporting"] = f"{self.reporting}"
+        if self.large_delta:
+            figures["clients_given_away"] = f"{self.delta * self.clients:.3g}"
+        return figures
 
     @property
     def text(self) -> str:
-        return wording.statement_text(self)
+        """The whole promise: one paragraph to a line, and a small table of at most 80 columns."""
+        if not self.private:
+            return f"{self.algorithm}: this run is not private; it makes no promise about any client's data.\n"
+        if self.rounds == 0 and not self.votes:
+            return f"{self.algorithm}: nothing has been released yet, so no privacy has been spent.\n"
+        n = self.shown
+        return "\n\n".join([*_scope(self, n), *_figures(self, n), *_remarks(self, n)]) + "\n"
 
     def __str__(self) -> str:
         return self.text
 
     def __repr__(self) -> str:
-        return f"<PrivacyStatement: {wording.summary(self)}; print it to read all of it>"
+        return f"<PrivacyStatement: {summary(self)}; print it to read all of it>"
 
     def _repr_html_(self) -> str:
         folded = ("The whole statement", self.text)
-        return wording.card("Privacy", [wording.summary(self)], folded=folded, failed=not self.private)
+        return card("Privacy", [summary(self)], folded=folded, failed=not self.private)
 
     def to_json(self) -> str:
         """One JSON object; infinite figures are null, because JSON has no infinity."""
@@ -240,24 +310,12 @@ def strength(epsilon: float) -> str:
     return "none"
 
 
-def _nominal(charges: Counts) -> float | None:
+def _nominal(events: Sequence[Event]) -> float | None:
     """The ε that was asked for in the most expensive round, where the exact one differs."""
-    dearest = max((event for event, _ in charges), key=lambda event: event.strength, default=None)
-    if dearest is None or any(event.nominal is None for event, _ in charges) or dearest.nominal is None:
+    dearest = max(events, key=lambda event: event.strength, default=None)
+    if dearest is None or dearest.nominal is None or any(event.nominal is None for event in events):
         return None
     return None if math.isclose(dearest.nominal, dearest.strength, rel_tol=1e-9) else dearest.nominal
-
-
-def _sampling(charges: Counts) -> str:
-    """How cohorts were drawn: one kind, or all that occur."""
-    kinds = {event.sampling.kind for event, _ in charges if event.sampling is not None}
-    return ", ".join(sorted(kinds)) or "full"
-
-
-def _noise_by(charges: Counts) -> NoiseBy:
-    """Who adds the noise of a two-party run: the helper alone as soon as one of its rounds has no other."""
-    sides = {event.noise_by for event, _ in charges if isinstance(event, GaussianEvent)}
-    return "helper" if "helper" in sides else "both" if "both" in sides else ""
 
 
 def _rounds(charges: Counts) -> int:
@@ -265,104 +323,322 @@ def _rounds(charges: Counts) -> int:
     return sum(n for event, n in charges if not (isinstance(event, GaussianEvent) and event.votes_alone))
 
 
-def _votes(charges: Counts) -> tuple[str, ...]:
-    """The names of all votes that were charged, in the order of their first charge."""
-    gaussian = (event for event, _ in charges if isinstance(event, GaussianEvent))
-    return tuple(dict.fromkeys(query.name for event in gaussian for query in event.queries if query.is_vote))
+_AGAINST = {
+    "central": (
+        "Against whom: anyone who sees the released models, those of every round included, whatever else they know. "
+        "Not against the server: it receives the clients' updates as they are, and is trusted to add the noise and to "
+        "keep nothing else."
+    ),
+    "local": (
+        "Against whom: the server, and anyone else who sees what a client sends, whatever else they know. Each client "
+        "adds the noise itself, so nobody has to be trusted with its data."
+    ),
+    "two-party": (
+        "Against whom: {whom}. Neither aggregator receives an update that it can read: the server has it under a mask, and the "
+        "helper has the mask. {rests} Sampling hides nobody from an aggregator, which sees who takes part."
+    ),
+}
+
+_TWO_PARTY = {
+    "both": {
+        "whom": "the server and the helper, each by itself, and anyone who sees the released models, whatever else they know",
+        "rests": (
+            "Each of them adds all of the noise that its figure needs, and can't take the other's away. The figure against the "
+            "server holds if the helper adds its noise, and that against the helper if the server does."
+        ),
+    },
+    "helper": {
+        "whom": "the server, and anyone but the helper who sees the released models, whatever else they know",
+        "rests": (
+            "Only the helper adds noise, so the figures hold if it does. Against the helper nothing is promised: it knows its own "
+            "noise, and learns every round's sum from the released models, though no single update."
+        ),
+    },
+}
+_COLLUSION = "If server and helper work together, they can read every client's update, and nothing here protects anybody from them."
+
+_ADJACENCY = {
+    "replace-one": "replace-one: everything that the client holds is replaced by something else.",
+    "add-remove": (
+        "add-remove: the client, with everything it holds, is added or left out. A client that is left out contributes zero; "
+        "the number of clients that sums are divided by is declared, public, and stays the same."
+    ),
+}
+
+_PUSHED_OUT = (
+    "Cohorts have a fixed size, so a client that is added takes another one's place: two contributions change, and the "
+    "sampling hides neither."
+)
+
+_QUESTION = {"replace-one": "which of two data sets a client holds", "add-remove": "whether a client took part"}
+
+_VERDICT = {
+    "strong": "This is a strong guarantee.",
+    "moderate": "This is a moderate guarantee: it is real protection, but some risk remains.",
+    "weak": "This is a weak guarantee: in the worst case an attacker learns a lot about a client. Do not rely on it alone.",
+    "very weak": (
+        "This is a very weak guarantee: in the worst case it protects almost nothing. Real attacks usually fall short of "
+        "the worst case, but these figures do not promise that."
+    ),
+}
+
+_STOPPING = {
+    "private": "When to stop was decided by values that were released with noise; the figures include what those cost.",
+    "public": "When to stop was decided by a measurement of the released models on public data.",
+    "test": (
+        "When to stop was decided by a measurement of the released models on the server's own test data: the figures do not cover "
+        "whoever those data are about."
+    ),
+    "unknown": (
+        "When to stop was decided by the caller's own function: the figures hold only if it looked at nothing but public "
+        "numbers and what was released."
+    ),
+    "hand": "Somebody interrupted it.",
+}
+
+_SIMULATION = (
+    "This was a simulation: its noise came from a seed, so that the run can be repeated, and whoever knows the seed can "
+    "take the noise away again. The figures hold for the same algorithm when it runs with secure noise."
+)
 
 
-def round_delta(charges: Counts, delta: float) -> float:
-    """The δ at which a single round is quoted: 0 where every round is pure."""
-    return 0.0 if charges and all(event.family == "report" for event, _ in charges) else delta
+def _scope(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
+    """Which run it is, who is protected, and against whom."""
+    rounds, clients = (
+        word if count == 1 else f"{word}s" for word, count in (("round", s.rounds), ("client", s.clients))
+    )
+    yield f"Privacy of {s.algorithm}: {n['rounds']} {rounds}, {n['clients']} {clients}"
+    if "noise_cohort" in n:
+        yield (
+            f"Whose promise this is: that of a larger deployment, in which {n['noise_cohort']} of {n['clients']} clients take part "
+            f"in a round. This run simulated it with {n['stand_ins']} clients in a round and the noise of {n['noise_cohort']}. It "
+            "promises nothing to the clients whose data it used."
+        )
+    if "selection_runs" in n:
+        yield (
+            f"What was selected: this run is the best of a secret number of runs, {n['selection_runs']} on average, whose settings "
+            "were drawn at random. All the figures are those of the whole selection, the choice included. They hold if nothing was "
+            "seen of the other runs, not even how many there were, and if the score came from what each run released and from data "
+            "that are not the clients'."
+        )
+    yield "Who is protected: every client, with all of its data at once, not only single records."
+    text = _AGAINST[s.setting]
+    yield f"{text.format(**_TWO_PARTY[s.noise_by])} {_COLLUSION}" if s.setting == "two-party" else text
 
 
-def view(charges: Counts, delta: float) -> View:
-    """The charges as they are: the most expensive round, and all of them together."""
-    total = compose(charges, delta)
-    single = round_delta(charges, delta)
-    one = max((compose([(event, 1)], single).epsilon for event, _ in charges), default=0.0)
-    return View(total.adjacency, one, total.epsilon, total.accountant, total.exact)
+def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
+    """How much is promised, one round and all of them, and what the figures include."""
+    yield (
+        "How much: if one client changed, no outcome would become more than e^epsilon times as likely, except for a small "
+        f"probability delta = {n['delta']}. Smaller is better. Epsilon is:"
+    )
+    yield _table(s, n)
+    yield _total(s, n)
+    if s.stopping:
+        # An end that depends on the data is not free: the total of the rounds that ran does not bound what their number tells.
+        yield (
+            f"Stopped early: {n['rounds']} of {n.get('planned_rounds', n['rounds'])} planned rounds ran. {_STOPPING[s.stopping]} "
+            "Where a run ends may itself tell something about the clients, so the figures are those of all the rounds that were "
+            "planned."
+        )
+    if s.votes:
+        named = ", ".join(f'"{name}"' for name in s.votes)
+        yield (
+            "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
+            f"{named}. Each has noise of its own, and the figures cover all of them together."
+        )
+    if s.chosen:
+        yield (
+            f"Nobody tuned this run: it chose {'; '.join(s.chosen)}. All of that follows from public numbers and from what was "
+            "released."
+        )
 
 
-def other_adjacency(charges: Counts, delta: float) -> tuple[View | None, str]:
-    """The view under the other adjacency, or None and why there is none."""
-    turned: list[tuple[Event, int]] = []
-    for event, n in charges:
-        if event.setting in ("local", "two-party"):
-            return None, NO_ADD_REMOVE
-        if event.family == "none":
-            return None, ""
-        if event.family == "report" and event.adjacency == "replace-one":
-            return None, NOT_LEFT_OUT
-        turned.append((event.under(OTHER[event.adjacency]), n))
-    return (view(turned, delta), "") if turned else (None, "")
+def _remarks(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
+    """What the figures mean, for whom else they hold, and what they do not cover."""
+    yield _changes(s)
+    yield from _models_only(s, n)
+    if s.nominal_epsilon_round is not None:
+        why = (
+            "the rule that chose the report's cap is safe but does not use up what it was given"
+            if s.nominal_epsilon_round > s.epsilon_round
+            else "the rule that chose the report's cap is not safe in so few dimensions, and spends more than it was given"
+        )
+        yield (
+            f"Nominal and exact: PrivUnit was asked for epsilon = {n['nominal_epsilon_round']} a round, the sum of its three "
+            f"parameters. What a report reveals, computed from its probabilities, is epsilon = {n['epsilon_round']}: {why}. All "
+            "the figures here come from the exact one."
+        )
+    if s.large_delta:
+        yield (
+            f"Delta is large: a delta this large allows a mechanism that gives away everything about {n['clients_given_away']} of "
+            f"the {n['clients']} clients on average. Choose one well below one in the number of clients."
+        )
+    yield (
+        f"In practice: suppose an attacker knows everything except {_QUESTION[s.adjacency]}, and both answers are equally "
+        f"likely. A blind guess is right {n['guessing_percent']}% of the time. With everything that was released, no "
+        f"attack of any kind is right more than {n['attack_success_percent']}% of the time. {_VERDICT[s.strength]}"
+    )
+    yield "\n".join(["What is not covered:", *(f"  - {item}" for item in s.not_covered)])
+    if s.simulated:
+        yield _SIMULATION
 
 
-def models_only(charges: Counts, delta: float, reporting: int, clients: int) -> tuple[View | None, str]:
-    """A local or two-party run against an observer of nothing but the models, or None and why there is no figure.
+def wrap(text: str, width: int) -> str:
+    """The text with every paragraph broken between words; a table or a list keeps its lines."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("  - "):
+            lines.append(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
+        else:
+            lines.append(line if line.startswith("  ") else textwrap.fill(line, width, break_on_hyphens=False))
+    return "\n".join(lines) + "\n"
 
-    Assumes that the server shows only models and does not help the reader, and that at least `reporting` of the `clients` add
-    their noise in every round and keep it to themselves.
-    """
-    if charges and all(isinstance(event, GaussianEvent) and event.setting == "two-party" for event, _ in charges):
-        return view([(e.to_readers(), n) for e, n in charges if isinstance(e, GaussianEvent)], delta), ""
-    if not charges or any(event.setting != "local" for event, _ in charges):
-        return None, ""
-    gaussian = [(event, n) for event, n in charges if isinstance(event, GaussianEvent)]
-    reports = [(event, n) for event, n in charges if isinstance(event, PrivUnitEvent | PureEvent)]
-    if gaussian and reports:
-        return None, MIXED
-    for event, _ in (*gaussian, *reports):
-        if isinstance(event, GaussianEvent) and event.beside_sum != "nothing":
-            return None, MORE_THAN_THE_SUM[event.beside_sum]
-        if event.sampling is None:
-            return None, UNSAID
-        if event.sampling.kind != "full":
-            return None, SAMPLED
-    if reporting < 1:
-        return None, NOT_COUNTED
-    if gaussian:
-        # The sum of n reports is the sum of their rows with noise of √n times the standard deviation.
-        spread, everyone = math.sqrt(reporting), reporting == clients
-        summed = [
-            (replace(event, queries=tuple(replace(q, noise=q.noise * spread) for q in event.queries)), n)
-            for event, n in gaussian
+
+def figure(value: float) -> str:
+    """Rounded up in the last printed digit, so that the text never promises more than was proven."""
+    if not math.isfinite(value):
+        return "infinite"
+    digits = 4 if value >= 0.1 else 6
+    scaled = math.ceil(value * 10**digits - 1e-6)
+    return f"{scaled / 10**digits:.{digits}f}"
+
+
+def _table(s: PrivacyStatement, n: dict[str, str]) -> str:
+    """Who or what changes, one round, all rounds, and whether the total is exact or an upper bound."""
+    name = {"local": "against the server"}.get(s.setting, f"{s.adjacency} (this run's)")
+    if s.setting == "two-party":
+        name = "against either aggregator" if s.noise_by == "both" else "against the server"
+    together = "its only round" if s.rounds == 1 else f"all {n['rounds']} rounds"
+    if s.stopping and s.planned_rounds is not None:
+        together = f"all {n['planned_rounds']} planned"
+    rows = [("", "one round", together, "the total is"), (name, *_cells(s, n, ""))]
+    if s.other_adjacency is not None:
+        rows.append((s.other_adjacency.adjacency, *_cells(s.other_adjacency, n, "other_adjacency_")))
+    if s.models_only is not None:
+        rows.append(("against readers of the models", *_cells(s.models_only, n, "models_only_")))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        f"  {label:<{widths[0]}}   {one:>{widths[1]}}   {total:>{widths[2]}}   {kind}"
+        for label, one, total, kind in rows
+    )
+
+
+def _cells(s: PrivacyStatement | View, n: dict[str, str], prefix: str) -> tuple[str, str, str]:
+    kind = "exact" if s.exact else "an upper bound"
+    return n[f"{prefix}epsilon_round"], n[f"{prefix}epsilon_total"], kind
+
+
+def _total(s: PrivacyStatement, n: dict[str, str]) -> str:
+    sentences = [
+        f"The total, which is what counts, is {'exactly' if s.exact else 'at most'} epsilon = {n['epsilon_total']} "
+        f"at delta = {n['delta']} (figures are rounded up)."
+    ]
+    if s.selection_runs is None:
+        alone = ", with no delta." if s.delta_round == 0.0 else "."
+        sentences.append(f"One round alone has epsilon = {n['epsilon_round']}{alone}")
+    if s.pure_epsilon_total is not None and n["pure_epsilon_total"] != n["epsilon_total"]:
+        sentences.append(f"With no delta at all the total is epsilon = {n['pure_epsilon_total']}.")
+    if s.planned_rounds is not None and s.planned_rounds != s.rounds and not s.stopping:
+        sentences.append(
+            f"The plan is {n['planned_rounds']} rounds, which would cost epsilon = {n['planned_epsilon_total']} in total."
+        )
+    sentences.append(f"Computed by: {s.accountant}.")
+    return " ".join(sentences)
+
+
+def _changes(s: PrivacyStatement) -> str:
+    other = s.other_adjacency
+    both = [s.adjacency] if other is None else [s.adjacency, other.adjacency]
+    lines = [f"  - {_ADJACENCY[name]}" for name in both]
+    if "add-remove" in both and "fixed" in s.sampling:
+        lines.append(f"  - {_PUSHED_OUT}")
+    if other is not None and other.accountant != s.accountant:
+        lines.append(f"  - The {other.adjacency} figures are computed by: {other.accountant}.")
+    if s.no_other_adjacency:
+        missing = "replace-one" if s.adjacency == "add-remove" else "add-remove"
+        lines.append(f"  - There is no {missing} figure: {s.no_other_adjacency}.")
+    return "\n".join(["What it means that one client changed:", *lines])
+
+
+def _models_only(s: PrivacyStatement, n: dict[str, str]) -> list[str]:
+    view = s.models_only
+    if view is not None and s.setting == "two-party":
+        noise = (
+            "the noise of both aggregators, if both add it and keep it to themselves. If only one does, the figures are those "
+            "against an aggregator"
+            if s.noise_by == "both"
+            else "the helper's noise"
+        )
+        sampled = "" if s.sampling == "full" else " They do not see who was drawn, so sampling counts for them."
+        return [f"Against readers of the models: they see {noise}.{sampled} Computed by: {view.accountant}."]
+    if view is not None:
+        at = f" at delta = {n['delta']}" if s.delta_round == 0.0 else ""
+        return [
+            "Against readers of the models: whoever sees only the released models sees the reports of a round added up, each "
+            f"hidden among the others. The figures{at} hold if the server shows nothing but the models and does not help the "
+            f"reader, and if at least {n['reporting']} clients in every round add their noise as promised and keep it to "
+            f"themselves. Computed by: {view.accountant}."
         ]
-        return view([(replace(e, attained=e.attained and everyone), n) for e, n in summed], delta), ""
-    # The server's sums do not depend on the order of the reports, so an observer of the models sees no more than a shuffle.
-    total = shuffled_epsilon(reports, delta, reporting)
-    if total is None or total >= compose(reports, delta).epsilon:
-        return None, NO_SHUFFLING
-    rounds = (shuffled_epsilon([(event, 1)], delta, reporting) for event, _ in reports)
-    return View("replace-one", max(one for one in rounds if one is not None), total, SHUFFLE, False), ""
+    if s.no_models_only:
+        return [f"Against readers of the models alone nothing better is promised: {s.no_models_only}."]
+    return []
 
 
-def amplified(epsilon0: float, clients: int, delta: float) -> float | None:
-    """ε at δ of `clients` shuffled ε₀-DP reports; None where the theorem says nothing.
+def _percent(value: float) -> str:
+    """Rounded up; certainty is printed only where it is certain."""
+    for digits in (1, 3, 6):
+        text = f"{math.ceil(value * 100 * 10**digits - 1e-9) / 10**digits:.{digits}f}"
+        if float(text) < 100.0:
+            return text
+    return "100"
 
-    A server that shows only models, computed from sums over its clients, shows no more than the reports of the round in random
-    order. Among n such reports one client hides (Feldman, McMillan and Talwar, "Hiding Among the Clones", FOCS 2021, theorem 3.1):
-    under replace-one adjacency and for ε₀ ≤ log(n / (16·log(2/δ))) they are together (ε, δ)-DP with
 
-        ε = log(1 + (e^ε₀ − 1)/(e^ε₀ + 1) · (8·√(e^ε₀·log(4/δ)/n) + 8·e^ε₀/n)).
+def caveats(s: PrivacyStatement) -> list[str]:
+    """What must stand wherever the ε of a statement stands alone; empty where ε is for this run and these clients."""
+    n = s.shown
+    sentences = {
+        "noise_cohort": "the promise of a larger deployment with {} clients in a round, and none to the clients of this run",
+        "selection_runs": "the epsilon of the whole selection, of which this is the best of {} runs on average",
+    }
+    return [sentence.format(n[name]) for name, sentence in sentences.items() if name in n]
+
+
+def summary(s: PrivacyStatement) -> str:
+    """One line: the algorithm, its rounds and clients, what it promises, and to whom where that is not these clients."""
+    rounds = f"{s.rounds} round{'' if s.rounds == 1 else 's'}"
+    if not s.private:
+        return f"{s.algorithm}, {rounds}, {s.clients} clients, not private"
+    if s.rounds == 0 and not s.votes:
+        return f"{s.algorithm}, nothing released yet"
+    n = s.shown
+    bound = "" if s.exact else "at most "
+    plan = f"; stopped early, epsilon of all {n['planned_rounds']} planned" if s.stopping and s.planned_rounds else ""
+    line = (
+        f"{s.algorithm}, {rounds}, {n['clients']} clients, {bound}epsilon {n['epsilon_total']} at delta {n['delta']} "
+        f"({s.adjacency}, {s.setting}), {s.strength}{plan}"
+    )
+    return "; ".join([line, *caveats(s)])
+
+
+def card(
+    title: str,
+    lines: Iterable[str],
+    *,
+    rows: Iterable[tuple[str, str]] = (),
+    folded: tuple[str, str] | None = None,
+    failed: bool = False,
+) -> str:
+    """A small box with a title, paragraphs, a table of two columns, and a heading with the text that a click on it shows.
+
+    Everything given is text and is escaped. `failed` marks the box as bad news.
     """
-    if clients < 1 or delta <= 0.0 or epsilon0 > math.log(clients / (16.0 * math.log(2.0 / delta))):
-        return None
-    spread = 8.0 * math.sqrt(math.exp(epsilon0) * math.log(4.0 / delta) / clients) + 8.0 * math.exp(epsilon0) / clients
-    return min(epsilon0, math.log1p(math.tanh(epsilon0 / 2.0) * spread))
-
-
-def shuffled_epsilon(charges: Sequence[tuple[ReportEvent, int]], delta: float, clients: int) -> float | None:
-    """ε at δ over all the rounds for an observer who sees each of them shuffled; None where a round is not amplified.
-
-    Rounds compose as every (ε, δ)-DP release does: randomised response at ε in each of them, after a failure with probability δ
-    (Kairouz, Oh and Viswanath 2015). Half of the total δ pays for the failures, the other half for the composition.
-    """
-    rounds = sum(n for _, n in charges)
-    share = delta if rounds == 1 else delta / (2.0 * rounds)
-    each = [(one, n) for event, n in charges if (one := amplified(event.epsilon, clients, share)) is not None]
-    if not each or len(each) < len(charges):
-        return None
-    if rounds == 1:
-        return each[0][0]
-    return privunit.epsilon([(PureEvent(one, "local"), n) for one, n in each], delta / 2.0)[0]
+    colour = "#d9534f" if failed else "#4a90c2"
+    parts = [f"<b>{escape(title)}</b>", *(f"<div>{escape(line)}</div>" for line in lines)]
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    if cells:
+        parts.append(f"<table style='margin:4px 0;color:inherit'>{cells}</table>")
+    if folded is not None:
+        text = f"<pre style='white-space:pre-wrap;background:none;color:inherit'>{escape(folded[1])}</pre>"
+        parts.append(f"<details><summary>{escape(folded[0])}</summary>{text}</details>")
+    return f"<div style='border-left:3px solid {colour};padding:2px 12px;margin:4px 0'>{''.join(parts)}</div>"

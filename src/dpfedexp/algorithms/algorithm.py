@@ -1,14 +1,10 @@
-"""What is run: a mechanism, a clip, a step-size rule and a server, by their settings.
-
-An `Algorithm` is what the user asks for; `bind` completes it for a federation (dimension, cohort, rounds), where noise that was
-asked for by its ε is calibrated for the mechanism that runs.
-"""
+"""What is run: a mechanism, a clip, a step-size rule and a server, by their settings."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from dpfedexp.accounting import Event, Sampling
 from dpfedexp.accounting.charges import GammaRule
@@ -46,7 +42,7 @@ INSTEAD = {
 @checked
 @dataclass(frozen=True)
 class Algorithm:
-    """What is run: everything but the data, the model and the local steps.
+    """What is run: everything but the data, the model and the local steps, which `bind` completes.
 
     Args:
         name: what statements and tables call it.
@@ -54,16 +50,17 @@ class Algorithm:
         rule: from a release to η_g, with or without a memory of earlier rounds (`dpfedexp.core.step_size`).
         clip: the radius C, or how it adapts.
         numerator: which statistic the rule asks the mechanism for.
-        noise_multiplier: z of Gaussian noise; exactly one of this and `target_epsilon` is given for Gaussian noise.
-        target_epsilon: the ε that the run may cost at `delta`.
+        noise_multiplier: z, the standard deviation of the noise over C, on the sum (central) or on each report (local). Exactly one
+            of this and `target_epsilon` is given for Gaussian noise.
+        target_epsilon: the ε that the run may cost at `delta`; the noise is calibrated for it.
         target_per: whether the target is for all rounds together or for each.
         delta: δ of the promise.
-        adjacency: replace-one hides what a client holds, add-remove that it takes part.
+        adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all (central only).
         epsilons: PrivUnit's ε₀, ε₁, ε₂ per round, where no target is given.
-        gamma: PrivUnit's cap.
+        gamma: PrivUnit's cap: "exact", "paper" or "optimal".
         server: what moves the model (`dpfedexp.core.server`).
         scaffold: what DP-SCAFFOLD's control variates follow, None without.
-        average_last: how many of the newest iterates the reported model averages.
+        average_last: how many of the newest iterates the reported model averages: post-processing, at no cost in privacy.
 
     >>> from dpfedexp import dp_fedavg
     >>> dp_fedavg(clip=1.0, noise_multiplier=5.0).private
@@ -109,24 +106,17 @@ class Algorithm:
     def _check_privacy(self) -> None:
         for name in ("noise_multiplier", "target_epsilon", "delta"):
             value = getattr(self, name)
-            require(
-                value is None or (is_number(value) and not isinstance(value, bool)),
-                f"{name} is {value!r}; it must be a number.",
-            )
+            require(value is None or is_number(value), f"{name} is {value!r}; it must be a number.")
         require(0 < self.delta < 1, f"delta is {self.delta}; it must be between 0 and 1.")
         for name, words in (("adjacency", ADJACENCIES), ("target_per", get_args(Per)), ("gamma", get_args(GammaRule))):
-            if getattr(self, name) not in words:
-                wrong = getattr(self, name)
+            if (wrong := getattr(self, name)) not in words:
                 raise InputError(f"{name} is {wrong!r}, which does not exist.{nearest(str(wrong), words)}")
         require(
             isinstance(self.epsilons, (tuple, list)) and len(self.epsilons) == 3,
             f"epsilons is {self.epsilons!r}; it must be three numbers, PrivUnit's (epsilon0, epsilon1, epsilon2).",
         )
-        if self.target_epsilon is not None:
-            require(
-                0 < self.target_epsilon < math.inf,
-                f"target_epsilon is {self.target_epsilon}; it must be positive and finite.",
-            )
+        target = self.target_epsilon
+        require(target is None or 0 < target < math.inf, f"target_epsilon is {target}; it must be positive and finite.")
 
     @property
     def private(self) -> bool:
@@ -162,9 +152,13 @@ class Algorithm:
             secure: False for plain noise, True for noise on the lattice, "strict" for discrete noise.
             votes: what is asked of every client beside its update; only a trusted server can ask.
         """
-        kind, terms = mechanism_class(self.mechanism), self._terms(dimension, cohort, sampling, rounds, secure, votes)
-        if beside is not None and self.target_per == "total":
-            terms = replace(terms, beside=beside)
+        kind, terms = (
+            mechanism_class(self.mechanism),
+            self._terms(dimension=dimension, cohort=cohort, sampling=sampling),
+        )
+        terms = replace(terms, secure=secure, votes=votes)
+        if self.target_per == "total":
+            terms = replace(terms, rounds=rounds, beside=beside)
         if votes:
             kind.check_terms(terms)
         mechanism = kind.bound(terms)
@@ -179,44 +173,17 @@ class Algorithm:
         """What one round of the bound algorithm charges; the arguments are those of `bind`."""
         return self.bind(dimension, cohort, sampling, rounds, secure).event(sampling)
 
-    def _terms(
-        self,
-        dimension: int = 1,
-        cohort: float = 1.0,
-        sampling: Sampling = Sampling(),
-        rounds: int = 1,
-        secure: Secure = False,
-        votes: tuple[Ask, ...] = (),
-    ) -> Terms:
-        return Terms(
-            clip=self.clip,
-            numerator=self.numerator,
-            noise_multiplier=self.noise_multiplier,
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
-            adjacency=self.adjacency,
-            epsilons=self.epsilons,
-            gamma=self.gamma,
-            dimension=dimension,
-            cohort=cohort,
-            rounds=rounds if self.target_per == "total" else 1,
-            sampling=sampling,
-            secure=secure,
-            votes=votes,
-        )
+    def _terms(self, **facts: Any) -> Terms:
+        return Terms(**{f.name: getattr(self, f.name) for f in fields(Terms) if hasattr(self, f.name)} | facts)
 
 
 def clip_of(clip: Clip) -> float | AdaptiveClip:
     """The clip from what a user may write for it."""
     if isinstance(clip, AdaptiveClip):
         return clip
-    if isinstance(clip, str):
-        if clip != "adaptive":
-            raise InputError(f"clip is {clip!r}; it must be a positive number or 'adaptive'.")
+    if clip == "adaptive":
         return AdaptiveClip(quantile="auto")
-    require(
-        is_number(clip) and not isinstance(clip, bool), f"clip is {clip!r}; it must be a positive number or 'adaptive'."
-    )
+    require(is_number(clip), f"clip is {clip!r}; it must be a positive number or 'adaptive'.")
     return float(clip)
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dpfedexp.accounting.events import Adjacency, Sampling
+from dpfedexp.core.noise.chacha import ChaChaNoise
+from dpfedexp.core.noise.streams import KeyedNoise
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
-
-class Draws(Protocol):
-    """Where the choice comes from: the run's seed, or the operating system."""
-
-    def generator(self, client: int) -> Any:
-        """An object with the methods `random` and `choice` of a NumPy generator."""
-        ...
+Draws = KeyedNoise | ChaChaNoise
+"""Where the choice comes from: the run's seed, or the operating system."""
 
 
 class Participation(Protocol):
@@ -128,8 +125,8 @@ class Poisson:
 class FixedSize:
     """A uniformly random set of `count` clients, without replacement; all of them where fewer are there.
 
-    Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Where
-    fewer than `count` are there, one more pushes nobody out and moves less than that. Sums are divided by `count` in any case.
+    Under add-remove one client more pushes another one out, so two contributions differ and no amplification is claimed. Sums are
+    divided by `count` in any case.
 
     >>> FixedSize(100).expected(1000)
     100.0
@@ -188,7 +185,19 @@ class LargerCohort:
         return self.noise_cohort / self.stand_ins
 
     def sampling(self, clients: int) -> Sampling:
-        return larger_sampling(self.simulated, self.noise_cohort, clients)
+        """How a deployment of so many clients draws its cohort, in the manner of the simulated participation."""
+        require(
+            self.noise_cohort <= clients,
+            f"noise_cohort is {self.noise_cohort}, but the population is {clients}; it must be at most that.",
+        )
+        if self.noise_cohort == clients:
+            return Sampling()
+        require(
+            not isinstance(self.simulated, Full),
+            f"noise_cohort is {self.noise_cohort} with full participation, where it is the whole population, which is {clients}; "
+            "leave the population out, or sample clients.",
+        )
+        return Sampling("fixed" if isinstance(self.simulated, FixedSize) else "poisson", self.noise_cohort / clients)
 
     def expected(self, clients: int) -> float:
         return float(self.noise_cohort)
@@ -197,30 +206,10 @@ class LargerCohort:
         return self.simulated.cohort(clients, noise)
 
 
-def larger_sampling(simulated: Participation, noise_cohort: int, population: int) -> Sampling:
-    """How a deployment of `population` clients draws `noise_cohort` of them, in the manner of the simulated participation."""
-    require(
-        noise_cohort <= population,
-        f"noise_cohort is {noise_cohort}, but the population is {population}; it must be at most that.",
-    )
-    if noise_cohort == population:
-        return Sampling()
-    require(
-        not isinstance(simulated, Full),
-        f"noise_cohort is {noise_cohort} with full participation, where it is the whole population, which is {population}; leave "
-        "the population out, or sample clients.",
-    )
-    return Sampling("fixed" if isinstance(simulated, FixedSize) else "poisson", noise_cohort / population)
-
-
 def larger_cohort(
     simulated: Participation, noise_cohort: int, present: int, population: int | None = None
 ) -> tuple[LargerCohort, int]:
-    """The participation of a simulated deployment, and its public number of clients.
-
-    Of the `present` clients the simulation draws some, which stand for `noise_cohort` clients of a `population`: by default as many
-    as make the sampling rate that of the simulation.
-    """
+    """The participation of a simulated deployment, and its public population: by default one of the simulation's rate."""
     simulated.sampling(present)
     larger = LargerCohort(simulated, noise_cohort, simulated.expected(present))
     declared = round(present * larger.factor) if population is None else population

@@ -3,85 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpfedexp.accounting import Event, Sampling
-from dpfedexp.accounting.events import Adjacency, NoiseBy
 from dpfedexp.algorithms.algorithm import Algorithm
+from dpfedexp.algorithms.participation import Participation
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, probe_noise
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.votes import Ask, Secure, Vote
+from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES
+from dpfedexp.core.votes import HALF, Ask, Secure
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import Beside
-from dpfedexp.mechanisms.binned_vote import BinnedVote
 
-RATE, CLIP = "local rate", "first clip"
-"""What the two votes are called in the ledger."""
-Places = Callable[[Tensor], Tensor]
-"""From clients to the bins that they stand in, counted from 1; 0 for those that say nothing."""
+UPDATE, RATE, CLIP = "update", "local rate", "first clip"
+"""What clients are asked for: an update, or one of the two votes, which the ledger calls by these names."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The two votes by their noise.
+    """The mechanisms of the two votes.
 
-    Formal guarantee: that of `BinnedVote`, for each of the two; without noise nothing is promised.
-
-    Attributes:
-        rate_noise: the standard deviation on each bin's sum of shares in the vote on the rate; 0 where nothing is private.
-        clip_noise: the same in the vote on the first clip.
-        adjacency: between which data sets the answers must not tell.
-        secure: what kind of noise.
-        noise_by: with two aggregators, who of them adds it.
+    Formal guarantee: a client is in one bin, whichever it likes, and what it sends is clipped to norm ½. So all the bins together
+    move by at most ½ when the client is left out and by at most 1 when it is replaced, and each has noise that is fixed before.
+    The event is one Gaussian query (`votes_only`). Without noise nothing is promised.
     """
 
-    rate_noise: float
-    clip_noise: float
-    adjacency: Adjacency
-    secure: Secure = False
-    noise_by: NoiseBy = ""
+    rate: Mechanism
+    clip: Mechanism
 
-    def vote(self, name: str) -> BinnedVote:
-        bins, noise = (len(RATES), self.rate_noise) if name == RATE else (len(RADII), self.clip_noise)
-        vote = Vote(name, -1.0, 1.0, noise=noise or 1e-9)
-        return BinnedVote(vote, bins, self.adjacency, self.secure, self.noise_by)
+    def mechanism(self, purpose: str) -> Mechanism:
+        return self.rate if purpose == RATE else self.clip
 
     def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
         """What they cost: the clip is asked for only where it adapts."""
-        return [self.vote(name).event(sampling) for name in ((RATE, CLIP) if adaptive else (RATE,))]
+        return [self.mechanism(purpose).event(sampling) for purpose in ((RATE, CLIP) if adaptive else (RATE,))]
 
-    def answers(
-        self, name: str, chunks: Iterator[Tensor], places: Places, count: float, noise: Noise, pay: Callable[[], None]
-    ) -> tuple[Tensor, float]:
-        """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise.
 
-        Args:
-            name: which of the two votes.
-            chunks: the clients that take part.
-            places: where they stand.
-            count: how many are expected to take part, a public number.
-            noise: where the noise comes from.
-            pay: called when all have answered and before anything of it exists outside.
-        """
-        vote = self.vote(name)
-        sums = torch.zeros(vote.bins, dtype=torch.float64)
-        for clients in chunks:
-            found = places(clients)
-            sums += vote.collect(torch.where(found > 0, 1.0, math.nan), (found - 1).clamp_min(0)).cpu()
-        pay()
-        return vote.release(sums, max(count, 1.0), noise), vote.deviation(max(count, 1.0))
+def in_bins(places: Tensor, bins: int) -> Tensor:
+    """What clients send for their places, counted from 1: ½ in that bin; nothing at place 0, for those that abstain, [n, bins]."""
+    rows = torch.zeros(len(places), bins + 1, device=places.device)
+    rows[torch.arange(len(places), device=places.device), places] = HALF
+    return rows[:, 1:]
+
+
+def bins_of(purpose: str) -> int:
+    """How many answers a question has; 0 where an update is asked for."""
+    return {RATE: len(RATES), CLIP: len(RADII)}.get(purpose, 0)
 
 
 def asked(
-    algorithm: Algorithm, local: LocalOptimiser, rounds: int, sampling: Sampling, secure: Secure
+    algorithm: Algorithm, local: LocalOptimiser, rounds: int, sampling: Sampling
 ) -> tuple[tuple[Ask, ...], Beside | None]:
     """The votes of every round, and what the probe costs beside the rounds: nothing where the rate is given."""
     if not local.automatic:
@@ -97,21 +72,35 @@ def asked(
     adaptive = isinstance(algorithm.clip, AdaptiveClip)
 
     def beside(mechanism: Mechanism) -> list[Event]:
-        return probe_of(mechanism, rounds, sampling, secure).events(sampling, adaptive=adaptive)
+        return probe_of(mechanism, rounds, sampling).events(sampling, adaptive=adaptive)
 
     return (HELPED,), beside
 
 
-def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling, secure: Secure) -> Probe:
+def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
     """The probe of a run by its mechanism: its votes cost `RATE_SHARE` and `CLIP_SHARE` of what the rounds cost together."""
-    if not mechanism.is_private:
-        return Probe(0.0, 0.0, "replace-one")
-    event: Any = mechanism.event(sampling)
-    if not hasattr(event, "mu"):
-        raise InputError(
-            f"local lr is 'auto' with mechanism {mechanism.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
-        )
+    mu = getattr(mechanism.event(sampling), "mu", math.inf)
     # Never more than a round costs: a target may be for each of them.
-    rate, clip = (max(probe_noise(event.mu, rounds, share), 1.0 / event.mu) for share in (RATE_SHARE, CLIP_SHARE))
-    # Masks are of whole numbers: what two aggregators add lies on the lattice, whatever the run's own noise does.
-    return Probe(rate, clip, event.adjacency, secure or bool(event.noise_by), event.noise_by)
+    rate, clip = (max(1.0 / (mu * math.sqrt(share * rounds)), 1.0 / mu) for share in (RATE_SHARE, CLIP_SHARE))
+    return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip))
+
+
+def bind(
+    algorithm: Algorithm,
+    local: LocalOptimiser | None,
+    dimension: int,
+    population: int,
+    participation: Participation,
+    rounds: int,
+    secure: Secure,
+    votes: tuple[Ask, ...] = (),
+) -> tuple[Mechanism, Probe | None]:
+    """The mechanism of a run's rounds, and the probe before them where the rate sets itself.
+
+    Formal guarantee: the rounds and the probe together stay within the algorithm's target. The server of a run and every node that
+    finds its settings announced get the same two.
+    """
+    sampling, cohort = participation.sampling(population), participation.expected(population)
+    asks, beside = ((), None) if local is None else asked(algorithm, local, rounds, sampling)
+    mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), beside=beside)
+    return mechanism, probe_of(mechanism, rounds, sampling) if asks else None

@@ -1,7 +1,4 @@
-"""What a round does after its release: the step size, the server's move, the next clip.
-
-Post-processing: from the release on, the simulator and a deployment are the same function.
-"""
+"""What a round does after its release, in a simulator and a deployment alike: the step size, the server's move, the next clip."""
 
 from __future__ import annotations
 

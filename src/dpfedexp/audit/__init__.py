@@ -12,12 +12,12 @@ QUICK_SAMPLES, USUAL_SAMPLES = 50_000, 400_000
 
 if TYPE_CHECKING:
     from dpfedexp.audit.bounds import LowerBound as LowerBound
+    from dpfedexp.audit.bounds import Result as Result
     from dpfedexp.audit.bounds import lower_bound as lower_bound
     from dpfedexp.audit.canaries import audit_training as audit_training
-    from dpfedexp.audit.density import audit_density as audit_density
     from dpfedexp.audit.mechanisms import Case as Case
+    from dpfedexp.audit.mechanisms import audit_density as audit_density
     from dpfedexp.audit.mechanisms import audit_mechanism as audit_mechanism
     from dpfedexp.audit.mechanisms import standard_cases as standard_cases
-    from dpfedexp.audit.result import Result as Result
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,10 @@ from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from dpfedexp.errors import checked
+from dpfedexp.files import finite
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats, Floats], Floats]
-_THRESHOLDS = 128
 
 
 @checked
@@ -37,11 +38,7 @@ class LowerBound:
 
 
 def rate_at_least(successes: Floats, trials: int, failure: float) -> Floats:
-    """Clopper–Pearson: the rate is at least this, but for probability `failure`.
-
-    >>> round(float(rate_at_least(np.array(1.0), 1, 0.05)), 3)
-    0.05
-    """
+    """Clopper–Pearson: the rate is at least this, but for probability `failure`."""
     safe = np.maximum(successes, 1)
     return np.where(successes > 0, betaincinv(safe, trials - safe + 1, failure), 0.0)
 
@@ -66,41 +63,30 @@ def epsilon_score(delta: float) -> Score:
 
 
 def mu_score(tpr: Floats, fpr: Floats) -> Floats:
-    scores: Floats = np.maximum(
-        0.0, ndtri(np.clip(tpr, 1e-300, 1.0 - 1e-16)) - ndtri(np.clip(fpr, 1e-300, 1.0 - 1e-16))
-    )
+    hit, alarm = (ndtri(np.clip(rate, 1e-300, 1.0 - 1e-16)) for rate in (tpr, fpr))
+    scores: Floats = np.maximum(0.0, hit - alarm)
     return scores
-
-
-class Distinguisher:
-    """The best of all tests {statistic ≥ threshold} between two laws, either way round: chosen on one half, proven on the other."""
-
-    def __init__(self, here: Floats, there: Floats, confidence: float) -> None:
-        self.failure = (1.0 - confidence) / 2.0
-        self.pairs = ((here, there), (there, here), (-here, -there), (-there, -here))
-        self.tests = [self._tests(first[::2], second[::2]) for first, second in self.pairs]
-
-    def _tests(self, first: Floats, second: Floats) -> tuple[Floats, tuple[Floats, Floats]]:
-        """Thresholds, and the rates of their tests on the samples that choose."""
-        pooled = np.concatenate([first, second])
-        # Far quantiles too: rare events are where a strong claim is tested.
-        tail = np.geomspace(1.0 / len(pooled), 0.5, _THRESHOLDS // 2)
-        thresholds = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
-        return thresholds, _rates(first, second, thresholds, self.failure)
-
-    def bound(self, score: Score) -> LowerBound:
-        scores = [score(*rates) for _, rates in self.tests]
-        best = max(range(len(scores)), key=lambda n: float(scores[n].max()))
-        threshold = self.tests[best][0][[int(np.argmax(scores[best]))]]
-        first, second = self.pairs[best]
-        tpr, fpr = _rates(first[1::2], second[1::2], threshold, self.failure)
-        return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
 
 
 @checked
 def lower_bound(here: Floats, there: Floats, score: Score, confidence: float) -> LowerBound:
-    """What samples of a statistic under two neighbouring inputs prove."""
-    return Distinguisher(here, there, confidence).bound(score)
+    """What samples of a statistic under two neighbouring inputs prove.
+
+    The best of all tests {statistic ≥ threshold} between the two laws, either way round: chosen on one half of the samples, proven
+    on the other.
+    """
+    failure = (1.0 - confidence) / 2.0
+    tests = []
+    for first, second in ((here, there), (there, here), (-here, -there), (-there, -here)):
+        pooled = np.concatenate([first[::2], second[::2]])
+        # Far quantiles too: rare events are where a strong claim is tested.
+        tail = np.geomspace(1.0 / len(pooled), 0.5, 64)
+        thresholds = np.quantile(pooled, np.concatenate([tail, 1.0 - tail]))
+        scores = score(*_rates(first[::2], second[::2], thresholds, failure))
+        tests.append((float(scores.max()), thresholds[[int(np.argmax(scores))]], first, second))
+    _, threshold, first, second = max(tests, key=lambda test: test[0])
+    tpr, fpr = _rates(first[1::2], second[1::2], threshold, failure)
+    return LowerBound(float(score(tpr, fpr)[0]), float(tpr[0]), float(fpr[0]))
 
 
 def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) -> tuple[Floats, Floats]:
@@ -112,19 +98,92 @@ def _rates(first: Floats, second: Floats, thresholds: Floats, failure: float) ->
     )
 
 
-_UNLUCKY = 1e-9
-"""How often the counts of a test are worse than those that `Power.least` rests on."""
-
-_CHOICE = 0.6
-"""What is left of the best test's bound where the threshold was chosen on few samples."""
-
-
 @dataclass(frozen=True)
 class Power:
     """What an attack proves if the claim is tight: as a rule, and the least of it but for bad luck."""
 
     expected: float
     least: float
+
+
+Outcome = Literal["holds", "BROKEN", "NO POWER", "not audited"]
+
+
+@checked
+@dataclass(frozen=True)
+class Result:
+    """A measured value beside the claim that it must not exceed, and the power that the measurement had.
+
+    Args:
+        lower: what was proven: a lower bound on ε or μ, or the size of an effect that ought not to be there.
+        claim: what it must not exceed: the accountant's figure, or the limit of an effect that chance explains.
+        unit: what both are: "ε at δ = 0.01", "μ", "largest correlation".
+        power: what the attack would have proven at this sample size, were the claim exactly tight, and the least of it.
+        sees: for an effect that ought not to be there: the smallest one that would have been noticed, in words.
+        one_sided: stated in advance: the attack is known to reach little, so reaching little says nothing.
+        skipped: why nothing was measured; empty where something was.
+        detail: what was done, in a few words.
+    """
+
+    kind: str
+    name: str
+    unit: str
+    lower: float
+    claim: float
+    confidence: float
+    detail: str = ""
+    power: Power | None = None
+    sees: str = ""
+    one_sided: bool = False
+    skipped: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """A relative 1e-9 is for the rounding of claims that are exact. Without a statement of power there is none."""
+        if self.skipped:
+            return "not audited"
+        if not self.lower <= self.claim * (1.0 + 1e-9):
+            return "BROKEN"
+        if self.power is None:
+            return "holds" if self.sees else "NO POWER"
+        return "holds" if self.one_sided or self.lower >= self.power.least > 0 else "NO POWER"
+
+    @property
+    def fails(self) -> bool:
+        """Whether the audit as a whole must fail because of this."""
+        return self.outcome in ("BROKEN", "NO POWER")
+
+    @property
+    def holds(self) -> bool:
+        return self.outcome == "holds"
+
+    @property
+    def could(self) -> str:
+        """What the attack could have shown, in words."""
+        if self.skipped:
+            return ""
+        if self.power is None:
+            return self.sees
+        return f"{self.power.expected:.4f}" + (" (one-sided)" if self.one_sided else f", ≥ {self.power.least:.4f}")
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: numbers that JSON has no word for are null."""
+        found: dict[str, Any] = finite(
+            asdict(self) | {"outcome": self.outcome, "holds": self.holds, "could": self.could}
+        )
+        return found
+
+
+def skip(kind: str, name: str, why: str) -> Result:
+    """A part that was not audited, which is listed and never ticked."""
+    return Result(kind, name, "", 0.0, 0.0, 1.0, why, skipped=why)
+
+
+_UNLUCKY = 1e-9
+"""How often the counts of a test are worse than those that `Power.least` rests on."""
+
+_CHOICE = 0.6
+"""What is left of the best test's bound where the threshold was chosen on few samples."""
 
 
 def power_of_tests(tpr: Floats, fpr: Floats, samples: tuple[int, int], score: Score, confidence: float) -> Power:
@@ -183,12 +242,9 @@ def largest_correlation(rows: Floats) -> float:
 
 
 def correlation_limit(rows: int, length: int, failure: float) -> float:
-    """What independent normal rows exceed with probability at most `failure`.
-
-    One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a
-    row against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean that is taken out costs a
-    dimension.
-    """
+    """What independent normal rows exceed with probability at most `failure`."""
+    # One correlation exceeds t with probability at most (1 − t²)^(n/2): for two rows this is the tail of a point on a sphere, for a
+    # row against itself shifted it is Chernoff's bound, whose eigenvalues are the cosines. The mean taken out costs a dimension.
     tests = rows * (rows + 1) / 2 * length
     return math.sqrt(-math.expm1(2.0 * math.log(failure / (2.0 * tests)) / (length - 3)))
 

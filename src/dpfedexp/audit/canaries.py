@@ -19,11 +19,9 @@ from scipy.stats import binom
 
 from dpfedexp.accounting import gdp
 from dpfedexp.algorithms import Algorithm, dp_fedavg
-from dpfedexp.audit.bounds import Floats, Power
-from dpfedexp.audit.result import Result
+from dpfedexp.audit.bounds import Floats, Power, Result
 from dpfedexp.audit.runs import mu_of, run_canaries
 from dpfedexp.core.local import Sgd
-from dpfedexp.engine.run import Run
 from dpfedexp.errors import checked
 
 DELTA = 1e-9
@@ -32,7 +30,6 @@ DELTA = 1e-9
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Fractions of the canaries that the attacker guesses; every one costs its part of the confidence."""
 
-Coins = np.ndarray
 Test = Callable[[int, int, int, float], float]
 """(canaries, guesses, right ones, failure) → what they refute."""
 
@@ -53,20 +50,22 @@ def audit_training(
     """
     algorithm = algorithm or dp_fedavg(clip=0.3, noise_multiplier=1.0, adjacency="add-remove", delta=DELTA)
     coins = np.random.default_rng(seed).random(canaries) < 0.5
-    run = _run(algorithm, coins, others, rounds, seed)
+    directions, nobody = torch.eye(canaries), (torch.zeros(0, canaries), torch.zeros(0))
+    # A target far out of reach keeps a canary's residual, and with it its clipped update, the same in every round.
+    clients = [(directions[i : i + 1], torch.tensor([1e4])) if coin else nobody for i, coin in enumerate(coins)]
+    x = np.random.default_rng([seed, 1]).normal(size=(others, canaries)) / math.sqrt(canaries)
+    clients += [(row, row.sum(1)) for row in torch.from_numpy(x).float().split(1)]
+    run, _ = run_canaries(algorithm, clients, rounds, seed, local=Sgd(lr=0.1, steps=2))
     scores = next(run.model.parameters()).detach().double().numpy().ravel()
     delta, failure = run.privacy.delta, 1.0 - confidence
     mu = mu_of(run.ledger.guarantee(delta), algorithm.name)
     # What the same attacker sees of a mechanism that spends exactly what is claimed.
     reference = np.random.default_rng(seed + 1).normal(mu * coins, 1.0)
 
-    def steinke(m: int, guesses: int, right: int, failing: float) -> float:
-        return epsilon_of_guesses(m, guesses, right, delta, failing)
-
-    def mahloujifar(m: int, guesses: int, right: int, failing: float) -> float:
-        return gdp.epsilon(mu_of_guesses(m, guesses, right, failing), delta)
-
-    tests: dict[str, Test] = {"(ε, δ) test": steinke, "f-DP test": mahloujifar}
+    tests: dict[str, Test] = {
+        "(ε, δ) test": lambda m, guesses, right, failing: epsilon_of_guesses(m, guesses, right, failing, delta),
+        "f-DP test": lambda *guessed: gdp.epsilon(mu_of_guesses(*guessed), delta),
+    }
     found = []
     for name, test in tests.items():
         lower, guessed, right = best_guess(scores, coins, test, failure)
@@ -79,19 +78,7 @@ def audit_training(
     return found
 
 
-def _run(algorithm: Algorithm, coins: Coins, others: int, rounds: int, seed: int) -> Run:
-    canaries = len(coins)
-    directions = torch.eye(canaries)
-    nobody = (torch.zeros(0, canaries), torch.zeros(0))
-    # A target far out of reach keeps a canary's residual, and with it its clipped update, the same in every round.
-    clients = [(directions[i : i + 1], torch.tensor([1e4])) if coin else nobody for i, coin in enumerate(coins)]
-    chance = np.random.default_rng([seed, 1])
-    x = torch.from_numpy(chance.normal(size=(others, canaries)) / math.sqrt(canaries)).float()
-    clients += [(x[i : i + 1], x[i : i + 1].sum(1)) for i in range(others)]
-    return run_canaries(algorithm, clients, rounds, seed, local=Sgd(lr=0.1, steps=2))[0]
-
-
-def best_guess(scores: Floats, coins: Coins, test: Test, failure: float) -> tuple[float, int, int]:
+def best_guess(scores: Floats, coins: np.ndarray, test: Test, failure: float) -> tuple[float, int, int]:
     """The attacker says 'took part' of the highest scores and 'did not' of the lowest: (lower bound, guesses, right ones)."""
     order = np.argsort(scores)
     best = (0.0, 0, 0)
@@ -100,9 +87,6 @@ def best_guess(scores: Floats, coins: Coins, test: Test, failure: float) -> tupl
         right = int(coins[order[len(scores) - half :]].sum() + (~coins[order[:half]]).sum())
         best = max(best, (test(len(scores), 2 * half, right, failure / len(SHARES)), 2 * half, right))
     return best
-
-
-_LARGEST_MU = 50.0
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -114,7 +98,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     return min(1.0, beta + 2.0 * canaries * delta * alpha)
 
 
-def epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, failure: float) -> float:
+def epsilon_of_guesses(canaries: int, guesses: int, right: int, failure: float, delta: float) -> float:
     """The largest ε that so many right guesses refute."""
     if guesses == 0 or p_value(canaries, guesses, right, 0.0, delta) > failure:
         return 0.0
@@ -146,11 +130,8 @@ def mu_of_guesses(canaries: int, guesses: int, right: int, failure: float) -> fl
     """The largest μ that so many right guesses refute, never rounded up."""
     if not refutes_gdp(canaries, guesses, right, 0.0, failure):
         return 0.0
-    low, high = 0.0, _LARGEST_MU
+    low, high = 0.0, 50.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        if refutes_gdp(canaries, guesses, right, middle, failure):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refutes_gdp(canaries, guesses, right, middle, failure) else (low, middle)
     return low

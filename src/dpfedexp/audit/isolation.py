@@ -1,12 +1,8 @@
 """The isolation audit: a client's row is a function of the released model, its own data, its own stream and public numbers.
 
-Secure sums are whole numbers of steps, so they are exact: the sum of the others, with and without another data set in the client's
-place, must agree bit for bit, whatever its size. A network that amplifies the last bit of every step makes the smallest dependence
-large. What moves is in units of the clip; a claim of 2C for the client itself leaves nothing for the others.
-
-Nor may anything that a module remembers travel from client to client, or into a metric. Modules that remember what they saw, each
-in another way, must be refused by a secure run, or neither the others' sum nor what the evaluation shows at fixed parameters may
-depend on a client's data.
+Secure sums are exact, so the sum of the others, with and without another data set in the client's place, must agree bit for bit. A
+network that amplifies the last bit of every step makes the smallest dependence large. Modules that remember what they saw must be
+refused by a secure run, or neither the others' sum nor what the evaluation shows at fixed parameters may depend on a client's data.
 """
 
 from __future__ import annotations
@@ -14,16 +10,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from dpfedexp.algorithms import dp_fedavg
-from dpfedexp.audit.result import Result, skip
+from dpfedexp.algorithms.probe import UPDATE
+from dpfedexp.audit.bounds import Result, skip
 from dpfedexp.core.local import Sgd
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
+from dpfedexp.engine.engine import Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.train import train
 from dpfedexp.errors import InputError
@@ -34,44 +33,33 @@ KIND = "isolation"
 CLIENTS, LARGEST, OUTSIZE = 16, 12, 60
 """Clients hold up to LARGEST examples; the one that is replaced holds OUTSIZE in one of its versions."""
 
-Data = tuple[Tensor, Tensor]
-
 
 def audit_isolation(seed: int, *, trainers: tuple[str, ...] | None = None, steps: int = 40) -> list[Result]:
     """Every trainer that a secure run may use on this machine, with whole data sets and with batches."""
     federations = [_federation(seed, own) for own in (5, OUTSIZE, 1)]
-    found = []
-    for trainer in trainers or trainer_names():
-        results = [
-            _audit(f"trainer {trainer!r}, {how}", trainer, local, federations, seed)
-            for how, local in local_steps(steps).items()
-        ]
-        # A trainer that is not to be had at all is one line.
-        found += [result for result in results if not result.skipped] or [
-            replace(results[0], name=f"trainer {trainer!r}")
-        ]
-    return found
-
-
-def local_steps(steps: int) -> dict[str, Sgd]:
-    """Local work whose shapes follow from public numbers, by a batch size or by a bound on the examples."""
-    return {
+    # Shapes that follow from public numbers, by a batch size or by a bound on the examples; and clients one by one.
+    work = {
         "batches": Sgd(lr=3.0, steps=steps, batch_size=8),
         "whole data sets": Sgd(lr=3.0, steps=steps, max_examples=2 * LARGEST),
         "one by one": Sgd(lr=3.0, steps=steps),
     }
+    found = []
+    for name in trainers or trainer_names():
+        results = [_audit(f"trainer {name!r}, {how}", name, local, federations, seed) for how, local in work.items()]
+        # A trainer that is not to be had at all is one line.
+        found += [result for result in results if not result.skipped] or [replace(results[0], name=f"trainer {name!r}")]
+    return found
 
 
 def _federation(seed: int, own: int) -> Federation:
     """The first client holds `own` examples; all others are the same in every version."""
+
+    def data(size: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.randn(size, 6, generator=chance), torch.randint(0, 3, (size,), generator=chance)
+
     chance = torch.Generator().manual_seed(seed)
-    others = [_data(2 + i % (LARGEST - 1), chance) for i in range(CLIENTS - 1)]
-    return Federation.from_clients([_data(own, torch.Generator().manual_seed(seed + own)), *others])
-
-
-def _data(size: int, chance: torch.Generator) -> Data:
-    x = torch.randn(size, 6, generator=chance)
-    return x, torch.randint(0, 3, (size,), generator=chance)
+    others = [data(2 + i % (LARGEST - 1), chance) for i in range(CLIENTS - 1)]
+    return Federation.from_clients([data(own, torch.Generator().manual_seed(seed + own)), *others])
 
 
 def network(seed: int) -> nn.Module:
@@ -98,23 +86,15 @@ def others_and_own(
     model: nn.Module, federation: Federation, local: Sgd, trainer: str, seed: int, clip: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The others' part of the cohort's secure sum, and the first client's own, in units of the clip."""
-    algorithm = dp_fedavg(clip=clip, noise_multiplier=1.0)
-    simulation, _ = prepare(
-        model,
-        federation,
-        algorithm,
-        local=local,
-        rounds=1,
-        seed=seed,
-        execution=Execution(trainer=trainer),
-        secure=True,
-    )
+    algorithm, how = dp_fedavg(clip=clip, noise_multiplier=1.0), Execution(trainer=trainer)
+    engine, _ = prepare(model, federation, algorithm, local=local, rounds=1, seed=seed, execution=how, secure=True)
     # A secure run draws its shuffles anew; two runs can be compared only with the same ones.
-    simulation = replace(simulation, streams=Streams(seed))
-    state = simulation.begin()
+    cohort = replace(engine.cohort, streams=Streams(seed))  # type: ignore[type-var]
+    request = Request(UPDATE, 1, engine.begin(), engine.mechanism)
 
-    def total(cohort: Tensor) -> Tensor:
-        return simulation.cohort_part(state, simulation.mechanism, cohort, 1)[0].vector.cpu() / clip
+    def total(clients: Tensor) -> Tensor:
+        vector: Tensor = cohort.collect(request, clients).sums.vector  # type: ignore[attr-defined]
+        return vector.cpu() / clip
 
     own = total(torch.arange(1))
     return total(torch.arange(len(federation))) - own, own
@@ -154,16 +134,11 @@ class Memory(nn.Module):
         return x + before
 
 
-class Normalised(nn.Module):
+class Normalised(nn.InstanceNorm1d):
     """InstanceNorm over three positions per example, with running statistics."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.InstanceNorm1d(WIDTH, track_running_stats=True)
-
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(torch.stack([x, 2 * x, x * x], dim=-1))
-        return normed.sum(-1)
+        return super().forward(torch.stack([x, 2 * x, x * x], dim=-1)).sum(-1)
 
 
 def modules() -> dict[str, Callable[[], nn.Module]]:
@@ -176,7 +151,7 @@ def modules() -> dict[str, Callable[[], nn.Module]]:
         return make
 
     return {
-        "InstanceNorm1d with running statistics": under(Normalised),
+        "InstanceNorm1d with running statistics": under(lambda: Normalised(WIDTH, track_running_stats=True)),
         "a running mean in a buffer": under(RunningMean),
         "spectral_norm": under(lambda: spectral_norm(nn.Linear(WIDTH, WIDTH))),
         "a plain attribute that remembers": under(Memory),
@@ -190,16 +165,27 @@ def audit_state(seed: int) -> list[Result]:
 
 def audit_module(name: str, make: Callable[[], nn.Module], seed: int) -> list[Result]:
     pair = [_small_federation(seed, value) for value in (1.0, -3.0)]
+
+    def others_move() -> float:
+        """How far the others' exact secure sum moves with the first client's data. A short run first: it may refuse on the way."""
+        metric_of(make(), pair[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one, other = (others_and_own(make(), federation, _STEPS, "auto", seed)[0] for federation in pair)
+        return float((one - other).norm())
+
+    def metric_moves() -> float:
+        one, other = (metric_of(make(), federation) for federation in pair)
+        return abs(one - other)
+
     units = {"others' sum moves by, in C": others_move, "metric moves by, at fixed parameters": metric_moves}
-    stateless = name == "a module without state"
     found = []
     for unit, measure in units.items():
         try:
-            moved, seen = measure(make, pair, seed), "any bit"
-            detail = "accepted by a secure run"
+            moved, seen, detail = measure(), "any bit", "accepted by a secure run"
         except InputError as reason:
             moved, seen, detail = 0.0, "any bit", f"refused: {reason}"
-            if stateless:
+            if name == "a module without state":
                 # A library that refuses everything is not safe but useless, and would pass all of this.
                 moved, detail = 1.0, f"refused without a reason: {reason}"
         except Exception as error:
@@ -219,20 +205,6 @@ def _small_federation(seed: int, value: float) -> Federation:
     return Federation.from_clients(clients)
 
 
-def others_move(make: Callable[[], nn.Module], pair: list[Federation], seed: int) -> float:
-    """How far the others' exact secure sum moves with the first client's data. A short run first: it may refuse on the way."""
-    metric_of(make(), pair[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, other = (others_and_own(make(), federation, _STEPS, "auto", seed)[0] for federation in pair)
-    return float((one - other).norm())
-
-
-def metric_moves(make: Callable[[], nn.Module], pair: list[Federation], seed: int) -> float:
-    one, other = (metric_of(make(), federation) for federation in pair)
-    return abs(one - other)
-
-
 def metric_of(model: nn.Module, federation: Federation) -> float:
     """What the evaluation of a secure run shows, after setting all parameters to the same values: so no noise is in it."""
     probe = torch.linspace(-1.0, 1.0, 8 * WIDTH).reshape(8, WIDTH)
@@ -247,17 +219,9 @@ def metric_of(model: nn.Module, federation: Federation) -> float:
                 p.copy_(value)
         return {"shown": shown}
 
+    algorithm = dp_fedavg(clip=1.0, noise_multiplier=1.0)
+    options: dict[str, Any] = {"local": _STEPS, "rounds": 2, "device": "cpu", "secure": True, "progress": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = train(
-            model,
-            federation,
-            dp_fedavg(clip=1.0, noise_multiplier=1.0),
-            local=_STEPS,
-            rounds=2,
-            device="cpu",
-            evaluate=evaluate,
-            secure=True,
-            progress=False,
-        )
+        run = train(model, federation, algorithm, evaluate=evaluate, **options)
     return float(run.history[-1]["shown"])

@@ -6,24 +6,20 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 
 from dpfedexp.audit import QUICK_SAMPLES
+from dpfedexp.audit.bounds import Result
 from dpfedexp.audit.canaries import audit_training
-from dpfedexp.audit.density import audit_density
 from dpfedexp.audit.isolation import audit_isolation, audit_state
-from dpfedexp.audit.mechanisms import GAMMAS, audit_bins, audit_mechanism, bin_cases, standard_cases
+from dpfedexp.audit.mechanisms import GAMMAS, audit_density, audit_mechanism, standard_cases
 from dpfedexp.audit.noise import audit_noise
-from dpfedexp.audit.result import Result
 from dpfedexp.audit.runs import audit_flower, audit_history, audit_train, step_size_cases
-from dpfedexp.engine.plot import Chart, Panel, Series
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.report.document import Claim, Section, Table
 from dpfedexp.trainers.select import trainer_names
-
-_DENSITY_NUMBERS = 2_000_000
-"""Coordinates of all the reports of one density check."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +52,10 @@ def all_jobs(samples: int, seed: int, confidence: float) -> list[Job]:
         Job("noise", 1, partial(audit_noise, seed, confidence, instances=2**17 if more else 2**12)),
     ]
     jobs += [Job(case.name, 1, partial(audit_mechanism, case, samples, seed, confidence)) for case in standard_cases()]
-    jobs += [
-        Job(name, 4, partial(audit_bins, name, vote, samples, seed, confidence)) for name, vote in bin_cases().items()
-    ]
-    for dimension in (3, 237, 5046):
-        for rule in GAMMAS:
-            size = min(samples, _DENSITY_NUMBERS // dimension)
-            mechanism = PrivUnit(0.3, dimension, gamma=rule)
-            jobs.append(Job(f"density {dimension}", 0.3, partial(audit_density, mechanism, size, seed, confidence)))
+    for dimension, rule in product((3, 237, 5046), GAMMAS):
+        size = min(samples, 2_000_000 // dimension)  # reports, so that all their coordinates fit into memory
+        mechanism = PrivUnit(0.3, dimension, gamma=rule)
+        jobs.append(Job(f"density {dimension}", 0.3, partial(audit_density, mechanism, size, seed, confidence)))
     return jobs
 
 
@@ -87,11 +79,7 @@ _COLUMNS = ["audited", "unit", "lower bound", "claim", "reached", "tight claim w
 
 
 def audit_section(results: Sequence[Result], command: str) -> Section:
-    tables = []
-    for kind, title in _KINDS.items():
-        rows = [_row(result) for result in results if result.kind == kind]
-        if rows:
-            tables.append(Table(title, _COLUMNS, rows))
+    kinds = {kind: [_row(result) for result in results if result.kind == kind] for kind in _KINDS}
     return Section(
         name="audit",
         title="Privacy measured from outside",
@@ -101,8 +89,7 @@ def audit_section(results: Sequence[Result], command: str) -> Section:
             "it would reach but for bad luck against a tight claim, so that it says nothing. Where there ought to be nothing at "
             "all, the claim is the limit of chance, and beside it stands the smallest effect that would have been noticed."
         ],
-        tables=tables,
-        charts=[_chart(results)],
+        tables=[Table(_KINDS[kind], _COLUMNS, rows) for kind, rows in kinds.items() if rows],
         claims=_claims(results),
         command=command,
         data={"results": [result.to_json() for result in results]},
@@ -116,48 +103,18 @@ def _claims(results: Sequence[Result]) -> list[Claim]:
         bad = [f"{r.name} ({r.unit})" for r in audited if r.outcome == wrong]
         return Claim(text, "; ".join([f"{len(audited) - len(bad)} of {len(audited)}", *bad]), not bad)
 
-    found = [
+    left_out = [f"{r.name} ({r.skipped.rstrip('.')})" for r in results if r.skipped]
+    return [
         claim("No measured lower bound exceeds its claim", "BROKEN"),
         claim("Every attack has power, or is one-sided by its nature", "NO POWER"),
+        *([Claim("Not audited here", "; ".join(left_out), True)] if left_out else []),
     ]
-    left_out = [f"{r.name} ({r.skipped.rstrip('.')})" for r in results if r.skipped]
-    return [*found, *([Claim("Not audited here", "; ".join(left_out), True)] if left_out else [])]
 
 
 _MARKS = {"holds": "✓ holds", "BROKEN": "✗ BROKEN", "NO POWER": "✗ NO POWER", "not audited": "– not audited"}
 
 
 def _row(result: Result) -> list[str]:
-    if result.skipped:
-        return [result.name, "", "", "", "", "", _MARKS[result.outcome], result.detail]
-    return [
-        result.name,
-        result.unit,
-        f"{result.lower:.4f}",
-        f"{result.claim:.4f}",
-        f"{100 * result.share:.0f}%" if result.claim > 0 and result.power is not None else "",
-        result.could,
-        _MARKS[result.outcome],
-        result.detail,
-    ]
-
-
-def _chart(results: Sequence[Result]) -> Chart:
-    panels = []
-    for family in ("central Gaussian", "local Gaussian", "PrivUnit"):
-        measured = [r for r in results if r.curve and r.name.startswith(family)]
-        if measured:
-            deltas = [point[0] for point in measured[0].curve]
-            lines = [Series("claim", deltas, [point[2] for point in measured[0].curve], dashed=True)]
-            lines += [
-                Series(r.name.removeprefix(f"{family}, "), deltas, [point[1] for point in r.curve])
-                for r in measured
-                if [point[2] for point in r.curve] == [point[2] for point in measured[0].curve]
-            ]
-            panels.append(Panel(family, "δ", "ε of one round", lines, log_x=True))
-    return Chart(
-        "audit",
-        "Lower bounds on ε beside the claim",
-        "Solid: proven by the best test at this δ. Dashed: what is claimed for the first of them.",
-        panels,
-    )
+    reached = f"{100 * result.lower / result.claim:.0f}%" if result.claim > 0 and result.power is not None else ""
+    figures = [result.unit, f"{result.lower:.4f}", f"{result.claim:.4f}", reached, result.could]
+    return [result.name, *([""] * 5 if result.skipped else figures), _MARKS[result.outcome], result.detail]

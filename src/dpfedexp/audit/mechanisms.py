@@ -2,11 +2,8 @@
 
 The attacker sees everything that a release shows (or, in the local setting, that a client and its neighbours send) and knows every
 other client. A linear discriminant, fitted on one half of the samples, finds the best direction also where noises are not what they
-should be, such as equal in two coordinates; the other half proves the bound. A report that is ε-DP by itself is attacked with the
-likelihood ratio that its mechanism claims, and with one that is learnt from a histogram.
-
-The cases are every mechanism with every step-size rule, plain and secure. All claim about μ = 1 a round, where some ten thousand
-samples have the power to tell. Vectors have eight coordinates, so that noise repeated after a few of them is in the covariance.
+should be; the other half proves the bound. A report that is ε-DP by itself is attacked with the likelihood ratio that its mechanism
+claims, and with one that is learnt from a histogram; PrivUnit also by its densities, integrated anew, and by its sampler's law.
 """
 
 from __future__ import annotations
@@ -16,13 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.integrate import quad
+from scipy.special import betainc, betaincc, gammaln
 from torch import Tensor
 
 from dpfedexp.accounting import Event, GaussianEvent, NonPrivateEvent, Sampling, compose
 from dpfedexp.accounting.charges import GammaRule
 from dpfedexp.accounting.gdp import FREE_THRESHOLD
-from dpfedexp.audit.bounds import Distinguisher, Floats, Score, epsilon_score, mu_score, power_of_shift, power_of_tests
-from dpfedexp.audit.result import Curve, Result
+from dpfedexp.audit import bounds
+from dpfedexp.audit.bounds import Floats, Power, Result, Score, epsilon_score, mu_score
 from dpfedexp.core.clipping import Clipped, clip
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
@@ -31,9 +30,9 @@ from dpfedexp.core.votes import Vote, further, within_clip
 from dpfedexp.errors import checked, require
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, Mechanism, PrivUnit, Release, Report
 from dpfedexp.mechanisms.base import Numerator
-from dpfedexp.mechanisms.binned_vote import BinnedVote
 
 DIMENSION = 8
+"""Enough coordinates for noise that is repeated after a few of them to be in the covariance."""
 GAMMAS: tuple[GammaRule, ...] = ("exact", "paper", "optimal")
 RULES: dict[Numerator | None, str] = {
     None: "",
@@ -67,7 +66,7 @@ class Case:
 
 
 def standard_cases() -> list[Case]:
-    """Every mechanism with every rule that it knows, plain and secure."""
+    """Every mechanism with every rule, plain and secure. All claim about μ = 1 a round, which ten thousand samples can tell."""
     c, z = 0.5, 2.0
     plain = _central_cases(c, z)
     plain += [Case(f"local Gaussian{named}", LocalGaussian(c, z, r), _row(c), _row(-c)) for r, named in RULES.items()]
@@ -93,6 +92,7 @@ def _central_cases(c: float, z: float) -> list[Case]:
     leaving = CentralGaussian(c, 1.4, "add-remove", votes=(within_clip(0.7),))
     votes = (within_clip(2.4), Vote("loss", 0.0, 10.0, noise=2.0), Vote("loss fell", noise=3.0))
     asking = CentralGaussian(c, 3.0, numerator="free", votes=votes)
+    question = CentralGaussian(c, z)
     asked_apart = CentralGaussian(c, 1.5, "add-remove", votes=tuple(replace(v, noise=v.noise / 2) for v in votes))
     return [
         Case("central Gaussian", CentralGaussian(c, z), *_neighbours(ahead, -ahead)),
@@ -102,6 +102,8 @@ def _central_cases(c: float, z: float) -> list[Case]:
         Case("central Gaussian, adaptive clip", counted, *_neighbours(lifted, -lifted), votes=(0.5, -0.5)),
         Case("central Gaussian, add-remove", CentralGaussian(c, 1.0, "add-remove"), *_absent(ahead)),
         Case("central Gaussian, adaptive clip, add-remove", leaving, *_absent(ahead)),
+        Case("central Gaussian, question in bins", question.asking("bin", 1.0), *_neighbours(ahead, -ahead)),
+        Case("central Gaussian, question in bins, add-remove", leaving.asking("bin", 0.5), *_absent(ahead)),
         Case("central Gaussian, votes", asking, *_neighbours(lifted, -lifted), votes=(_HOSTILE, -_HOSTILE)),
         Case("central Gaussian, votes, add-remove", asked_apart, *_absent(ahead), votes=(_HOSTILE, _HOSTILE)),
     ]
@@ -206,7 +208,15 @@ def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
         noise.row, scalar.row = draws.split(widths)
         return _shown(case.mechanism.release(sums, case.denominator, noise, scalar))
 
-    draws = _draws(Streams(seed), count, widths)
+    one = torch.zeros(1, dtype=torch.int64)
+    parts = [
+        Streams(seed)
+        .at(purpose, 1)
+        .normal(one, count * width, torch.device("cpu"), torch.float64)
+        .reshape(count, width)
+        for purpose, width in zip(("central noise", "central scalar noise"), widths, strict=True)
+    ]
+    draws = torch.cat(parts, dim=1)
     try:
         base = np.array(release(torch.zeros(sum(widths), dtype=torch.float64)))
     except _Uniforms:
@@ -217,15 +227,6 @@ def _central(case: Case, sums: Sums, count: int, seed: int) -> Floats:
     if np.allclose(real, seen[:CHECKED], rtol=1e-9, atol=1e-9 * float(np.abs(slopes).max())):
         return seen
     return np.array([*real.tolist(), *(release(row) for row in draws[CHECKED : affordable(count)])])
-
-
-def _draws(streams: Streams, samples: int, widths: tuple[int, int]) -> Tensor:
-    one = torch.zeros(1, dtype=torch.int64)
-    parts = [
-        streams.at(purpose, 1).normal(one, samples * width, torch.device("cpu"), torch.float64).reshape(samples, width)
-        for purpose, width in zip(("central noise", "central scalar noise"), widths, strict=True)
-    ]
-    return torch.cat(parts, dim=1)
 
 
 def _shown(release: Release) -> list[float]:
@@ -250,7 +251,6 @@ def _local(mechanism: Mechanism, row: Tensor, count: int, streams: Streams | Sys
 DELTA = 0.01
 """Where the assumption-free bound is measured: rates of a few per cent are what a million samples can prove something about."""
 
-DELTAS = (0.001, 0.003, 0.01, 0.03, 0.1)
 _FEWEST, _MOST, _PER_BIN = 32, 256, 400
 """Bins, and samples that one more bin needs: the finer they are, the thinner the shells that are found."""
 
@@ -262,27 +262,21 @@ def audit_mechanism(case: Case, samples: int, seed: int, confidence: float) -> l
     here, there = (samples_of(case, samples, seed, there) for there in (False, True))
     if not isinstance(event, GaussianEvent):
         return _reports(case, event, here, there, confidence)
-    return gaussian_results(case.name, event, here, there, confidence)
+    return _gaussian_results(case.name, event, here, there, confidence)
 
 
-def gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floats, confidence: float) -> list[Result]:
+def _gaussian_results(name: str, event: GaussianEvent, here: Floats, there: Floats, confidence: float) -> list[Result]:
     """What the best linear test between two samples of a release proves, beside what its event claims."""
     direction = discriminant(here[::2], there[::2])
-    attack = Distinguisher(here @ direction, there @ direction, confidence)
     counts, detail = (len(here), len(there)), f"{len(here)} samples of each input"
 
-    def result(unit: str, score: Score, claim: float, curve: Curve = ()) -> Result:
-        power = power_of_shift(event.mu, counts, score, confidence)
-        lower = attack.bound(score).value
-        return Result("mechanism", name, unit, lower, claim, confidence, detail, curve, power)
+    def result(unit: str, score: Score, claim: float) -> Result:
+        power = bounds.power_of_shift(event.mu, counts, score, confidence)
+        lower = bounds.lower_bound(here @ direction, there @ direction, score, confidence).value
+        return Result("mechanism", name, unit, lower, claim, confidence, detail, power=power)
 
     epsilon = compose([(event, 1)], DELTA).epsilon
-    first = result(f"ε at δ = {DELTA:g}", epsilon_score(DELTA), epsilon, _curve(attack, event))
-    return [first, result("μ", mu_score, event.mu)]
-
-
-def _curve(attack: Distinguisher, event: Event) -> Curve:
-    return tuple((d, attack.bound(epsilon_score(d)).value, compose([(event, 1)], d).epsilon) for d in DELTAS)
+    return [result(f"ε at δ = {DELTA:g}", epsilon_score(DELTA), epsilon), result("μ", mu_score, event.mu)]
 
 
 def discriminant(here: Floats, there: Floats) -> Floats:
@@ -297,81 +291,124 @@ def discriminant(here: Floats, there: Floats) -> Floats:
 
 
 def _reports(case: Case, event: Event, here: Floats, there: Floats, confidence: float) -> list[Result]:
-    """A report that is ε-DP by itself, at δ = 0: the likelihood ratio that its mechanism claims, where it says one, and a learnt
-    one, which also sees what no formula says."""
+    """At δ = 0: the likelihood ratio that the mechanism claims, where it says one, and a learnt one."""
     score = epsilon_score(0.0)
     claim, detail = compose([(event, 1)], 0.0).epsilon, f"{len(here)} reports of each input"
     claimed = [case.mechanism.log_ratio(seen, case.here, case.there) for seen in (here, there)]
     views = {", learnt": learnt_ratio(here, there, levels="level" in case.mechanism.parts)}
     if claimed[0] is not None and claimed[1] is not None:
         views = {"": (claimed[0], claimed[1]), **views}
+    # Of the test "every part of the loss is at its largest", the best there is at δ = 0, under both inputs.
+    losses = [] if isinstance(event, GaussianEvent | NonPrivateEvent) else event.losses()
+    up = math.prod(part.up for part in losses)
+    rates = np.array([up]), np.array([up * math.exp(-math.fsum(part.step for part in losses))])
     found = []
     for name, pair in views.items():
-        attack = Distinguisher(*pair, confidence)
-        power = power_of_tests(*_rates(event), (len(pair[0]), len(pair[1])), score, confidence)
-        curve = _curve(attack, event) if not name else ()
-        lower = attack.bound(score).value
-        found.append(
-            Result("mechanism", case.name + name, "ε at δ = 0", lower, claim, confidence, detail, curve, power)
-        )
+        power = bounds.power_of_tests(*rates, (len(pair[0]), len(pair[1])), score, confidence)
+        lower, what = bounds.lower_bound(*pair, score, confidence).value, case.name + name
+        found.append(Result("mechanism", what, "ε at δ = 0", lower, claim, confidence, detail, power=power))
     return found
-
-
-def _rates(event: Event) -> tuple[Floats, Floats]:
-    """Of the test "every part of the loss is at its largest", the best there is at δ = 0, under both inputs."""
-    losses = [] if isinstance(event, GaussianEvent | NonPrivateEvent) else event.losses()
-    here = math.prod(part.up for part in losses)
-    return np.array([here]), np.array([here * math.exp(-math.fsum(part.step for part in losses))])
 
 
 def learnt_ratio(here: Floats, there: Floats, *, levels: bool) -> tuple[Floats, Floats]:
     """Of the second half of the samples, the log ratio of the bin that each falls into, learnt on the first half.
 
     It needs no formula of the mechanism, so it also finds what the formula does not know, such as a shell that no report of one
-    client ever falls into. The half that is scored is divided again: one part chooses the test and one proves. The first column
-    has bins of like mass; with `levels` the last one is a level, which is taken as it is.
+    client ever falls into. The first column has bins of like mass; with `levels` the last one is a level, taken as it is.
     """
     half = min(len(here), len(there)) // 2
     pooled = np.concatenate([here[:half, 0], there[:half, 0]])
     bins = min(_MOST, max(_FEWEST, len(here) // _PER_BIN))
     edges = np.quantile(pooled, np.linspace(0.0, 1.0, bins + 1)[1:-1])
-    first, second = _bin(here, edges, levels), _bin(there, edges, levels)
+    first, second = (
+        np.searchsorted(edges, seen[:, 0]) + bins * seen[:, -1].astype(np.int64) * levels for seen in (here, there)
+    )
     size = 1 + max(int(first.max()), int(second.max()))
     counts = [np.bincount(cells[:half], minlength=size) + 0.5 for cells in (first, second)]
     ratio = np.log(counts[0] / counts[1]) - np.log(counts[0].sum() / counts[1].sum())
     return ratio[first[half:]], ratio[second[half:]]
 
 
-def _bin(seen: Floats, edges: Floats, levels: bool) -> np.ndarray:
-    cells = np.searchsorted(edges, seen[:, 0])
-    return cells + (len(edges) + 1) * seen[:, -1].astype(np.int64) if levels else cells
-
-
-_VOTERS = 7
-
-
 @checked
-def bin_cases() -> dict[str, BinnedVote]:
-    """Both adjacencies, plain and secure; each claims μ = 1."""
-    replaced = BinnedVote(Vote("loss", 0.0, 10.0, noise=1.0), 3)
-    absent = BinnedVote(Vote("loss", 0.0, 10.0, noise=0.5), 3, "add-remove")
-    plain = {"binned vote": replaced, "binned vote, add-remove": absent}
-    return plain | {f"{name}, secure": replace(case, secure=True) for name, case in plain.items()}
+def audit_density(mechanism: PrivUnit, samples: int, seed: int, confidence: float) -> list[Result]:
+    """The exact ε of the densities beside the event's; then the sampler's cap, height and rest beside theirs."""
+    event = mechanism.event(Sampling())
+    p, cap = mechanism.direction.p, cap_mass(mechanism.dimension, mechanism.direction.gamma)
+    direction = abs(math.log(p / cap) - math.log((1 - p) / (1 - cap)))
+    exact = direction + level_epsilon(mechanism)
+    name = f"PrivUnit, {mechanism.gamma} γ, d = {mechanism.dimension}"
+    height, across = drawn_heights(mechanism, samples, seed)
+    failure = bounds.rare(confidence)
+    inside = height >= mechanism.direction.gamma
+    low, high = bounds.interval(float(inside.sum()), len(height), failure)
+    power, off = Power(event.epsilon, 0.999 * event.epsilon), max(0.0, low - p, p - high)
+
+    def result(unit: str, off: float, limit: float, detail: str, least: float) -> Result:
+        return Result("density", name, unit, off, limit, 1.0 - failure, detail, sees=f"≥ {least:.3f}")
+
+    found = [
+        Result("density", name, "ε at δ = 0", exact, event.epsilon, 1.0, "largest ratio", power=power),
+        result("cap's rate off p", off, 0.0, f"rate {low:.4f} to {high:.4f}, p {p:.4f}", high - low),
+    ]
+    half = (mechanism.dimension - 1) / 2
+    laws = {
+        "height inside the cap": _upper_tail(height[inside], half) / cap,
+        "height outside the cap": (1.0 - _upper_tail(height[~inside], half)) / (1 - cap),
+    }
+    if mechanism.dimension > 2:
+        laws["direction across"] = _upper_tail(across, (mechanism.dimension - 2) / 2)
+    for what, uniforms in laws.items():
+        limit = bounds.distance_limit(len(uniforms), failure)
+        found.append(
+            result(f"law of the {what}", bounds.distance(uniforms), limit, f"{len(uniforms)} reports", 2 * limit)
+        )
+    return found
 
 
-@checked
-def audit_bins(name: str, mechanism: BinnedVote, samples: int, seed: int, confidence: float) -> list[Result]:
-    """ε at δ = 0.01 without any assumption, and μ. Every sample is a release with new noise."""
-    here, there = (_bins(mechanism, affordable(samples), seed + other, bool(other)) for other in (0, 1))
-    return gaussian_results(name, mechanism.event(Sampling()), here, there, confidence)
+def _upper_tail(height: Floats, half: float) -> Floats:
+    """P(T ≥ t) of a coordinate of a uniform direction, whose square has the law Beta(½, (d − 1)/2)."""
+    square = np.minimum(1.0, height * height)
+    tail: Floats = np.where(height >= 0, 0.5 * betaincc(0.5, half, square), 0.5 + 0.5 * betainc(0.5, half, square))
+    return tail
 
 
-def _bins(mechanism: BinnedVote, count: int, seed: int, there: bool) -> Floats:
-    """The bins of so many releases; the client is in the first."""
-    leaves = mechanism.adjacency == "add-remove" and there
-    values = torch.full((_VOTERS,), 5.0, dtype=torch.float64)
-    values[-1] = -1e9 if there else 1e9
-    present, streams = slice(0, _VOTERS - leaves), _streams(bool(mechanism.secure), seed)
-    sums = mechanism.collect(values[present], (torch.arange(_VOTERS).flip(0) % mechanism.bins)[present])
-    rows = [mechanism.release(sums, _VOTERS, streams.at("central noise", n)) * _VOTERS for n in range(count)]
-    return torch.stack(rows).numpy()
+def cap_mass(dimension: int, gamma: float) -> float:
+    """P(⟨V, u⟩ ≥ γ) for uniform V: the integral of the density of a coordinate, B·(1 − t²)^((d−3)/2)."""
+    log_constant = gammaln(dimension / 2) - gammaln((dimension - 1) / 2) - 0.5 * math.log(math.pi)
+    # In the angle, t = sin a, the density is smooth at every dimension.
+    mass: float = quad(
+        lambda a: math.exp(log_constant + (dimension - 2) * math.log(max(math.cos(a), 1e-300))),
+        math.asin(gamma),
+        min(math.pi / 2, math.asin(gamma) + 60 / math.sqrt(dimension)),
+        epsabs=0.0,
+        epsrel=1e-12,
+        limit=500,
+    )[0]
+    return mass
+
+
+def level_epsilon(mechanism: PrivUnit) -> float:
+    """The largest log ratio of a level's probability between two norms."""
+    scalar = mechanism.scalar
+    kept = math.exp(scalar.epsilon2) / (math.exp(scalar.epsilon2) + scalar.k)
+    other = (1 - kept) / scalar.k
+    rows = []
+    for scaled in np.linspace(0.0, scalar.k, 8 * scalar.k + 1):
+        floor = min(math.floor(scaled), scalar.k - 1)
+        true = np.zeros(scalar.k + 1)
+        true[floor], true[floor + 1] = floor + 1 - scaled, scaled - floor
+        rows.append(true * kept + (1 - true) * other)
+    table = np.array(rows)
+    return float(np.log(table.max(0) / table.min(0)).max())
+
+
+def drawn_heights(mechanism: PrivUnit, samples: int, seed: int) -> tuple[Floats, Floats]:
+    """Of many reports: ⟨V, u⟩, and the rest's part along one direction across u, as a share of the rest's length."""
+    u = torch.zeros(1, mechanism.dimension)
+    u[0, -1] = mechanism.clip
+    clipped = Clipped(u.expand(samples, -1), torch.ones(samples, dtype=torch.bool))
+    report = mechanism.randomize(clipped, torch.arange(samples), Streams(seed).at("local noise", 1))
+    vectors = report.vector.double().numpy()
+    height = vectors[:, -1]
+    rest = np.sqrt(np.maximum(1e-300, np.square(vectors[:, :-1]).sum(1)))
+    return height, vectors[:, 0] / rest

@@ -1,8 +1,7 @@
 """The black-box audit: whole runs, seen only through the models and the history that they publish; every client is a canary.
 
 A client's update is +C or −C along a coordinate of its own in every round, because its target is out of reach. So each coordinate
-of each round is one sample of "this client's data or their replacement", the attacker knows everything else, and a few dozen
-rounds of a cheap linear model are thousands of samples through all the code of a run: sampling, clipping, noise, step, release.
+of each round is one sample of "this client's data or their replacement" through all the code of a run.
 """
 
 from __future__ import annotations
@@ -25,22 +24,9 @@ from torch import Tensor, nn
 from dpfedexp.accounting import Event, Guarantee, compose
 from dpfedexp.algorithms import Algorithm, cdp_fedexp, dp_fedavg
 from dpfedexp.algorithms.participation import Participation, Poisson
-from dpfedexp.audit.bounds import (
-    Distinguisher,
-    Floats,
-    Score,
-    correlation_limit,
-    epsilon_score,
-    interval,
-    largest_correlation,
-    lower_bound,
-    mu_score,
-    power_of_sampling,
-    power_of_shift,
-    rare,
-)
+from dpfedexp.audit import bounds as stats
+from dpfedexp.audit.bounds import Floats, Result, mu_score, rare
 from dpfedexp.audit.mechanisms import discriminant
-from dpfedexp.audit.result import Result, skip
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import Federation
@@ -95,34 +81,28 @@ def mu_of(guarantee: Guarantee, name: str) -> float:
 def bounds(seen: Observed, confidence: float) -> list[Result]:
     """What one round proves about a client, and what some rounds together do."""
     # μ needs fewer samples, but sampling has none.
-    unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", epsilon_score(DELTA))
-    return [_bound(seen, rounds, unit, score, confidence) for rounds in (1, BLOCK)]
-
-
-def _bound(seen: Observed, rounds: int, unit: str, score: Score, confidence: float) -> Result:
-    usable = len(seen.sums) // rounds * rounds
-    blocks = seen.sums[:usable].reshape(-1, rounds, len(seen.signs)).mean(1)
-    here, there = blocks[:, seen.signs > 0].ravel(), blocks[:, seen.signs < 0].ravel()
-    guarantee = compose([(seen.event, rounds)], DELTA)
-    claim = mu_of(guarantee, seen.name) if unit == "μ" else guarantee.epsilon
-    counts = (len(here), len(there))
-    name = seen.name + (f", {rounds} rounds together" if rounds > 1 else ", one round")
-    lower, detail = (
-        lower_bound(here, there, score, confidence).value,
-        f"{sum(counts)} samples from {len(seen.sums)} rounds",
-    )
-    power = power_of_sampling(2.0 / seen.noise, seen.rate, rounds, counts, score, confidence)
-    return Result(KIND, name, unit, lower, claim, confidence, detail, power=power)
+    unit, score = ("μ", mu_score) if seen.rate == 1.0 else (f"ε at δ = {DELTA:g}", stats.epsilon_score(DELTA))
+    found = []
+    for rounds, name in ((1, "one round"), (BLOCK, f"{BLOCK} rounds together")):
+        blocks = seen.sums[: len(seen.sums) // rounds * rounds].reshape(-1, rounds, len(seen.signs)).mean(1)
+        here, there = blocks[:, seen.signs > 0].ravel(), blocks[:, seen.signs < 0].ravel()
+        guarantee = compose([(seen.event, rounds)], DELTA)
+        claim = mu_of(guarantee, seen.name) if unit == "μ" else guarantee.epsilon
+        lower = stats.lower_bound(here, there, score, confidence).value
+        detail = f"{len(here) + len(there)} samples from {len(seen.sums)} rounds"
+        counts, shift = (len(here), len(there)), 2.0 / seen.noise
+        power = stats.power_of_sampling(shift, seen.rate, rounds, counts, score, confidence)
+        found.append(Result(KIND, f"{seen.name}, {name}", unit, lower, claim, confidence, detail, power=power))
+    return found
 
 
 def repetition(runs: list[Observed], name: str, confidence: float) -> Result:
     """Whether noise comes again: in another coordinate, another round or another run. Everybody takes part in these runs."""
     rows = np.concatenate([run.sums - run.signs for run in runs])
-    limit = correlation_limit(len(rows), rows.shape[1], rare(confidence))
+    limit = stats.correlation_limit(len(rows), rows.shape[1], rare(confidence))
     detail = f"{len(rows)} rounds of {len(runs)} runs, {rows.shape[1]} coordinates"
-    unit = "largest correlation of noise"
-    value = largest_correlation(rows)
-    sees = f"≥ {min(1.0, 2 * limit):.2f}"
+    unit, sees = "largest correlation of noise", f"≥ {min(1.0, 2 * limit):.2f}"
+    value = stats.largest_correlation(rows)
     return Result(KIND, f"{name}, noise again", unit, value, limit, 1 - rare(confidence), detail, sees=sees)
 
 
@@ -133,7 +113,7 @@ def participation(seen: Observed, confidence: float) -> list[Result]:
     # Noise turns a few bits over, by a known probability.
     slip = float(ndtr(-0.5 / seen.noise))
     rate = seen.rate * (1 - slip) + (1 - seen.rate) * slip
-    low, high = interval(float(bits.sum()), bits.size, failure)
+    low, high = stats.interval(float(bits.sum()), bits.size, failure)
     detail = f"{bits.shape[0]} rounds of {bits.shape[1]} clients"
 
     def result(what: str, unit: str, off: float, limit: float, sees: str) -> Result:
@@ -191,11 +171,10 @@ def observe(
     """One run of `train` in which client i is a canary in coordinate i with this sign."""
     clip, noise = clip_and_noise(algorithm)
     run, models = run_canaries(algorithm, _canaries(signs), rounds, seed, secure=secure, participation=participation)
-    event = run.ledger.charges()[0][0]
     expected = len(signs) * (participation.sampling(len(signs)).rate if participation else 1.0)
     sums = np.diff(models, axis=0) * expected / clip
     how = "train" + (", secure" if secure else ", seeded") + (", Poisson" if participation else "")
-    return Observed(how, sums, signs.double().numpy(), event, noise)
+    return Observed(how, sums, signs.double().numpy(), run.ledger.charges()[0][0], noise)
 
 
 def balanced_signs(clients: int, seed: int) -> Tensor:
@@ -228,21 +207,10 @@ def run_canaries(
         models.append(_flat(model.parameters()))
         return {}
 
-    run = train(
-        start,
-        Federation.from_clients(clients),
-        algorithm,
-        local=local,
-        rounds=rounds,
-        seed=seed,
-        device="cpu",
-        participation=participation,
-        evaluate=look,
-        secure=secure,
-        progress=False,
-        on_advice=silence,
-        population=len(clients) if algorithm.adjacency == "add-remove" else None,
-    )
+    population = len(clients) if algorithm.adjacency == "add-remove" else None
+    how: dict[str, Any] = {"participation": participation, "population": population, "secure": secure, "device": "cpu"}
+    how |= {"local": local, "rounds": rounds, "seed": seed, "progress": False, "on_advice": silence}
+    run = train(start, Federation.from_clients(clients), algorithm, evaluate=look, **how)
     return run, np.stack(models)
 
 
@@ -273,19 +241,18 @@ def audit_history(name: str, seed: int, confidence: float, *, rounds: int = 600,
     values = torch.ones(clients)
     # Half of the clients are outside of the clip in any case, so that an adaptive one stays about where it is.
     values[clients // 2 + 1 :] = 0.0 if name == "adaptive clip" else 1.0
-    views, claims = [], []
+    views = []
     for world, own in enumerate((1.0, 0.0)):
         values[0] = own
         run, models = run_canaries(algorithm, _canaries(values), rounds, seed + world, secure=True)
         views.append(_published(algorithm, run, models))
-        claims.append(run.ledger.charges()[0][0].strength)
+        claim = run.ledger.charges()[0][0].strength
     here, there = views
     direction = discriminant(here[::2], there[::2])
-    attack = Distinguisher(here @ direction, there @ direction, confidence)
-    counts = (len(here), len(there))
-    detail = f"{counts[0]} rounds with the client, {counts[1]} without"
-    lower, power = attack.bound(mu_score).value, power_of_shift(shift, counts, mu_score, confidence)
-    return [Result(KIND, f"train, secure, {name}", "μ", lower, claims[-1], confidence, detail, power=power)]
+    lower = stats.lower_bound(here @ direction, there @ direction, mu_score, confidence).value
+    power = stats.power_of_shift(shift, (len(here), len(there)), mu_score, confidence)
+    detail = f"{len(here)} rounds with the client, {len(there)} without"
+    return [Result(KIND, f"train, secure, {name}", "μ", lower, claim, confidence, detail, power=power)]
 
 
 def _published(algorithm: Algorithm, run: Run, models: Floats) -> Floats:
@@ -302,15 +269,12 @@ def _published(algorithm: Algorithm, run: Run, models: Floats) -> Floats:
     return np.stack(seen, axis=1)
 
 
-MISSING = "Flower is not installed; install it with: pip install 'dpfedexp[flower]'"
-
-
 def audit_flower(seed: int, confidence: float, *, rounds: int = 32, nodes: int = 48) -> list[Result]:
     """The same as `audit_train`, with nodes for clients."""
     try:
         import flwr  # noqa: F401
     except ModuleNotFoundError:
-        return [skip(KIND, "Flower", MISSING)]
+        return [stats.skip(KIND, "Flower", "Flower is not installed; install it with: pip install 'dpfedexp[flower]'")]
     signs = balanced_signs(nodes, seed)
     full = [observe_flower(dp_fedavg(clip=0.5, noise_multiplier=NOISE / 2), signs, rounds) for _ in range(2)]
     sampled = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=SAMPLED_NOISE), signs, rounds, Poisson(RATE))
@@ -327,6 +291,10 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     clip, noise = clip_and_noise(algorithm)
     start = linear_regression(len(signs)).state_dict()
     models = [_flat(start.values())]
+
+    def look(_: int, arrays: ArrayRecord) -> None:
+        models.append(_flat(arrays.to_torch_state_dict().values()))
+
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -334,17 +302,12 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
         with tempfile.TemporaryDirectory() as folder:
             place: dict[str, Any] = {"folder": Path(folder) / "run", "participation": sampling, "floor": 1e-6}
             strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, **place)
-
-            def look(_: int, arrays: ArrayRecord) -> None:
-                models.append(_flat(arrays.to_torch_state_dict().values()))
-
             strategy.start(_grid(signs), ArrayRecord(start), evaluate_fn=look)
-            event = strategy.mechanism.event(strategy.sampling)
+            event = strategy.opened.description.engine.event
     finally:
         log.setLevel(level)
     sums = np.diff(np.stack(models), axis=0) * len(signs) * (sampling.rate if sampling else 1.0) / clip
-    name = "Flower" + (", Poisson" if sampling else "")
-    return Observed(name, sums, signs.double().numpy(), event, noise)
+    return Observed("Flower" + (", Poisson" if sampling else ""), sums, signs.double().numpy(), event, noise)
 
 
 def _grid(signs: Tensor) -> Any:

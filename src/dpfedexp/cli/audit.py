@@ -1,7 +1,5 @@
 """`dpfedexp audit`: measure what is claimed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +16,7 @@ def audit(
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_SAMPLES} samples: ends within a minute.")] = False,
     confidence: Annotated[float, typer.Option(help="With which every single bound holds.")] = 1 - 1e-6,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the table as JSON and the picture.")] = Path("audit"),
+    out: Annotated[Path, typer.Option(help="Folder for the table as JSON.")] = Path("audit"),
 ) -> None:
     """Try to break the guarantee: mechanisms, noise, whole runs, isolation of clients.
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfedexp.engine.plot import Chart, Panel, Series
+from dpfedexp.engine.plot import Chart, Panel
 from dpfedexp.errors import InputError
 from dpfedexp.report.document import Section, Table
 
 if TYPE_CHECKING:
+    from dpfedexp.accounting import PrivacyStatement
     from dpfedexp.config import Settings
 
 PLACES = {"cdp": "central DP", "ldp-gaussian": "local DP (Gaussian)"}
@@ -41,18 +40,15 @@ ALGORITHMS: dict[Key, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: the distance to the optimum after each evaluated round, None where the run diverged, and its promise."""
+    """A finished run: the distance to the optimum by evaluated round, and its promise."""
 
-    rounds: list[int]
-    distances: list[float | None]
-    epsilon_round: float
-    epsilon_total: float
-    privacy: str
+    distances: dict[int, float]
+    privacy: PrivacyStatement
 
     @property
     def final_distance(self) -> float:
-        value = self.distances[-1]
-        return math.inf if value is None else value
+        value = [*self.distances.values()][-1]
+        return value if math.isfinite(value) else math.inf
 
 
 Runs = dict[Key, list[Trained]]
@@ -90,8 +86,8 @@ def demo(
             "algorithm": algorithm,
             "seed": seed,
             "final_distance": run.final_distance,
-            "epsilon_total": run.epsilon_total,
-            "epsilon_round": run.epsilon_round,
+            "epsilon_total": run.privacy.epsilon_total,
+            "epsilon_round": run.privacy.epsilon_round,
         }
         for (setting, algorithm), group in runs.items()
         for seed, run in enumerate(group)
@@ -119,31 +115,13 @@ def settings(setting: str, algorithm: str) -> Settings:
 
 def train(settings: Settings) -> Trained:
     """A whole simulated run on the CPU."""
-    from dpfedexp.config import problem
+    from dpfedexp.cli.train import execute
     from dpfedexp.engine.advice import silence
-    from dpfedexp.engine.train import train as run_training
-    from dpfedexp.files import finite
 
-    built = problem.build(settings)
-    done = run_training(
-        built.model,
-        built.federation,
-        settings.build_algorithm(),
-        local=settings.build_local(),
-        participation=settings.build_participation(),
-        evaluate=built.evaluate,
-        progress=False,
-        on_advice=silence,
-        execution=replace(settings.build_execution(), device="cpu"),
-        **settings.run_options(),
-    )
-    evaluated = [record for record in done.history if "distance" in record]
+    on_cpu = settings.model_copy(update={"run": settings.run.model_copy(update={"device": "cpu"})})
+    done = execute(on_cpu, None, progress=False, on_advice=silence)
     return Trained(
-        [record["round"] for record in evaluated],
-        [finite(record["distance"]) for record in evaluated],
-        done.privacy.epsilon_round,
-        done.privacy.epsilon_total,
-        done.privacy.text,
+        {record["round"]: record["distance"] for record in done.history if "distance" in record}, done.privacy
     )
 
 
@@ -158,7 +136,7 @@ def _sentence(runs: Runs) -> str:
             f"(closer in {closer} of {len(ours)} seeds)"
         )
     same = all(
-        abs(runs[setting, "fedexp"][0].epsilon_total - runs[setting, "fedavg"][0].epsilon_total) < 1e-9
+        abs(runs[setting, "fedexp"][0].privacy.epsilon_total - runs[setting, "fedavg"][0].privacy.epsilon_total) < 1e-9
         for setting in PLACES
     )
     tail = "at exactly the same ε, and with nothing to tune on the server." if same else "at the ε in the table."
@@ -166,30 +144,21 @@ def _sentence(runs: Runs) -> str:
 
 
 def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
+    from dpfedexp.cli.trials import band
+
     rows = []
     for (setting, algorithm), group in runs.items():
         ends = [run.final_distance for run in group]
-        sd = statistics.stdev(ends) if len(ends) > 1 and all(map(math.isfinite, ends)) else 0.0
-        rows.append(
-            [
-                PLACES[setting],
-                NAMES[algorithm],
-                f"{statistics.fmean(ends):.2f} ± {sd:.2f}",
-                f"{group[0].epsilon_round:.2f}",
-                f"{group[0].epsilon_total:.2f}",
-            ]
-        )
-    columns = ["setting", "algorithm", "distance to the optimum", "ε per round", "ε total"]
-    panels = [
-        Panel(
-            title,
-            "round",
-            "distance to the optimum",
-            [_line(runs[setting, algorithm], name, algorithm) for algorithm, name in NAMES.items()],
-            log_y=True,
-        )
-        for setting, title in PLACES.items()
-    ]
+        sd = stdev(ends) if len(ends) > 1 and all(map(math.isfinite, ends)) else 0.0
+        spent = (f"{epsilon:.2f}" for epsilon in (group[0].privacy.epsilon_round, group[0].privacy.epsilon_total))
+        rows.append([PLACES[setting], NAMES[algorithm], f"{fmean(ends):.2f} ± {sd:.2f}", *spent])
+    distance = "distance to the optimum"
+    panels = []
+    for setting, title in PLACES.items():
+        groups = {name: [run.distances for run in runs[setting, algorithm]] for algorithm, name in NAMES.items()}
+        lines = [replace(band(name, groups[name]), colour=algorithm) for algorithm, name in NAMES.items()]
+        panels.append(Panel(title, "round", distance, lines, log_y=True))
+    caption = "Mean over seeds, band of one standard deviation."
     names = {key: f"{PLACES[key[0]]}, {NAMES[key[1]]}" for key in planned}
     return Section(
         name="demo",
@@ -199,27 +168,16 @@ def _section(planned: dict[Key, Settings], runs: Runs, command: str) -> Section:
             "server adds the noise. Local DP (d = 100): every client adds its own.",
             _sentence(runs),
         ],
-        tables=[Table("After 50 rounds", columns, rows, "Mean ± standard deviation over seeds; δ = 1e-5.")],
-        charts=[
-            Chart(
-                "distance",
-                "Distance to the optimum over rounds",
-                "Mean over seeds, band of one standard deviation.",
-                panels,
+        tables=[
+            Table(
+                "After 50 rounds",
+                ["setting", "algorithm", distance, "ε per round", "ε total"],
+                rows,
+                "Mean ± standard deviation over seeds; δ = 1e-5.",
             )
         ],
+        charts=[Chart("distance", "Distance to the optimum over rounds", caption, panels)],
         command=command,
         configuration={names[key]: given.to_toml() for key, given in planned.items()},
-        privacy={names[key]: group[0].privacy for key, group in runs.items()},
+        privacy={names[key]: group[0].privacy.text for key, group in runs.items()},
     )
-
-
-def _line(group: Sequence[Trained], name: str, colour: str) -> Series:
-    """Mean over seeds, with a band of one standard deviation; a run that diverged stays at its last value."""
-    import numpy as np
-
-    kept = [accumulate(run.distances, lambda last, new: last if new is None else new, initial=0.0) for run in group]
-    values = np.array([list(one)[1:] for one in kept])
-    mean = values.mean(0)
-    sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-    return Series(name, group[0].rounds, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist(), colour)

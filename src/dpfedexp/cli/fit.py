@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption
-from dpfedexp.cli.train import execute, folder_given, on_interrupt, run_folder, show_run
+from dpfedexp.cli.train import execute, folder_given, on_interrupt, public_sizes, run_folder, show_run
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -116,16 +116,12 @@ def _completed(settings: Settings, built: Problem, given: dict[str, Any]) -> Set
     from dpfedexp.engine.fit import rounds_for
     from dpfedexp.engine.plan import default_delta
 
-    participation = settings.build_participation()
-    clients = settings.build_population(settings.build_algorithm(), participation, len(built.federation))
-    if clients is None:
-        raise InputError("--population is missing; give the public number of clients.")
+    clients, dimension = public_sizes(settings, built)
     if given["delta"] is None:
         algorithm = settings.algorithm.model_copy(update={"delta": default_delta(clients)})
         settings = settings.model_copy(update={"algorithm": algorithm})
     if given["rounds"] is None:
-        dimension = sum(p.numel() for p in built.model.parameters() if p.requires_grad)
-        count = rounds_for(settings.build_algorithm(), dimension, clients, participation)
+        count = rounds_for(settings.build_algorithm(), dimension, clients, settings.build_participation())
         settings = settings.model_copy(update={"run": settings.run.model_copy(update={"rounds": count})})
     return settings
 

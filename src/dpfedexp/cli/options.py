@@ -1,12 +1,6 @@
-"""Flags that commands share. They import nothing that is slow, so that help and completion are immediate.
-
-The values of a flag repeat what the accounting room accepts; a test compares the two.
-"""
-
-from __future__ import annotations
+"""Flags that commands share. They import nothing that is slow, so that help is immediate."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +12,11 @@ from dpfedexp.errors import InputError
 from dpfedexp.files import finite
 from dpfedexp.mechanisms.registry import MECHANISMS
 
-# Enumerations by call have members that only a table knows; mypy can't follow those, and none is named here.
-Mechanism = StrEnum(  # type: ignore[misc]
-    "Mechanism", {name.replace("-", "_"): name for name in MECHANISMS if name != "none"}
-)
-CENTRAL = Mechanism("central-gaussian")
+CENTRAL = "central-gaussian"
 
 
 class FileCommand(TyperCommand):
-    """A command that takes a settings file: a setting that is typed as an option gets the `--set` that means it."""
+    """A command with a settings file: a setting that is typed as an option is answered with the `--set` that means it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -41,27 +31,12 @@ class FileCommand(TyperCommand):
             raise InputError(f"{self.name} has no option {error.option_name}; write {write}.") from None
 
 
-class AdjacencyName(StrEnum):
-    replace_one = "replace-one"
-    add_remove = "add-remove"
-
-
-class GammaName(StrEnum):
-    exact = "exact"
-    paper = "paper"
-
-
-class SamplingKind(StrEnum):
-    poisson = "poisson"
-    fixed = "fixed"
-
-
-class Per(StrEnum):
-    total = "total"
-    round = "round"
-
-
-MechanismOption = Annotated[Mechanism, typer.Option("--mechanism", help="Who adds the noise, and how.")]
+MechanismOption = Annotated[
+    str,
+    typer.Option(
+        help="Who adds the noise, and how.", click_type=click.Choice([name for name in MECHANISMS if name != "none"])
+    ),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 DataOption = Annotated[str | None, typer.Option(help="Folder with the data set's files.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for the results; by default runs/<name>-<time>.")]

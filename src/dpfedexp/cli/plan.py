@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -13,6 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dpfedexp.cli.options import CENTRAL, JsonOption, MechanismOption, print_json
+from dpfedexp.cli.train import public_sizes, show_advice
 from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def plan(
         if clients is None:
             raise InputError("--clients is missing; give the public number of clients, or a run's TOML file.")
         require(clients >= 1, f"--clients is {clients}; it must be 1 or more.")
-        population, dimension, kind = clients, _dimension(parameters, model), mechanism.value
+        population, dimension, kind = clients, _dimension(parameters, model), mechanism
         at = default_delta(population) if delta is None else delta
         require(0 < at < 1, f"--delta is {at}; it must be between 0 and 1.")
     epsilons, counts = epsilon or EPSILONS, rounds or ROUNDS
@@ -78,10 +79,10 @@ def plan(
     # Where no run was named: the row with ε nearest to 8, rounds nearest to 50, everybody.
     advised = chosen or min(rows, key=lambda one: (-one.cohort, abs(one.epsilon - 8), abs(one.rounds - 50)))
     if as_json:
+        fields = ("epsilon", "rounds", "cohort", "noise_multiplier", "best_signal", "clients_needed", "verdict")
+        told = [{"noise_over_clip": one.noise_share} | {name: getattr(one, name) for name in fields} for one in rows]
         about = {"clients": population, "parameters": dimension, "delta": at, "mechanism": kind}
-        print_json(
-            {**about, "rows": [_row(one) for one in rows], "advice": [one.to_json() for one in preflight(advised)]}
-        )
+        print_json({**about, "rows": told, "advice": [one.to_json() for one in preflight(advised)]})
         return
     _print(rows, advised, at, kind)
 
@@ -100,12 +101,7 @@ def _of_file(path: Path) -> Plan:
     if settings.resolved is not None:
         population, dimension = settings.resolved.clients, settings.resolved.parameters
     else:
-        built = build(settings)
-        dimension = sum(p.numel() for p in built.model.parameters() if p.requires_grad)
-        counted = settings.build_population(algorithm, participation, len(built.federation))
-        if counted is None:
-            raise InputError("participation.population is missing; write the public number of clients.")
-        population = counted
+        population, dimension = public_sizes(settings, build(settings))
     if noise_cohort is not None:
         participation = LargerCohort(participation, noise_cohort, noise_cohort)
     return Plan.of(algorithm, participation, population, dimension, settings.run.rounds, settings.run.secure)
@@ -122,21 +118,7 @@ def _dimension(parameters: int | None, model: str | None) -> int:
     return sum(p.numel() for p in build(model or "", 0).parameters() if p.requires_grad)
 
 
-def _row(one: Plan) -> dict[str, Any]:
-    return {
-        "epsilon": one.epsilon,
-        "rounds": one.rounds,
-        "cohort": one.cohort,
-        "noise_multiplier": one.noise_multiplier,
-        "noise_over_clip": one.noise_share,
-        "best_signal": one.best_signal,
-        "clients_needed": one.clients_needed,
-        "verdict": one.verdict,
-    }
-
-
 def _print(rows: Sequence[Plan], advised: Plan, delta: float, kind: str) -> None:
-    from dpfedexp.cli.train import show_advice
     from dpfedexp.engine.advice import preflight
     from dpfedexp.engine.plan import number
     from dpfedexp.report.document import wide

@@ -8,8 +8,6 @@ The draw and the runs are in `selections/` of the private folder (`engine.privat
 A selection that was killed goes on with the same draw; one whose private part is gone is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -25,16 +23,8 @@ from typing import Any
 from dpfedexp.accounting import compose, gdp
 from dpfedexp.accounting.pld import number_of_runs, selection_epsilon
 from dpfedexp.algorithms.participation import Full
-from dpfedexp.cli.trials import (
-    Plan,
-    Trial,
-    check_one_promise,
-    higher_is_better,
-    last,
-    ledgers_below,
-    make_runs,
-    metric_of,
-)
+from dpfedexp.cli import trials
+from dpfedexp.cli.trials import Plan, Trial
 from dpfedexp.engine.outlets import CONFIG
 from dpfedexp.engine.private_folder import VARIABLE, is_run_id, root
 from dpfedexp.engine.run import Run
@@ -55,13 +45,7 @@ def select(
     from the runs' releases and public data alone and nothing of the private folder, and not how long it took, was seen. A run that
     fails has the worst score. A run that was charged more than planned, as after a crash, counts with what it was charged.
 
-    Args:
-        plan: where.
-        grid: the settings to draw from.
-        repeats: the mean number of runs.
-        metric: of the server's own test set; None for the usual one.
-        delta: δ.
-        command: what made it, for the page.
+    `repeats` is the mean number of runs, `metric` one of the server's own test set (None: the usual one), `command` for the page.
     """
     mu, settings = _planned(plan, grid, delta)
     facts = {
@@ -73,14 +57,16 @@ def select(
     }
     hidden = replace(plan, out=_begin(plan.out, facts, grid, repeats))
     with _one_process(hidden.out / DRAW):
-        trials = [Trial(tuple(changes), seed) for changes, seed in json.loads((hidden.out / DRAW).read_text("utf-8"))]
-        unfinished = [trial for trial in trials if not hidden.is_finished(trial)]
+        drawn = [Trial(tuple(changes), seed) for changes, seed in json.loads((hidden.out / DRAW).read_text("utf-8"))]
+        unfinished = [trial for trial in drawn if not hidden.is_finished(trial)]
         # As many processes and threads whatever was drawn: neither the terminal nor a rounding may tell how many runs there are.
-        failed = make_runs(hidden, unfinished, plan.jobs or cores())
-        done = [trial for trial in trials if trial not in failed]
+        failed = trials.make_runs(hidden, unfinished, plan.jobs or cores())
+        done = [trial for trial in drawn if trial not in failed]
         if not done:
-            raise InputError(f"the selection has no run that came to its end: {failed[trials[0]]}")
-        charged = [compose(ledger.charges(), delta) for ledger in ledgers_below(hidden.out).values() if len(ledger)]
+            raise InputError(f"the selection has no run that came to its end: {failed[drawn[0]]}")
+        charged = [
+            compose(ledger.charges(), delta) for ledger in trials.ledgers_below(hidden.out).values() if len(ledger)
+        ]
         require(
             all(cost.mu is not None for cost in charged),
             "private selection needs rounds of Gaussian noise in which all clients take part; these are others.",
@@ -95,9 +81,9 @@ def _publish(
 ) -> str:
     """Copies the best run out of the private folder, as a run of the selection; returns what was found."""
     records = [read_run(hidden.folder(trial)) for trial in done]
-    name = metric_of(records, metric)
-    sign = 1.0 if higher_is_better(name) else -1.0
-    best = done[max(range(len(done)), key=lambda number: sign * last(records[number], name))]
+    name = trials.metric_of(records, metric)
+    sign = 1.0 if trials.higher_is_better(name) else -1.0
+    best = done[max(range(len(done)), key=lambda number: sign * trials.last(records[number], name))]
     run = Run.load(hidden.folder(best))
     alone = compose(run.ledger.charges(), run.privacy.delta)
     statement = run.privacy.of_selection(alone, repeats, mu)
@@ -125,7 +111,7 @@ def _publish(
 
 def _planned(plan: Plan, grid: Sequence[Trial], delta: float) -> tuple[float, list[Any]]:
     """μ of the dearest setting of the grid, drawn or not, and all settings: what one run with settings drawn from it costs."""
-    targets, settings = [], check_one_promise(plan, grid)
+    targets, settings = [], trials.check_one_promise(plan, grid)
     for trial, one in zip(grid, settings, strict=True):
         algorithm = one.build_algorithm()
         if algorithm.target_epsilon is None or algorithm.target_per != "total" or algorithm.delta != delta:
@@ -174,17 +160,17 @@ def _begin(out: Path, facts: dict[str, Any], grid: Sequence[Trial], repeats: flo
         shutil.rmtree(_hidden(name), ignore_errors=True)
         raise InputError(f"the folder {str(out)!r} holds a selection already; name a new one with --out.")
     changed = [key for key, value in facts.items() if begun.get(key) != value]
-    if changed:
-        raise InputError(
-            f"the selection in {str(out)!r} was begun with other {' and '.join(changed)}; go on with the same command, or name a "
-            "new folder with --out."
-        )
-    if not (_hidden(name) / DRAW).is_file():
-        raise InputError(
-            f"the selection in {str(out)!r} was begun, and its private folder {str(_hidden(name))!r} is missing, so it can't go "
-            f"on. Put it back or set {VARIABLE}; or name a new folder with --out, and count ε = {facts['epsilon']:.3f} for this "
-            "one if anything of its runs was seen."
-        )
+    require(
+        not changed,
+        f"the selection in {str(out)!r} was begun with other {' and '.join(changed)}; go on with the same command, or name a "
+        "new folder with --out.",
+    )
+    require(
+        (_hidden(name) / DRAW).is_file(),
+        f"the selection in {str(out)!r} was begun, and its private folder {str(_hidden(name))!r} is missing, so it can't go "
+        f"on. Put it back or set {VARIABLE}; or name a new folder with --out, and count ε = {facts['epsilon']:.3f} for this "
+        "one if anything of its runs was seen.",
+    )
     return _hidden(name)
 
 

@@ -1,7 +1,5 @@
 """`dpfedexp sweep`: many settings of one file, and what trying them costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +7,7 @@ import typer
 
 from dpfedexp.cli.options import DataOption, SetOption
 from dpfedexp.cli.train import command_line
-from dpfedexp.errors import InputError
+from dpfedexp.errors import require
 
 
 def sweep(
@@ -55,20 +53,17 @@ def sweep(
     delta = first.algorithm.delta if first.algorithm.delta is not None else 1e-5
     console = wide()
     if repeats is not None:
-        if len(planned) < 2:
-            raise InputError("--repeats is given without --grid; there is nothing to select from.")
+        require(len(planned) > 1, "--repeats is given without --grid; there is nothing to select from.")
         text = selection.select(plan, planned, repeats, select, delta, command_line())
         console.print(text, highlight=False, soft_wrap=True)
         return
-    if (out / selection.BEGUN).exists():
-        raise InputError(
-            f"the folder {str(out)!r} holds a private selection; name another one for the sweep with --out."
-        )
-    outcome = run_trials(plan, planned)
-    made = section(plan, outcome, select, delta, command_line())
+    begun = (out / selection.BEGUN).exists()
+    require(not begun, f"the folder {str(out)!r} holds a private selection; name another one for the sweep with --out.")
+    failed = run_trials(plan, planned)
+    made = section(plan, planned, failed, select, delta, command_line())
     made.save(out)
     page = report(out)
     made.show(console)
     console.print(f"Written: [bold]{page}[/]", highlight=False)
-    if outcome.failed:
+    if failed:
         raise typer.Exit(3)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import click
 import typer
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfedexp.cli.options import DataOption, OutOption, QuietOption, ResumeOption, SetOption
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, require
 
 if TYPE_CHECKING:
     from dpfedexp.config import Settings
@@ -41,7 +41,7 @@ dimension = 100             # of the synthetic problem
 # factory = "my_module:federation"     # a function (seed) -> (Federation, (test_inputs, test_targets) or None)
 
 # [model]
-# name = "mlp"              # or mnist_cdp_net, mnist_ldp_net, mnist_relu_net, linear_regression, resnet18_gn, lstm_classifier
+# name = "mlp"              # or mnist_cdp_net, mnist_ldp_net, mnist_relu_net, cifar_net, linear, linear_regression
 # options = {{ inputs = 20, hidden = 32, classes = 2 }}
 # factory = "my_module:make_model"     # a function that returns an nn.Module
 
@@ -105,16 +105,16 @@ def train(
 
 
 def folder_given(out: Path | None, resume: bool) -> None:
-    if resume and out is None:
-        raise InputError("--resume is given without --out; --out must name the folder of the run.")
+    require(out is not None or not resume, "--resume is given without --out; --out must name the folder of the run.")
 
 
 def run_folder(settings: Settings, out: Path | None, name: str, resume: bool) -> RunFolder:
     """The folder that was asked for, or a new one below `runs`."""
     from dpfedexp.engine.run import RunFolder
 
-    path = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    return RunFolder(path, resume=resume, command=command_line(), data=data_text(settings))
+    path, data = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}", settings.data
+    texts = {"factory": data.factory, "npz": data.path, "synthetic": f"synthetic, dimension {data.dimension}"}
+    return RunFolder(path, resume=resume, command=command_line(), data=str(texts.get(data.kind, data.kind)))
 
 
 @contextmanager
@@ -136,37 +136,26 @@ def execute(
     progress: bool = True,
     built: Problem | None = None,
     chosen: Callable[[Run], tuple[str, ...]] | None = None,
+    on_advice: Callable[[Advice], None] | None = None,
 ) -> Run:
     """Run settings into a folder; the ranks of a distributed run other than the first have none.
 
-    Args:
-        settings: of the run.
-        folder: where its files go.
-        data: the folder with the data set's files.
-        resume: go on with the run in the folder.
-        progress: show a bar.
-        built: the clients and the model, where the caller has made them from the settings already.
-        chosen: what of the finished run was not given but chosen, for its statement.
+    `data` is the folder with the data set's files, `built` the clients and the model where the caller has made them already, and
+    `chosen` says what of the finished run was not given but chosen, for its statement.
     """
     from dpfedexp.config import Resolved, problem
     from dpfedexp.engine.train import train as run_training
 
     built = built or problem.build(settings, data)
-    algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    clients = settings.build_population(algorithm, participation, len(built.federation))
-    if clients is None:
-        raise InputError("participation.population is missing; write the public number of clients.")
-    facts = Resolved(
-        parameters=sum(p.numel() for p in built.model.parameters() if p.requires_grad),
-        clients=clients,
-        cohort=settings.participation.noise_cohort or participation.expected(clients),
-    )
+    participation = settings.build_participation()
+    clients, parameters = public_sizes(settings, built)
+    cohort = settings.participation.noise_cohort or participation.expected(clients)
     if folder is not None:
-        folder.write_config(settings.as_run(facts))
+        folder.write_config(settings.as_run(Resolved(parameters=parameters, clients=clients, cohort=cohort)))
     run = run_training(
         built.model,
         built.federation,
-        algorithm,
+        settings.build_algorithm(),
         local=settings.build_local(),
         participation=participation,
         population=settings.participation.population,
@@ -175,7 +164,7 @@ def execute(
         evaluate=built.evaluate,
         out=folder,
         resume=resume,
-        on_advice=show_advice,
+        on_advice=on_advice or show_advice,
         progress=progress,
         execution=settings.build_execution(),
         **settings.run_options(),
@@ -185,6 +174,14 @@ def execute(
         if folder is not None:
             folder.state(run.privacy)
     return run
+
+
+def public_sizes(settings: Settings, built: Problem) -> tuple[int, int]:
+    """The public number of clients, and how many parameters are trained."""
+    participation = settings.build_participation()
+    # None only before the clients are there.
+    clients = cast(int, settings.build_population(settings.build_algorithm(), participation, len(built.federation)))
+    return clients, sum(p.numel() for p in built.model.parameters() if p.requires_grad)
 
 
 def command_line() -> str:
@@ -206,13 +203,6 @@ def command_line() -> str:
     return shlex.join(words)
 
 
-def data_text(settings: Settings) -> str:
-    """What the clients' data are, in a few words."""
-    data = settings.data
-    texts = {"factory": data.factory, "npz": data.path, "synthetic": f"synthetic, dimension {data.dimension}"}
-    return str(texts.get(data.kind, data.kind))
-
-
 def show_advice(advice: Advice, console: Console | None = None) -> None:
     """On standard error, above a progress bar where there is one; the verdict comes last of all, on its own."""
     if advice.code == "dead":
@@ -223,9 +213,9 @@ def show_advice(advice: Advice, console: Console | None = None) -> None:
 
 def show_run(console: Console, run: Run, folder: RunFolder) -> None:
     """What a run ends with on the terminal."""
-    from dpfedexp.accounting.wording import wrap
+    from dpfedexp.accounting.statement import wrap
+    from dpfedexp.engine.conduct import LARGER, show
     from dpfedexp.engine.outlets import LEDGER, METRICS, METRICS_TABLE, MODEL, STATEMENT_TEXT
-    from dpfedexp.engine.train import LARGER, show
 
     if run.history:
         table = Table("round", "", title=f"{folder.path}", title_justify="left")

@@ -1,7 +1,5 @@
 """The trials of a sweep: from a grid to runs, each a `dpfedexp train` in its own folder; what they found and what they cost."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -10,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +24,6 @@ from dpfedexp.machine import JobProgress, cores
 from dpfedexp.report.document import Section, Table
 from dpfedexp.report.runs import RunRecord, read_run
 
-OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
 LONGEST = 120
 """Characters of a folder's name that people read."""
 TRACES = (LEDGER_HEAD, CHECKPOINT, METRICS, MODEL, STATEMENT)
@@ -60,15 +57,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run, and where.
-
-    Attributes:
-        file: the TOML file.
-        out: the folder of the sweep.
-        overrides: `section.key=value` for all runs.
-        data: the folder with the data set's files.
-        jobs: runs side by side; None for one to a core.
-    """
+    """What is run, and where: a TOML file with `section.key=value` for all runs, data files, and `jobs` runs side by side."""
 
     file: Path
     out: Path
@@ -88,16 +77,7 @@ class Plan:
         return self.out / trial.folder(self.settings(trial).model_dump_json())
 
     def is_finished(self, trial: Trial) -> bool:
-        """Whether the run came to its end."""
         return (self.folder(trial) / STATEMENT).is_file()
-
-
-@dataclass
-class Outcome:
-    """The trials that ended, and those that failed, with why."""
-
-    done: list[Trial] = field(default_factory=list)
-    failed: list[tuple[Trial, str]] = field(default_factory=list)
 
 
 def trials(grid: Sequence[str], seeds: int) -> list[Trial]:
@@ -124,9 +104,9 @@ def _split(text: str) -> list[str]:
     """At the commas that are in no bracket and no quotes."""
     parts, depth, quote = [""], 0, ""
     for c in text:
-        if quote or c in QUOTES:
+        if quote or c in "\"'":
             quote = "" if c == quote else quote or c
-        depth += (c in OPENING) - (c in CLOSING) if not quote else 0
+        depth += (c in "[{(") - (c in "]})") if not quote else 0
         if c == "," and not depth and not quote:
             parts.append("")
         else:
@@ -153,8 +133,8 @@ def check_one_promise(plan: Plan, grid: Sequence[Trial]) -> list[Settings]:
     return settings
 
 
-def run_trials(plan: Plan, trials: Sequence[Trial]) -> Outcome:
-    """Makes the runs that are not finished. All settings are checked before the first begins."""
+def run_trials(plan: Plan, trials: Sequence[Trial]) -> dict[Trial, str]:
+    """Makes the runs that are not finished; all settings are checked before the first. Returns those that failed, with why."""
     secure = any(one.run.secure for one in check_one_promise(plan, trials))
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -163,8 +143,7 @@ def run_trials(plan: Plan, trials: Sequence[Trial]) -> Outcome:
     missing = [trial for trial in trials if not plan.is_finished(trial)]
     times = bool(recorded("terminal", {"elapsed": None}, secure=secure))
     with JobProgress("sweep", [1.0] * len(missing), times=times) as progress:
-        failures = make_runs(plan, missing, min(plan.jobs or cores(), max(len(trials), 1)), progress.advance)
-    return Outcome([trial for trial in trials if trial not in failures], list(failures.items()))
+        return make_runs(plan, missing, min(plan.jobs or cores(), max(len(trials), 1)), progress.advance)
 
 
 def make_runs(
@@ -207,13 +186,11 @@ class Price:
 
     Attributes:
         runs: how many runs were charged.
-        delta: δ of all figures.
         one: ε of the dearest run alone.
         together: ε of all runs.
         settings: ε of one run of every combination of settings, the dearest of each: what trying them once costs.
         selected: ε of the best of a secret, geometric number of runs with as many on average as there are combinations; None, with
             `why`, where no such figure is at hand.
-        adjacency: what change of the data the figures are about.
         noise_cohort: clients of a round of the larger deployment that the promise is for; None where it is for the runs' own.
     """
 
@@ -230,31 +207,24 @@ class Price:
     @property
     def sentences(self) -> list[str]:
         """For the page and the terminal."""
-        found = [
+        larger = (
+            f"The promise is that of a larger deployment with {self.noise_cohort} clients in a round, and none to the clients "
+            "whose data these runs used."
+        )
+        return [
             f"One run costs ε = {self.one:.3f} at δ = {self.delta:g} under {self.adjacency} adjacency. On the same clients the "
             f"{self.runs} runs cost ε = {self.together:.3f} together, those that failed or were stopped included, and one run "
             f"of every setting ε = {self.settings:.3f}: picking the best of them has cost all of it.",
-        ]
-        if self.noise_cohort is not None:
-            found.append(
-                f"The promise is that of a larger deployment with {self.noise_cohort} clients in a round, and none to the clients "
-                "whose data these runs used."
-            )
-        if self.selected is None:
-            return [*found, f"Private selection has no figure here: {self.why}"]
-        return [
-            *found,
-            f"Private selection (--select and --repeats) shows only the best of a secret number of runs, as many on "
+            *([] if self.noise_cohort is None else [larger]),
+            f"Private selection has no figure here: {self.why}"
+            if self.selected is None
+            else "Private selection (--select and --repeats) shows only the best of a secret number of runs, as many on "
             f"average, and costs ε = {self.selected:.3f} in all.",
         ]
 
 
 def ledgers_below(folder: Path) -> dict[Path, Ledger]:
-    """The ledger of every run below a folder, whatever became of the run, by the run's folder.
-
-    Raises:
-        InputError: a ledger is missing or damaged where a run released something, so that what was spent is not known.
-    """
+    """The ledger of every run below a folder, whatever became of the run. One that is missing or damaged is refused."""
     runs = {path.parent for name in (LEDGER, *TRACES) for path in folder.rglob(name)}
     try:
         return {run: Ledger.open(run / LEDGER, read_only=True) for run in sorted(runs)}
@@ -265,33 +235,27 @@ def ledgers_below(folder: Path) -> dict[Path, Ledger]:
 def price_below(folder: Path, labels: Mapping[Path, str], delta: float) -> Price:
     """The price of all runs below a folder, composed from every ledger there.
 
-    Args:
-        folder: of the sweep.
-        labels: the settings of the runs of this grid, by their folders; any other run has its path for a setting.
-        delta: δ.
+    `labels` are the settings of the runs of this grid, by their folders; any other run has its path for a setting.
     """
     ledgers = {run: ledger for run, ledger in ledgers_below(folder).items() if len(ledger)}
     contexts = {(one.header.get("noise_cohort"), one.header.get("selection_runs")) for one in ledgers.values()}
-    if len(contexts) > 1:
-        raise InputError(
-            "some runs below the folder promise something to other clients than the others (a noise_cohort, or a private "
-            "selection), so that no figure covers all of them; make a sweep of each in a folder of its own."
-        )
+    require(
+        len(contexts) < 2,
+        "some runs below the folder promise something to other clients than the others (a noise_cohort, or a private "
+        "selection), so that no figure covers all of them; make a sweep of each in a folder of its own.",
+    )
     ((cohort, selected),) = contexts or {(None, None)}
-    if selected is not None:
-        raise InputError(
-            "the runs below the folder are the best of private selections, whose costs are in their statements."
-        )
+    best_of = "the runs below the folder are the best of private selections, whose costs are in their statements."
+    require(selected is None, best_of)
     runs = [(labels.get(run, str(run.relative_to(folder))), ledger.charges()) for run, ledger in ledgers.items()]
     return price(runs, delta, cohort)
 
 
 def price(runs: Sequence[tuple[str, Charges]], delta: float, noise_cohort: int | None = None) -> Price:
     """The price of runs, from the setting of every run and its charges."""
-    if not runs:
-        raise InputError("no run of the sweep was charged anything.")
-    if any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one):
-        raise InputError("some runs of the sweep promise no privacy, so that together they promise none.")
+    require(len(runs) > 0, "no run of the sweep was charged anything.")
+    private = not any(isinstance(event, NonPrivateEvent) for _, one in runs for event, _ in one)
+    require(private, "some runs of the sweep promise no privacy, so that together they promise none.")
     together = compose([charge for _, one in runs for charge in one], delta)
     costs = [compose(one, delta) for _, one in runs]
     dearest: dict[str, Charges] = {}
@@ -328,25 +292,18 @@ def metric_of(runs: Sequence[RunRecord], asked: str | None) -> str:
     return asked or ("test_accuracy" if "test_accuracy" in names else names[0])
 
 
-def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, command: str) -> Section:
-    """What the finished trials found: settings with mean and standard deviation over seeds, curves, and the price.
-
-    Args:
-        plan: where they are.
-        outcome: which ended, and which failed.
-        select: the metric that ranks them; None for the usual one.
-        delta: δ of the price.
-        command: what makes the page again.
-    """
-    made = [*outcome.done, *(trial for trial, _ in outcome.failed)]
+def section(
+    plan: Plan, made: Sequence[Trial], failed: Mapping[Trial, str], select: str | None, delta: float, command: str
+) -> Section:
+    """What the finished trials found: settings, ranked by `select`, with mean and deviation over seeds; curves, and the price."""
     try:
         paid = price_below(plan.out, {plan.folder(trial): trial.label for trial in made}, delta).sentences
     except InputError as error:
         paid = [str(error)[:1].upper() + str(error)[1:]]
-    if not outcome.done:
-        raise InputError(f"every run of the sweep failed, the first with: {outcome.failed[0][1]} {paid[0]}")
+    if len(failed) == len(made):
+        raise InputError(f"every run of the sweep failed, the first with: {next(iter(failed.values()))} {paid[0]}")
     groups: dict[str, list[RunRecord]] = {}
-    for trial in outcome.done:
+    for trial in (trial for trial in made if trial not in failed):
         groups.setdefault(trial.label, []).append(read_run(plan.folder(trial)))
     runs = [run for group in groups.values() for run in group]
     try:
@@ -356,12 +313,16 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
     metrics = [metric, *(name for name in runs[0].metrics if name != metric)]
     sign = -1.0 if higher_is_better(metric) else 1.0
     ranked = sorted(groups, key=lambda label: sign * fmean(last(run, metric) for run in groups[label]))
-    rows = [
-        [label, *(_spread([last(run, name) for run in groups[label]]) for name in metrics), _epsilon(groups[label])]
-        for label in ranked
-    ]
+    rows = []
+    for label in ranked:
+        spent = max((run.epsilon_total for run in groups[label] if run.epsilon_total is not None), default=None)
+        found = (_spread([last(run, name) for run in groups[label]]) for name in metrics)
+        rows.append([label, *found, "–" if spent is None else f"{spent:.3f}"])
     columns = ["setting", *map(name_of, metrics), "ε of one run"]
-    curves = [_curve(label, groups[label], metric) for label in ranked[:MOST_CURVES]]
+    measured = {
+        label: [{one["round"]: one.get(metric) for one in run.history} for run in groups[label]] for label in groups
+    }
+    curves = [band(label, measured[label]) for label in ranked[:MOST_CURVES]]
     few = "" if len(ranked) <= MOST_CURVES else f" The best {MOST_CURVES} of {len(ranked)} settings."
     caption = f"Mean over seeds, with a band of one standard deviation.{few}"
     seeds = max(len(group) for group in groups.values())
@@ -369,7 +330,7 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         name="sweep",
         title=f"{len(groups)} settings, {len(runs)} runs",
         text=[
-            replace(runs[0].header, epsilon="").text,
+            runs[0].title(promise=False),
             *paid,
             f"Best first by {name_of(metric)} after the last round; mean ± standard deviation, {seeds} seeds.",
         ],
@@ -377,7 +338,7 @@ def section(plan: Plan, outcome: Outcome, select: str | None, delta: float, comm
         charts=[
             Chart("sweep", "Over rounds", caption, [Panel(name_of(metric), "round", name_of(metric), curves)]),
         ],
-        notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in outcome.failed],
+        notes=[f"Failed: {trial.label}, seed {trial.seed}: {why}" for trial, why in failed.items()],
         command=command,
     )
 
@@ -389,20 +350,15 @@ def _spread(values: list[float]) -> str:
     return f"{fmean(known):.4g}" + (f" ± {stdev(known):.2g}" if len(known) > 1 else "")
 
 
-def _epsilon(group: Sequence[RunRecord]) -> str:
-    known = [run.epsilon_total for run in group if run.epsilon_total is not None]
-    return f"{max(known):.3f}" if known else "–"
-
-
-def _curve(label: str, group: Sequence[RunRecord], metric: str) -> Series:
+def band(label: str, runs: Sequence[Mapping[int, object]]) -> Series:
+    """The mean of runs' values by round, with a band of one standard deviation where there are several runs."""
     by_round: dict[int, list[float]] = {}
-    for record in (record for run in group for record in run.history):
-        value = record.get(metric)
+    for at, value in (item for run in runs for item in run.items()):
         if isinstance(value, int | float) and math.isfinite(value):
-            by_round.setdefault(record["round"], []).append(float(value))
+            by_round.setdefault(at, []).append(float(value))
     rounds = sorted(by_round)
     means = [fmean(by_round[t]) for t in rounds]
-    if len(group) == 1:
+    if len(runs) == 1:
         return Series(label, rounds, means)
     spreads = [stdev(by_round[t]) if len(by_round[t]) > 1 else 0.0 for t in rounds]
     low, high = ([mean + s * spread for mean, spread in zip(means, spreads, strict=True)] for s in (-1, 1))

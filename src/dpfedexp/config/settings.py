@@ -17,16 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from dpfedexp import algorithms
 from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms import participation as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.participation import (
-    FixedSize,
-    Full,
-    Participation,
-    Poisson,
-    larger_cohort,
-    larger_sampling,
-    public_population,
-)
 from dpfedexp.algorithms.probe import asked
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
@@ -187,15 +179,6 @@ class LocalSettings(Section):
                 raise InputError(f"local.{name} is {value!r}; it must be {wanted}.") from None
         return self
 
-    def build(self) -> LocalOptimiser:
-        """The optimiser: ten steps where the file says neither steps nor epochs."""
-        given = self.model_dump(exclude={"optimiser"})
-        if self.steps is None and self.epochs is None:
-            given["steps"] = 10
-        if "schedule" in given:
-            given["schedule"] = _schedule(given["schedule"])
-        return OPTIMISERS[self.optimiser](**given)
-
 
 def _schedule(value: Any) -> RateSchedule:
     """The schedule that a file describes, such as {kind = "cosine", rounds = 50}."""
@@ -326,13 +309,11 @@ class Settings(Section):
             return []
         facts, algorithm = self.resolved, self.build_algorithm()
         participation, noise_cohort = self.build_participation(), self.participation.noise_cohort
-        sampling = (
-            participation.sampling(facts.clients)
-            if noise_cohort is None
-            else larger_sampling(participation, noise_cohort, facts.clients)
-        )
+        if noise_cohort is not None:
+            participation = cohorts.LargerCohort(participation, noise_cohort, noise_cohort)
+        sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, secure)
+        votes, beside = asked(algorithm, self.build_local(), rounds, sampling)
         mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
         return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
 
@@ -342,15 +323,21 @@ class Settings(Section):
         self.build_local()
         self.build_population(algorithm, participation, present=None)
 
-    def build_population(self, algorithm: Algorithm, participation: Participation, present: int | None) -> int | None:
+    def build_population(
+        self, algorithm: Algorithm, participation: cohorts.Participation, present: int | None
+    ) -> int | None:
         """The public number of clients; `present` is how many there are, None where that is not known yet."""
         declared, noise_cohort = self.participation.population, self.participation.noise_cohort
         if noise_cohort is not None:
-            return declared if present is None else larger_cohort(participation, noise_cohort, present, declared)[1]
+            return (
+                declared
+                if present is None
+                else cohorts.larger_cohort(participation, noise_cohort, present, declared)[1]
+            )
         adjacency = algorithm.adjacency if algorithm.private else "replace-one"
         if adjacency == "replace-one" and present is None:
             return declared
-        return public_population(adjacency, participation, present or 0, declared)
+        return cohorts.public_population(adjacency, participation, present or 0, declared)
 
     def build_algorithm(self) -> Algorithm:
         settings, name = self.algorithm, self.algorithm.name
@@ -372,7 +359,13 @@ class Settings(Section):
         return aggregated(algorithms.ALGORITHMS[name](**given), settings.aggregation or "plain")
 
     def build_local(self) -> LocalOptimiser:
-        return self.local.build()
+        """The optimiser: ten steps where the file says neither steps nor epochs."""
+        given = self.local.model_dump(exclude={"optimiser"})
+        if self.local.steps is None and self.local.epochs is None:
+            given["steps"] = 10
+        if "schedule" in given:
+            given["schedule"] = _schedule(given["schedule"])
+        return OPTIMISERS[self.local.optimiser](**given)
 
     def build_execution(self) -> Execution:
         """How the run is computed on this machine: the fields of [run] that `Execution` has."""
@@ -382,17 +375,17 @@ class Settings(Section):
         """The rest of [run], by the names of `train`'s arguments."""
         return self.run.model_dump(exclude=_EXECUTION)
 
-    def build_participation(self) -> Participation:
+    def build_participation(self) -> cohorts.Participation:
         part = self.participation
         if part.kind == "full":
-            return Full()
+            return cohorts.Full()
         if part.kind == "poisson":
             if part.rate is None:
                 raise InputError("participation.rate is missing; kind 'poisson' needs a rate between 0 and 1.")
-            return Poisson(part.rate)
+            return cohorts.Poisson(part.rate)
         if part.count is None:
             raise InputError("participation.count is missing; kind 'fixed' needs the number of clients per round.")
-        return FixedSize(part.count)
+        return cohorts.FixedSize(part.count)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
@@ -439,12 +432,9 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
 
 
 def sentence(error: ValidationError, section: type[BaseModel], prefix: str = "") -> str:
-    """The first wrong setting as a sentence that names the field, the value and what would be right.
+    """The first wrong setting of `section` as a sentence that names the field, the value and what would be right.
 
-    Args:
-        error: what validating `section` raised.
-        section: the settings that were validated, for the nearest right name.
-        prefix: where the section lies in the file, such as "federation."; empty for a whole file.
+    `prefix` is where the section lies in the file, such as "federation."; empty for a whole file.
     """
     errors = error.errors()
     first = errors[0]

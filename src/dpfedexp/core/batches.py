@@ -14,15 +14,7 @@ from dpfedexp.errors import InputError, is_count, require
 
 
 class Batching:
-    """The settings that a schedule is made from, for settings classes that have these four fields.
-
-    Attributes:
-        steps: local steps of a round, or None where `epochs` says how many.
-        epochs: passes over the client's rows, or None where `steps` says how many.
-        batch_size: rows of one step; None for all of them.
-        max_examples: a public bound on the rows that a client trains on in a round; one that holds more draws a sample of that
-            many, from its own stream. None for no bound.
-    """
+    """The settings that a schedule is made from, for settings classes that have these four fields (`LocalOptimiser`)."""
 
     steps: int | None
     epochs: int | None
@@ -86,53 +78,16 @@ class Schedule:
         at = 0 if self.positions.shape[1] == 1 else step
         return self.positions[:, at], self.weights[:, at]
 
-    def copy(self) -> Schedule:
-        return Schedule(self.positions.clone(), self.weights.clone(), self.steps.clone(), self.most)
-
     def part(self, at: slice) -> Schedule:
-        """The same for some of the clients."""
         return Schedule(self.positions[at], self.weights[at], self.steps[at], self.most)
 
     def in_own_shape(self) -> Schedule:
-        """The same for a single client, with batches as long as the power of two that holds its rows.
-
-        So a program is recorded for few shapes, and a client's shape depends on its own rows alone.
-        """
+        """The same for one client, with batches as long as the power of two that holds its rows: few shapes, and its own."""
         real = int((self.weights > 0).sum(-1).max())
         room = 1 << max(real - 1, 0).bit_length()
         more = max(0, room - self.positions.shape[-1])
         positions, weights = pad(self.positions, (0, more)), pad(self.weights, (0, more))
         return Schedule(positions[..., :room], weights[..., :room], self.steps, self.most)
-
-
-class Plans:
-    """Schedules of chunk after chunk; one that follows from the clients' sizes alone is kept for clients of the same sizes.
-
-    What is kept is handed out as a copy: whoever gathers a caller's own data may write into it.
-    """
-
-    def __init__(self) -> None:
-        self._kept: tuple[Tensor, Schedule] | None = None
-
-    def __call__(
-        self, local: Batching, sizes: Tensor, generator_of: Callable[[int], np.random.Generator], *, public: bool
-    ) -> Schedule:
-        """As `schedule`; `local` and `public` must be the same every time."""
-        # Read once: another thread may put its own there meanwhile.
-        kept = self._kept
-        if kept is not None and torch.equal(sizes, kept[0]):
-            return kept[1].copy()
-        drawn = False
-
-        def drawing(row: int) -> np.random.Generator:
-            nonlocal drawn
-            drawn = True
-            return generator_of(row)
-
-        made = schedule(local, sizes, drawing, public=public)
-        if not drawn:
-            self._kept = sizes.clone(), made.copy()
-        return made
 
 
 def schedule(
@@ -156,7 +111,7 @@ def schedule(
             raise InputError("a public shape needs local.max_examples, or both local.steps and local.batch_size.")
         index = torch.arange(largest)
         real = index[None, :] < used[:, None]
-        positions = torch.where(real, index[None, :], 0)
+        positions = real * index
         for row in torch.nonzero(sizes > used).flatten().tolist():
             positions[row] = torch.from_numpy(generator_of(row).permutation(int(sizes[row]))[:largest])
         weights = real.float() / used[:, None]

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dpfedexp.core.votes import default_noise
 from dpfedexp.errors import InputError, checked, is_number, require
 from dpfedexp.machine import has_triton, spread
 
@@ -49,11 +48,6 @@ class Clipped:
     within: Tensor
 
 
-def _norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
-
-
 def row_norms(x: Tensor) -> Tensor:
     """Norms of the rows in double precision; a row's does not depend on its place among the others."""
     if x.is_cuda and has_triton():
@@ -61,14 +55,12 @@ def row_norms(x: Tensor) -> Tensor:
 
         if double_sums.suits(x):
             return double_sums.squared_norms(x).sqrt()
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or x.shape[1] <= BLOCK:
         # A GPU adds a row in an order that depends on whether it begins at a multiple of 16 bytes: let all of them do.
-        even = (
-            x if x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0 else pad(x, (0, -x.shape[1] % 4))
-        )
-        return _norms(even)
-    if x.shape[1] <= BLOCK:
-        return _norms(x)
+        even = x.device.type == "cpu" or (x.shape[1] % 4 == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0)
+        rows = x if even else pad(x, (0, -x.shape[1] % 4))
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        return norms
     squares = torch.zeros(len(x), dtype=torch.float64)
 
     def square(row: int) -> None:
@@ -113,10 +105,8 @@ def clip(updates: Tensor, radius: float, *, reuse: bool = False, norms: Tensor |
 def quantile_for(noise_norm: float) -> float:
     """1/(1 + 4n), between 0.2 and 0.9, for noise of norm n in the mean update, in units of the clip.
 
-    A clip at quantile q shortens the updates of 1 − q of the clients, which moves the point that the run ends at where clients
-    disagree; a larger one makes the noise larger in proportion. With n small against the mean update (many clients, few parameters)
-    noise costs nothing, and 0.9 leaves nearly everybody's update as it is; with n = 1/4 both matter, and it is the median; where
-    noise is longer than the clip itself, only the shortest updates count.
+    A small quantile shortens most updates, which biases the run where clients disagree; a large one makes the noise larger in
+    proportion. With little noise nearly every update is left as it is; with n = 1/4 it is the median.
 
     >>> round(quantile_for(0.25), 3)
     0.5
@@ -173,13 +163,5 @@ class AdaptiveClip:
         return min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
 
     def settled(self, noise_norm: float | None) -> AdaptiveClip:
-        """The clip with its quantile as a number.
-
-        Args:
-            noise_norm: the norm of the noise in the mean update over the clip, z√d/M, a public number; None where it is not known.
-        """
+        """The clip with its quantile as a number, from z√d/M, the norm of the noise in the mean update over the clip, if known."""
         return replace(self, quantile=quantile_for(noise_norm or 0.0)) if self.quantile == "auto" else self
-
-    def noise_for(self, cohort: float, noise_multiplier: float, votes: int = 1) -> float:
-        """The noise on the count, which is one of so many votes."""
-        return self.count_noise or default_noise(cohort, noise_multiplier, votes)

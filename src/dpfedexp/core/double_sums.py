@@ -46,7 +46,7 @@ def _columns(x, out, N, D, STRIDE, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
     sums = tl.zeros((COLUMNS,), tl.float64)
     row = 0
     while row < N:
-        # Added one after the other, but asked for together: nobody waits for each row by itself.
+        # Added one after the other, but loaded together.
         for ahead in tl.static_range(AHEAD):
             there = (at < D) & (row + ahead < N)
             sums += tl.load(x + at, mask=there, other=0.0).to(tl.float64)

@@ -1,14 +1,14 @@
 """Algorithm 3, the local update: the protocol of a local optimiser, the optimisers, and the schedules of their rate.
 
-A client takes τ steps w ← w − η_l·direction. The direction is the optimiser's own: it is written once, over tensors with a leading
-client dimension, and serves one client or a whole chunk. Everything else about a step is the same for all optimisers and is not
-theirs: the proximal pull and SCAFFOLD's correction come to the gradient before the optimiser sees it, and a client that has taken
-all its steps stands still (`trainers/steps.py`). The rate of a round follows from its number alone, so it is public.
+A client takes τ steps w ← w − η_l·direction. An optimiser says the direction, over tensors with a leading client dimension. The
+rest is the same for all: the proximal pull and SCAFFOLD's correction are added to the gradient before, and a client that has taken
+all its steps stands still (`trainers/steps.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
 
@@ -20,12 +20,16 @@ from dpfedexp.core.layout import Params
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 
 
+def _check(field: str, value: object, right: Callable[[float], bool], what: str) -> None:
+    require(is_number(value) and right(value), f"{field} is {value!r}; it must be {what}.")  # type: ignore[arg-type]
+
+
 @checked
 @dataclass(frozen=True)
 class RateSchedule:
     """The local rate over rounds, as a share of `lr`: all of it, after `warm_up` rounds of a straight rise to it.
 
-    The rate of a round follows from its number alone, so it is public. `CosineRate` and `StepRate` fall afterwards.
+    It follows from the round's number alone, so it is public.
 
     >>> [RateSchedule(warm_up=2).share(round) for round in (1, 2, 3)]
     [0.5, 1.0, 1.0]
@@ -37,7 +41,6 @@ class RateSchedule:
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        """Raises `InputError` where a field is out of range."""
         require(
             is_count(self.warm_up) or self.warm_up == 0,
             f"schedule warm_up is {self.warm_up!r}; it must be a whole number of rounds, or 0.",
@@ -74,7 +77,7 @@ class CosineRate(RateSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(is_count(self.rounds), f"schedule rounds is {self.rounds!r}; say over how many rounds the rate falls.")
-        _check_share("floor", self.floor, zero=True)
+        _check("schedule floor", self.floor, lambda x: 0 <= x <= 1, "a number from 0 and at most 1")
 
     def after(self, round: int) -> float:
         way = min(round - 1, self.rounds) / self.rounds
@@ -101,16 +104,10 @@ class StepRate(RateSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(is_count(self.every), f"schedule every is {self.every!r}; say for how many rounds the rate stays.")
-        _check_share("factor", self.factor)
+        _check("schedule factor", self.factor, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
 
     def after(self, round: int) -> float:
         return float(self.factor ** ((round - 1) // self.every))
-
-
-def _check_share(name: str, value: object, *, zero: bool = False) -> None:
-    low = "from 0" if zero else "above 0"
-    right = is_number(value) and (0 <= value <= 1 if zero else 0 < value <= 1)  # type: ignore[operator]
-    require(right, f"schedule {name} is {value!r}; it must be a number {low} and at most 1.")
 
 
 SCHEDULES: dict[str, type[RateSchedule]] = {"constant": RateSchedule, "cosine": CosineRate, "step": StepRate}
@@ -196,19 +193,12 @@ class LocalOptimiser(Batching):
 
     def __post_init__(self) -> None:
         """Raises `InputError` where a setting is out of range; a subclass with fields of its own calls it and checks those."""
-        require(
-            self.lr == "auto" or (is_number(self.lr) and 0 < float(self.lr) < float("inf")),
-            f"local lr is {self.lr!r}; it must be a positive number or 'auto'.",
-        )
+        if self.lr != "auto":
+            _check("local lr", self.lr, lambda x: 0 < x < math.inf, "a positive number or 'auto'")
         self.check_batching()
-        require(
-            is_number(self.proximal) and self.proximal >= 0,
-            f"local proximal is {self.proximal!r}; it must be a number that is not negative.",
-        )
-        require(
-            self.clip_gradient is None or (is_number(self.clip_gradient) and 0 < self.clip_gradient < math.inf),
-            f"local clip_gradient is {self.clip_gradient!r}; it must be a positive number, or None for no bound.",
-        )
+        _check("local proximal", self.proximal, lambda x: x >= 0, "a number that is not negative")
+        if (bound := self.clip_gradient) is not None:
+            _check("local clip_gradient", bound, lambda x: 0 < x < math.inf, "a positive number, or None for no bound")
         require(
             self.schedule is None or isinstance(self.schedule, RateSchedule),
             f"local schedule is a {type(self.schedule).__name__}; it must be a schedule such as CosineRate(rounds=50).",
@@ -244,7 +234,7 @@ class LocalOptimiser(Batching):
 
     @property
     def moment_names(self) -> tuple[str, ...]:
-        """The moments that the optimiser keeps of every parameter: zero when a round begins, gone when it ends."""
+        """The moments of every parameter that `direction` gets: zero when a round begins, gone when it ends."""
         return ()
 
     @property
@@ -254,22 +244,13 @@ class LocalOptimiser(Batching):
 
     @property
     def needs_all_gradients(self) -> bool:
-        """Whether `joined` wants to see the gradients of all parameters before any parameter moves.
-
-        Where not, a parameter moves as soon as its gradient is known, and the memory of the gradient is free again.
-        """
+        """Whether `joined` needs the gradients of all parameters before any of them moves."""
         return self.clip_gradient is not None
 
     def joined(self, gradients: Params) -> Params:
-        """The gradients after something that looks at all of them, such as a bound on a client's whole gradient.
+        """The gradients that `direction` gets, by name, from those of all parameters, which are not to be changed in place.
 
-        Asked before `direction`, and only of an optimiser that `needs_all_gradients`.
-
-        Args:
-            gradients: of all parameters by name, [n, …] each; not to be changed in place.
-
-        Returns:
-            The gradients that `direction` gets instead, by the same names.
+        Asked only of an optimiser that `needs_all_gradients`.
         """
         if self.clip_gradient is None:
             return gradients
@@ -302,26 +283,13 @@ class LocalOptimiser(Batching):
     def tau_eta_l(self, tau: Count) -> Count:
         """τη_l: how far τ steps take a client along a gradient that stays the same, per unit of that gradient.
 
-        DP-SCAFFOLD divides an update by it to get the client's mean gradient. An optimiser for which there is no such number
-        leaves this as it is, and is refused by DP-SCAFFOLD.
-
-        Args:
-            tau: a number of steps, or a tensor of them.
-
-        Returns:
-            τη_l of the same kind.
+        DP-SCAFFOLD divides an update by it to get the client's mean gradient, and refuses an optimiser that has no such number.
+        `tau` is a number of steps or a tensor of them.
         """
         raise InputError(
             f"dp_scaffold divides updates by the local rate times the local steps, which {type(self).__name__} does not have; "
             "use Sgd."
         )
-
-
-def check_decay(value: object) -> None:
-    require(
-        is_number(value) and 0 <= value < math.inf,  # type: ignore[operator]
-        f"local weight_decay is {value!r}; it must be a number that is not negative.",
-    )
 
 
 @checked(instead=TORCH)
@@ -346,15 +314,12 @@ class Sgd(LocalOptimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            is_number(self.momentum) and 0 <= self.momentum < 1,
-            f"local momentum is {self.momentum!r}; it must be a number from 0 and below 1.",
-        )
+        _check("local momentum", self.momentum, lambda x: 0 <= x < 1, "a number from 0 and below 1")
         require(
             not self.nesterov or self.momentum > 0,
             "local nesterov is True without momentum; give momentum too, such as momentum=0.9.",
         )
-        check_decay(self.weight_decay)
+        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a number that is not negative")
 
     @property
     def moment_names(self) -> tuple[str, ...]:
@@ -422,13 +387,9 @@ class AdamW(LocalOptimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            require(
-                is_number(value) and 0 <= value < 1,
-                f"local {name} is {value!r}; it must be a number from 0 and below 1.",
-            )
-        require(is_number(self.eps) and self.eps > 0, f"local eps is {self.eps!r}; it must be a positive number.")
-        check_decay(self.weight_decay)
+            _check(f"local {name}", getattr(self, name), lambda x: 0 <= x < 1, "a number from 0 and below 1")
+        _check("local eps", self.eps, lambda x: x > 0, "a positive number")
+        _check("local weight_decay", self.weight_decay, lambda x: 0 <= x < math.inf, "a number that is not negative")
 
     @property
     def moment_names(self) -> tuple[str, ...]:

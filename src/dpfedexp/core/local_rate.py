@@ -1,10 +1,8 @@
 """The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
 
-Before the first round every client looks for its own best rate on a public grid, on the first model, and stands in that rate's bin:
-the right rate is the middle of the noisy histogram. In every later round clients say whether local training helped, and the rate
-falls where it did not.
-
-A client whose own loss rose in its local steps sends nothing. That is its own business, and costs no privacy.
+Before the first round every client looks for its own best rate on a public grid, on the first model: the right rate is the middle
+of the noisy histogram. Later clients say whether local training helped, and the rate falls where it did not. A client whose
+own loss rose in its local steps sends nothing, which costs no privacy.
 """
 
 from __future__ import annotations
@@ -73,11 +71,6 @@ def nearest(norms: Tensor) -> Tensor:
     """The radius of the grid that is nearest to each norm, by its number counted from 1, and 0 where a norm is no number, [n]."""
     place = (2.0 * torch.log10(norms.double() / RADII[0])).round().clamp(0, len(RADII) - 1)
     return torch.nan_to_num(place + 1, nan=0.0).long()
-
-
-def probe_noise(mu: float, rounds: int, share: float) -> float:
-    """The noise on each bin's sum of shares with which a probe costs a share of what so many rounds of μ cost together."""
-    return 1.0 / (mu * math.sqrt(share * rounds))
 
 
 def chosen(shares: Tensor, deviation: float) -> float:

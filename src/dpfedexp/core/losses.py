@@ -1,9 +1,7 @@
 """Losses per example: by name, torch's own, or the caller's function, and what is wrong with one before the first round.
 
-One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts. A loss
-of torch is asked for all its numbers; what an example has several of is averaged, or added up where the loss was made with
-reduction="sum" or "batchmean". Unlike in torch's mean over a batch, class weights are not divided by again, and an example whose
-only label is `ignore_index` has the loss 0 and counts; within a sequence such positions do not count (docs/losses.md).
+One number per example, so that a client's mean is over its own examples and padding can weigh nothing. Nothing broadcasts.
+docs/losses.md says how that differs from torch's mean over a batch.
 """
 
 from __future__ import annotations
@@ -23,22 +21,6 @@ from torch.nn import functional as F
 
 from dpfedexp.errors import InputError, nearest
 from dpfedexp.inputs import shape_of
-
-__all__ = [
-    "ALIASES",
-    "LOSSES",
-    "Loss",
-    "binary_cross_entropy",
-    "by_name",
-    "cross_entropy",
-    "half_squared_error",
-    "huber",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "negative_log_likelihood",
-    "poisson",
-    "resolve",
-]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100
@@ -230,7 +212,7 @@ def per_example(losses: Tensor, labels: Tensor | None = None, ignored: int = IGN
 
 
 def shape(value: Any) -> str:
-    """A tensor's shape with b for its number of rows, as the other sentences write it; otherwise the kind of thing."""
+    """A tensor's shape with b for its number of rows; otherwise the kind of thing."""
     if not isinstance(value, Tensor):
         return shape_of(value)
     return "(" + ", ".join(["b", *map(str, value.shape[1:])]) + (",)" if value.dim() == 1 else ")")
@@ -300,14 +282,8 @@ _BINARY = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
 _NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
 _OTHER = (nn.KLDivLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.MultiLabelMarginLoss)
 _ONE_BY_ONE = (*_BINARY, *_NUMBERS, nn.KLDivLoss, nn.SoftMarginLoss)
-_MORE_INPUTS = (
-    nn.GaussianNLLLoss,
-    nn.CTCLoss,
-    nn.CosineEmbeddingLoss,
-    nn.MarginRankingLoss,
-    nn.TripletMarginLoss,
-    nn.TripletMarginWithDistanceLoss,
-)
+_TRIPLETS = (nn.TripletMarginLoss, nn.TripletMarginWithDistanceLoss)
+_MORE_INPUTS = (nn.GaussianNLLLoss, nn.CTCLoss, nn.CosineEmbeddingLoss, nn.MarginRankingLoss, *_TRIPLETS)
 _PLAIN: dict[str, Loss] = {
     "CrossEntropyLoss": cross_entropy,
     "BCEWithLogitsLoss": binary_cross_entropy,

@@ -38,25 +38,13 @@ class ServerOptimiser(Protocol):
     """
 
     def init(self, w: Tensor) -> Moments:
-        """The moments before the first round.
-
-        Args:
-            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
-
-        Returns:
-            The moments by name; empty for an optimiser that remembers nothing.
-        """
+        """The moments before the first round, by name, from the initial parameters [d] on the server's device."""
         ...
 
     def direction(self, c_bar: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
-        """Where to go, which is then multiplied with η_g, and what to remember.
+        """Where to go [d], which is then multiplied with η_g, and the moments by the same names.
 
-        Args:
-            c_bar: the released mean of the clients' updates [d], not to be changed in place.
-            moments: what the round before left, not to be changed in place.
-
-        Returns:
-            The direction [d], and the moments by the same names.
+        `c_bar` is the released mean of the clients' updates [d]; neither it nor `moments` may be changed in place.
         """
         ...
 

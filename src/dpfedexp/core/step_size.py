@@ -1,8 +1,7 @@
 """Step-size rules: from what a round released to η_g. One function per equation of the paper, then the free rule and the safe step.
 
-A rule is a function of the release; one that looks back too has an `init`, and is given its memory of the rounds before. Rules see
-released values only; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps what a
-rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
+Rules see released values only; `target` is the exception, and is for simulations that are labelled non-private. The safe step caps
+what a rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
 """
 
 from __future__ import annotations
@@ -30,20 +29,11 @@ class RuleWithMemory(Protocol):
     """A step-size rule that looks back. Its names in the memory begin with "step."."""
 
     def init(self, w: Tensor) -> Memory:
-        """What it remembers before the first round.
-
-        Args:
-            w: the initial parameters [d], in the run's type and on the server's device (`round.server_device`).
-        """
+        """What it remembers before the first round, from the initial parameters [d] on the server's device."""
         ...
 
     def __call__(self, release: Release, memory: Memory) -> tuple[float, Memory]:
-        """η_g, and what to remember, by the same names.
-
-        Args:
-            release: what the round let out.
-            memory: what the rounds before left, not to be changed in place.
-        """
+        """η_g, and what to remember, by the same names; `memory` is not to be changed in place."""
         ...
 
 
@@ -51,12 +41,12 @@ AnyRule = Rule | RuleWithMemory
 
 
 def initial_memory(rule: AnyRule, w: Tensor) -> Memory:
-    """What a rule remembers before the first round: nothing, for a function of the release alone."""
+    """What a rule remembers before the first round."""
     return rule.init(w) if isinstance(rule, RuleWithMemory) else {}
 
 
 def next_step(rule: AnyRule, release: Release, memory: Memory) -> tuple[float, Memory]:
-    """η_g and the memory after the round, in which whatever else remembers something is left as it was."""
+    """η_g and the memory after the round, in which what others remember is left as it was."""
     if not isinstance(rule, RuleWithMemory):
         return rule(release), memory
     eta_g, changed = rule(release, memory)
@@ -149,13 +139,10 @@ against progress (noise alone: every other round), and stays as it is between th
 
 
 def turn(c_bar: Tensor, before: Tensor) -> float:
-    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where one of them is zero.
-
-    Args:
-        c_bar: the released mean c_t.
-        before: c_{t−1}.
-    """
-    return _cosine(c_bar.double(), before.double())
+    """cos(c_t, c_{t−1}): how sharply the released mean turns from one round to the next; 0 where one of them is zero."""
+    now, then = c_bar.double(), before.double()
+    norms = float(now.norm()) * float(then.norm())
+    return float(now @ then) / norms if norms > 0 else 0.0
 
 
 def drift(c_bar: Tensor, before: tuple[Tensor, ...], variance: float) -> float:
@@ -181,22 +168,14 @@ def evidence(sum_before: float, drift: float) -> tuple[float, float]:
     """A_t = λA_{t−1} + drift_t, and A_t·√(1 − λ²), which has mean 0 and variance 1 + λ/2 = 1.4 where all there is is noise.
 
     It would be 1 if drifts were independent. Those of two rounds in a row share one of their four products: their correlation is ¼.
-
-    Args:
-        sum_before: A_{t−1}; `PRIOR` before the second round.
-        drift: of this round.
+    `sum_before` is A_{t−1}, and `PRIOR` before the second round.
     """
     total = FORGETTING * sum_before + drift
     return total, total * math.sqrt(1.0 - FORGETTING**2)
 
 
 def room(round: int, failed: int) -> float:
-    """max{1, t/(`MEMORY`·f)}: how many times as high as after the failure of round f steps may go in round t, with care.
-
-    Args:
-        round: t, counted from 1.
-        failed: f, or 0 where there was no failure.
-    """
+    """max{1, t/(`MEMORY`·f)}: how many times as high as after the failure of round f (0 for none) steps may go in round t."""
     return max(1.0, round / (MEMORY * failed)) if failed else 1.0
 
 
@@ -237,12 +216,7 @@ def safe_cap(
 
 
 def safe(eta_g: float, cap: float) -> float:
-    """max{1, min{κ_t, η_g}}: never above the rule's own η_g where that is at least 1, never below DP-FedAvg's 1.
-
-    Args:
-        eta_g: what the rule says.
-        cap: κ_t.
-    """
+    """max{1, min{κ_t, η_g}}: never above the rule's own η_g where that is at least 1, never below DP-FedAvg's 1."""
     return max(1.0, min(cap, eta_g))
 
 
@@ -257,7 +231,6 @@ class Safe:
     inner: Rule
 
     def init(self, w: Tensor) -> Memory:
-        """No round was before."""
         none = {f"step.c_bar.{ago}": torch.zeros(w.shape, dtype=torch.float32, device=w.device) for ago in (1, 2, 3)}
         numbers = torch.tensor([0.0, PRIOR, math.inf, 0.0, *[0.0] * 4], dtype=torch.float64)
         return {**none, "step.numbers": numbers.to(w.device)}
@@ -295,12 +268,6 @@ def stepped(rule: Rule, step: Step) -> AnyRule:
     if step not in get_args(Step):
         raise InputError(f"step is {step!r}, which does not exist.{nearest(str(step), get_args(Step))}")
     return Safe(rule) if step == "safe" else rule
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 where one of them is zero."""
-    norms = float(a.norm()) * float(b.norm())
-    return float(a @ b) / norms if norms > 0 else 0.0
 
 
 def _ratio(numerator: float, c_bar: Tensor) -> float:

@@ -47,12 +47,11 @@ class Sums:
         return Sums(self.vector * factor, self.squares * factor, self.votes * factor, self.count)
 
     def to(self, device: torch.device) -> Sums:
-        """The same sums elsewhere."""
         return Sums(self.vector.to(device), self.squares.to(device), self.votes.to(device), self.count)
 
     @staticmethod
     def zero(width: int, device: torch.device | str = "cpu", votes: int = 0) -> Sums:
-        """The sums of nobody, for vectors of this width and so many votes."""
+        """All-zero sums, for vectors of this width and so many votes."""
         vector, squares, shares = (torch.zeros(n, dtype=torch.float64, device=device) for n in ((width,), (), (votes,)))
         return Sums(vector, squares, shares, 0)
 

@@ -3,9 +3,6 @@
 A vote has a public range. A client's value is centred and scaled to its share, a number within ±½, so one client moves the sum of
 shares by at most ½ when it is left out and by at most 1 when it is replaced. Each sum gets Gaussian noise of its own, which is
 charged together with the update's. Votes need a trusted server: in local privacy one number per client drowns in its own noise.
-
-Where a round releases nothing but one vote, it may be asked in bins: a client adds its share to one bin only, so all the bins
-together move as far as one vote does.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import add_noise, check_room, step_for
+from dpfedexp.core.noise.lattice import step_for
 from dpfedexp.errors import InputError, checked, is_number, require
 
 WITHIN = "within clip"
@@ -63,7 +59,7 @@ class Ask:
 
     @property
     def middle(self) -> float:
-        """What a client counts as that does not answer, or not with a number."""
+        """The value of a client that does not answer, or not with a number."""
         return self.low + self.width / 2
 
     @property
@@ -148,10 +144,7 @@ def further(votes: Sequence[Vote]) -> tuple[Vote, ...]:
 def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Tensor | None:
     """What clients send for these votes, [n, k]; None where there are none.
 
-    Args:
-        votes: what is asked.
-        within: which of the updates were within the clip, [n].
-        ballots: the values of the `further` votes in their order, [n, k'].
+    `within` says which updates were within the clip, [n]; `ballots` has the values of the `further` votes in their order, [n, k'].
     """
     others = further(votes)
     given = (len(within), 0) if ballots is None else tuple(ballots.shape)
@@ -167,10 +160,7 @@ def shares(votes: Sequence[Vote], within: Tensor, ballots: Tensor | None) -> Ten
 
 
 def collected(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False) -> Tensor | None:
-    """Σ of the shares [n, k] that clients sent, [k], each brought within ±½ again, with `secure` noise on its lattice.
-
-    None where nothing is asked.
-    """
+    """Σ of the shares [n, k] that clients sent, [k], each within ±½ again and, if secure, on its lattice; None without votes."""
     if not votes:
         return None
     if sent is None or sent.dim() != 2 or sent.shape[1] != len(votes):
@@ -180,7 +170,7 @@ def collected(sent: Tensor | None, votes: Sequence[Vote], secure: Secure = False
 
 
 def step_of(vote: Vote, secure: Secure) -> float:
-    """The lattice's step. Steps are powers of two and at most ½, so ±½ are on the lattice."""
+    """The lattice's step: a power of two and at most ½, so ±½ are on the lattice."""
     return min(HALF, step_for(vote.noise, secure == "strict"))
 
 
@@ -193,58 +183,3 @@ def on_lattice(values: Tensor, votes: Sequence[Vote], secure: Secure) -> Tensor:
         return values
     steps = torch.tensor([step_of(vote, secure) for vote in votes], dtype=torch.float64, device=values.device)
     return (values.double() / steps).round() * steps
-
-
-def release_secure(
-    sums: Tensor, count: int, denominator: float, votes: Sequence[Vote], noise: Noise, secure: Secure
-) -> dict[str, float]:
-    """The means by name, from the sums of `count` clients' shares on the lattice and noise on the same lattice."""
-    means = {}
-    for place, (vote, value) in enumerate(zip(votes, sums, strict=True)):
-        step = step_of(vote, secure)
-        check_room(count, HALF, step)
-        # Each vote has a row of its own, also in a stream that gives the same row twice; the clip's has the first.
-        row = place if votes[0].name == WITHIN else place + 1
-        noisy = add_noise(value.reshape(1, 1), step, vote.noise, noise, secure == "strict", row)
-        means[vote.name] = estimate(float(noisy), denominator, vote)
-    return means
-
-
-def bin_sums(values: Tensor, bins: Tensor, count: int, vote: Vote, secure: Secure = False) -> Tensor:
-    """Σ of the clients' shares by bin, [count], with `secure` noise on its lattice.
-
-    A client is in one bin, from 0 to count − 1, and its value is brought into the vote's range.
-    """
-    held = on_lattice(centred(values, vote)[:, None], (vote,), secure)[:, 0]
-    return torch.zeros(count, dtype=torch.float64, device=held.device).index_add_(0, bins.to(held.device), held)
-
-
-def release_bins(
-    sums: Tensor, count: float, vote: Vote, noise: Noise, secure: Secure = False, draws: int = 1
-) -> Tensor:
-    """The noisy mean value in each bin, over all the clients, [K] float64; a client counts as the range's middle in other bins.
-
-    Formal guarantee: with the sums of `bin_sums`, and noise of standard deviation `vote.noise` on each, this is one Gaussian query
-    that one client moves by at most ½ when it is left out and by at most 1 when it is replaced, over all the bins together.
-
-    Args:
-        sums: the sums of shares by bin, [K].
-        count: how many clients there are or are expected to be, a public number.
-        vote: the range, and the noise on each bin.
-        noise: where the draws come from.
-        secure: whether the noise is on the lattice, and of which kind.
-        draws: how often noise of that size is added: once for every aggregator that adds some.
-    """
-    require(count > 0, f"count is {count!r}; it must be a positive number of clients.")
-    held = sums.cpu()
-    if secure:
-        step = step_of(vote, secure)
-        check_room(1, float(held.abs().max()), step)
-        noisy = held[None]
-        for row in range(draws):
-            noisy = add_noise(noisy, step, vote.noise, noise, secure == "strict", row)
-        noisy = noisy[0]
-    else:
-        rows = torch.arange(draws)
-        noisy = held + vote.noise * noise.normal(rows, len(held), held.device, torch.float64).sum(0)
-    return vote.middle + vote.width * noisy / count

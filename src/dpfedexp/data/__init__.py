@@ -17,6 +17,5 @@ if TYPE_CHECKING:
     from dpfedexp.data.synthetic import Generated as Generated
     from dpfedexp.data.synthetic import SyntheticProblem as SyntheticProblem
     from dpfedexp.data.synthetic import synthetic_regression as synthetic_regression
-    from dpfedexp.data.synthetic import synthetic_regression_stream as synthetic_regression_stream
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -3,8 +3,6 @@
 Inputs are one array, or several: a tuple or a dict of arrays with the same rows.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping

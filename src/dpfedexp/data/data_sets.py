@@ -3,8 +3,6 @@
 A new one is a function that loads it and a line in `DATA_SETS`.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.client
@@ -12,10 +10,9 @@ import math
 import os
 import struct
 import sys
-import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +28,6 @@ from dpfedexp.errors import InputError, checked, nearest, require
 from dpfedexp.files import create_file
 
 GZIP_MAGIC = b"\x1f\x8b"
-_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
 _LARGEST = 1 << 32
 """Bytes; well above every known IDX file, and small enough that a forged one cannot exhaust a machine."""
@@ -89,13 +85,9 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set.
+    """One data set: how a folder (or None) is loaded, and a line about it for people who choose.
 
-    Args:
-        load: from a folder (or None) to the data.
-        summary: one line for people who choose.
-        model: the network that is used where the configuration names none.
-        standard: the public mean and standard deviation of its inputs, for `standardise = true`; None where nobody published them.
+    `model` is the network where the configuration names none, `standard` the public mean and standard deviation of the inputs.
     """
 
     load: Callable[[str | None], DataSet]
@@ -105,36 +97,27 @@ class Entry:
 
 
 @checked
-def load_mnist(
-    data: Path | str | None = None, *, download: bool = True, mirrors: Sequence[str] | None = None
-) -> ImageData:
+def load_mnist(data: Path | str | None = None) -> ImageData:
     """Images and labels from `data`, else DPFEDEXP_DATA, else the user cache, else downloaded into that cache.
 
-    A folder may hold the four files itself or in a folder `mnist` inside it, each gzipped or plain. `mirrors` (or
-    DPFEDEXP_MIRRORS, separated by spaces) replaces the public ones.
+    A folder may hold the four files itself or in a folder `mnist` inside it, each gzipped or plain.
     """
     folder = find_mnist(data)
     if folder is None:
         folder = cache_folder("mnist")
-        where = (
-            f"put {', '.join(MNIST_FILES)} (each plain or with .gz) into {folder}, "
-            "or name the folder that holds them as data or in DPFEDEXP_DATA"
+        otherwise = (
+            f"Otherwise put {', '.join(MNIST_FILES)} (each plain or with .gz) into {folder}, "
+            "or name the folder that holds them as data or in DPFEDEXP_DATA."
         )
-        require(download, f"MNIST was not found; {where}.")
-        chosen = list(mirrors if mirrors is not None else os.environ.get("DPFEDEXP_MIRRORS", "").split() or MIRRORS)
         print(f"downloading MNIST into {folder}", file=sys.stderr)
         for name in _missing(folder):
-            fetch(f"{name}.gz", MNIST_FILES[name], chosen, folder, f"Otherwise {where}.")
+            fetch(f"{name}.gz", MNIST_FILES[name], folder, otherwise)
     train_images, train_labels, test_images, test_labels = (
         torch.from_numpy(read_idx(path, dimensions=3 if "images" in path.name else 1))
         for path in (_mnist_file(folder, name) for name in MNIST_FILES)
         if path
     )
     for part, images, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
-        require(
-            images.dtype == torch.uint8 and labels.dtype == torch.uint8,
-            f"{folder} has {part} files of {images.dtype} and {labels.dtype}; images and labels must be bytes.",
-        )
         require(
             len(images) == len(labels),
             f"{folder} has {len(images)} {part} images and {len(labels)} {part} labels; there must be as many.",
@@ -245,19 +228,14 @@ def cache_folder(name: str) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "dpfedexp" / name
 
 
-def fetch(
-    name: str, md5: str, mirrors: Sequence[str], folder: Path, otherwise: str = "", timeout: float = 30.0
-) -> Path:
-    """`folder/name` from the first mirror that has it, its decompressed bytes found to have the md5 before it appears there."""
-    require(len(mirrors) > 0, "mirrors is empty; give at least one address that begins with https://.")
-    for mirror in mirrors:
-        web = mirror.startswith(("https://", "http://"))
-        require(web, f"mirrors holds {mirror!r}; an address begins with https:// or http://.")
+def fetch(name: str, md5: str, folder: Path, otherwise: str) -> None:
+    """Puts a file of MNIST into a folder, from the first mirror whose file, unpacked, has the md5."""
     refusals = []
-    for mirror in mirrors:
-        content, refusal = _receive(f"{mirror.rstrip('/')}/{name}", md5, timeout)
-        if refusal:
-            refusals.append(f"{mirror} {refusal}")
+    for mirror in MIRRORS:
+        try:
+            content = _receive(mirror + name, md5)
+        except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
+            refusals.append(f"{mirror} failed ({str(error) or type(error).__name__})")
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -268,46 +246,25 @@ def fetch(
                 f"{folder} cannot be written: {error.strerror or error}; "
                 "free space or rights there, or set XDG_CACHE_HOME to another folder."
             ) from None
-        return folder / name
-    raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}".rstrip())
+        return
+    raise InputError(f"{name} could not be downloaded: {'; '.join(refusals)}. {otherwise}")
 
 
-def _receive(url: str, md5: str, timeout: float) -> tuple[bytes, str]:
-    """What a mirror sends, and why it can't be the file; empty where it is."""
-    try:
-        request = urllib.request.Request(url, headers={"User-Agent": "dpfedexp"})
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            length, content = answer.headers.get("Content-Length", ""), bytearray()
-            while (chunk := answer.read(_CHUNK)) and len(content) <= _LARGEST_DOWNLOAD:
-                content += chunk
-    except urllib.error.HTTPError as error:
-        return b"", f"answered {error.code} {error.reason}"
-    except (http.client.HTTPException, OSError) as error:
-        return b"", f"failed ({getattr(error, 'reason', None) or error or type(error).__name__})"
-    if len(content) > _LARGEST_DOWNLOAD:
-        return b"", f"sent more than {_LARGEST_DOWNLOAD} bytes"
-    # A connection that is cut ends the stream without an error.
-    if length.isdecimal() and len(content) < int(length):
-        return b"", f"cut the connection after {len(content)} of {length} bytes"
-    unpacked, stream = bytes(content), zlib.decompressobj(wbits=31)
-    if content.startswith(GZIP_MAGIC):
-        try:
-            unpacked = stream.decompress(content, _LARGEST_DOWNLOAD)
-        except zlib.error as error:
-            return b"", f"sent a damaged file ({error})"
-        if stream.unconsumed_tail:
-            return b"", "sent another file than the one asked for (it unpacks to too much)"
-        if not stream.eof:
-            return b"", "sent a damaged file (it ends too early)"
+def _receive(url: str, md5: str) -> bytes:
+    """What a mirror sends. `ValueError` where it is another file than the one asked for, or only a part of it."""
+    request = urllib.request.Request(url, headers={"User-Agent": "dpfedexp"})
+    with urllib.request.urlopen(request, timeout=30.0) as answer:
+        content: bytes = answer.read(_LARGEST_DOWNLOAD)
+    unpacked = zlib.decompressobj(wbits=31).decompress(content, _LARGEST_DOWNLOAD)
     found = hashlib.md5(unpacked, usedforsecurity=False).hexdigest()
     if found != md5:
-        return b"", f"sent another file than the one asked for (md5 {found}, expected {md5})"
-    return bytes(content), ""
+        raise ValueError(f"it sent another file than the one asked for: md5 {found}, expected {md5}")
+    return content
 
 
 @checked
-def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[Any]:
-    """The array in an IDX file, gzipped or plain (told by its content), read without trusting what the header claims.
+def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[np.uint8]:
+    """The bytes in an IDX file, gzipped or plain (told by its content), read without trusting what the header claims.
 
     Args:
         path: the file.
@@ -330,11 +287,11 @@ def read_idx(path: Path | str, dimensions: int | None = None) -> NDArray[Any]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[Any]:
+def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[np.uint8]:
     head = file.read(4)
-    known = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES and 1 <= head[3] <= 8
-    require(known, f"{path} is not an IDX file: it begins with {head.hex(' ') or 'nothing'}.")
-    dtype, rank = np.dtype(_TYPES[head[2]]), head[3]
+    known = len(head) == 4 and head[:3] == b"\0\0\x08" and 1 <= head[3] <= 8
+    require(known, f"{path} is not an IDX file of bytes: it begins with {head.hex(' ') or 'nothing'}.")
+    rank = head[3]
     require(
         dimensions in (None, rank),
         f"{path} holds an array of {rank} dimension(s); one of {dimensions} is expected here.",
@@ -342,7 +299,7 @@ def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[Any]:
     lengths = file.read(4 * rank)
     require(len(lengths) == 4 * rank, f"{path} is cut off inside its header.")
     shape = struct.unpack(f">{rank}I", lengths)
-    claimed = math.prod(shape) * dtype.itemsize
+    claimed = math.prod(shape)
     stated = f"its header says {' × '.join(map(str, shape))} values, {claimed} bytes"
     require(claimed > 0, f"{path} holds no data: {stated}.")
     require(claimed <= _LARGEST, f"{path} is not plausible: {stated}, and at most {_LARGEST} are accepted.")
@@ -352,5 +309,4 @@ def _array(path: Path, file: IO[bytes], dimensions: int | None) -> NDArray[Any]:
         body += chunk
     require(len(body) >= claimed, f"{path} is cut off: {stated}, and {len(body)} follow.")
     require(len(body) == claimed, f"{path} is too long: {stated}, and more follow.")
-    array = np.frombuffer(body, dtype=dtype).reshape(shape)
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)

@@ -17,7 +17,7 @@ from dpfedexp.data import readers
 from dpfedexp.data.arrays import Transform, as_inputs, as_tensor, cast_inputs, cast_targets, check_finite, rows
 from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
 from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
-from dpfedexp.errors import InputError, checked, nearest, require
+from dpfedexp.errors import InputError, checked, require
 from dpfedexp.inputs import each, leaves
 
 
@@ -40,30 +40,14 @@ class Options(TypedDict, total=False):
     finite: bool
 
 
-class SharingOptions(Options, total=False):
-    """Where it is said who holds a row, it may be said twice."""
-
-    allow_shared: bool
-
-
-class PartitionOptions(SharingOptions, total=False):
-    """What a partition by name takes."""
-
-    clients: int | None
-    alpha: float | None
-    seed: int | None
-    samples_per_client: int | None
-    shards_per_client: int | None
-
-
 @checked
 class Federation:
     """Clients and their data; images stay bytes and are cast on the device, so that memory stays small.
 
-    Build one with `from_clients`, `from_loaders`, `from_arrays`, `from_dataset`, `from_pandas`, `from_datasets`, `from_folder`,
-    `iid`, `dirichlet`, `dirichlet_per_class` or `shards`. They take these options: `dtype` (a floating type other than float32,
-    or int64 for bytes that are tokens), `transform` (applied to the cast batch of inputs), `finite` (False keeps NaN and
-    infinities instead of refusing them) and, where rows are dealt out, `allow_shared` (a row may belong to several clients).
+    Build one with `from_clients`, `from_arrays`, `from_pandas`, `from_datasets`, `from_folder`, `iid`, `dirichlet`,
+    `dirichlet_per_class` or `shards`. They take these options: `dtype` (a floating type other than float32, or int64 for bytes
+    that are tokens), `transform` (applied to the cast batch of inputs) and `finite` (False keeps NaN and infinities instead of
+    refusing them).
 
     Inputs may be several: a dict, or a tuple of arrays, with the same number of rows. How many rows of a client are used in a
     round is bounded in one place, `max_examples` of the local optimiser; a federation holds them all.
@@ -84,7 +68,6 @@ class Federation:
         *,
         dtype: torch.dtype | None = None,
         transform: Transform | None = None,
-        allow_shared: bool = False,
         finite: bool = True,
         names: Sequence[Hashable] | None = None,
     ) -> None:
@@ -92,19 +75,21 @@ class Federation:
         self.targets = _compact(as_tensor("targets", targets), dtype)
         examples = rows(self.inputs)
         require(examples > 0, "inputs is empty; a federation needs at least one row.")
-        _check_targets(examples, len(self.targets))
+        require(
+            examples == len(self.targets),
+            f"inputs has {examples} rows and targets has {len(self.targets)}; there must be one target per row.",
+        )
         if finite:
             for part in leaves(self.inputs):
                 check_finite("inputs", part)
             check_finite("targets", self.targets)
         split = as_assignment(assignment, examples)
-        if not allow_shared:
-            holders = np.bincount(split.rows, minlength=examples)
-            require(
-                int(holders.max(initial=0)) <= 1,
-                f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
-                "each row belongs to one client (allow_shared=True permits otherwise).",
-            )
+        holders = np.bincount(split.rows, minlength=examples)
+        require(
+            int(holders.max(initial=0)) <= 1,
+            f"assignment gives row {int(holders.argmax())} to a client more than once or to several clients; "
+            "each row belongs to one client.",
+        )
         self.rows = torch.from_numpy(np.ascontiguousarray(split.rows, dtype=np.int64))
         self.offsets = torch.from_numpy(np.ascontiguousarray(split.offsets, dtype=np.int64))
         self.sizes = self.offsets.diff()
@@ -119,35 +104,19 @@ class Federation:
 
     @classmethod
     @checked
-    def from_clients(cls, clients: Iterable[Any] | Mapping[Any, Any], **options: Unpack[SharingOptions]) -> Self:
+    def from_clients(cls, clients: Iterable[Any] | Mapping[Any, Any], **options: Unpack[Options]) -> Self:
         """From one client after the other; sizes may differ and a client may be empty.
+
+        A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
+        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimiser's `batch_size`.
 
         Args:
             clients: for each a pair (inputs, targets), a torch `Dataset`, a `DataLoader` or an iterator of rows (input, target); a
                 dict of these by client id.
             options: see `Federation`.
         """
-        return cls._one_by_one(clients, readers.pairs, options)
-
-    @classmethod
-    @checked
-    def from_loaders(cls, loaders: Iterable[Any] | Mapping[Any, Any], **options: Unpack[Options]) -> Self:
-        """From one `DataLoader`, torch `Dataset` or iterable of rows (input, target) per client, each read once.
-
-        A loader is read in the order of its data set, so that the same data always make the same federation: `shuffle` has no
-        effect, and `drop_last` and samplers of one's own are refused. Batches are made by the local optimiser's `batch_size`.
-
-        Args:
-            loaders: one per client, or a dict of them by client id.
-            options: see `Federation`.
-        """
-        return cls._one_by_one(loaders, readers.row_pairs, options)
-
-    @classmethod
-    def _one_by_one(cls, clients: Any, read: Callable[[Any], Iterator[Any]], options: Any) -> Self:
-        """A dict's keys are the clients' names."""
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
-        inputs, targets, sizes = readers.concatenate_clients(read(given))
+        inputs, targets, sizes = readers.concatenate_clients(given)
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
@@ -160,7 +129,7 @@ class Federation:
         *,
         client_ids: Any = None,
         clients: int | None = None,
-        **options: Unpack[SharingOptions],
+        **options: Unpack[Options],
     ) -> Self:
         """From one data set and who holds which rows.
 
@@ -296,31 +265,7 @@ class Federation:
 
     @classmethod
     @checked
-    def from_dataset(
-        cls,
-        dataset: Any,
-        assignment: Any = None,
-        *,
-        client_ids: Any = None,
-        partition: str | None = None,
-        **options: Unpack[PartitionOptions],
-    ) -> Self:
-        """From a torch `Dataset` of pairs (input, target) and an assignment or ids, or `partition="iid", clients=…, …`."""
-        inputs, targets = readers.stack_dataset(dataset)
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        if assignment is not None or client_ids is not None:
-            require(partition is None, "assignment and partition are both given; give one of them.")
-            return cls.from_arrays(inputs, targets, assignment, client_ids=client_ids, **given)
-        makers = ("iid", "dirichlet", "dirichlet_per_class", "shards")
-        if partition is None:
-            raise InputError(f"partition is missing; give an assignment or one of {', '.join(makers)}.")
-        require(partition in makers, f"partition is {partition!r}, which is unknown.{nearest(partition, makers)}")
-        made: Self = getattr(cls, partition)(inputs, targets, **given)
-        return made
-
-    @classmethod
-    @checked
-    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[SharingOptions]) -> Self:
+    def iid(cls, inputs: Any, targets: Any, *, clients: int, seed: int = 0, **options: Unpack[Options]) -> Self:
         """A uniformly random split into clients whose sizes differ by at most one."""
         inputs = as_inputs("inputs", inputs)
         return cls(inputs, targets, dealing.iid(rows(inputs), clients, dealing.generator(seed)), **options)
@@ -336,19 +281,19 @@ class Federation:
         alpha: float,
         seed: int = 0,
         samples_per_client: int | None = None,
-        **options: Unpack[SharingOptions],
+        **options: Unpack[Options],
     ) -> Self:
         """Equal sizes, class mix of each client ~ Dirichlet(alpha) (Hsu et al. 2019)."""
-        labels, rng = _labels(inputs, targets), dealing.generator(seed)
+        labels, rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.dirichlet(*labels, clients, alpha, rng, samples_per_client), **options)
 
     @classmethod
     @checked
     def dirichlet_per_class(
-        cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[SharingOptions]
+        cls, inputs: Any, targets: Any, *, clients: int, alpha: float, seed: int = 0, **options: Unpack[Options]
     ) -> Self:
         """Unequal sizes: each class is split over the clients in Dirichlet(alpha) proportions."""
-        labels, rng = _labels(inputs, targets), dealing.generator(seed)
+        labels, rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.dirichlet_per_class(*labels, clients, alpha, rng), **options)
 
     @classmethod
@@ -361,10 +306,10 @@ class Federation:
         clients: int,
         shards_per_client: int = 2,
         seed: int = 0,
-        **options: Unpack[SharingOptions],
+        **options: Unpack[Options],
     ) -> Self:
         """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
-        (labels, _), rng = _labels(inputs, targets), dealing.generator(seed)
+        (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
 
     def __len__(self) -> int:
@@ -423,7 +368,7 @@ class Federation:
 
         Memory that torch does not know of, such as a NumPy array that was given, must not be written during a run.
         """
-        held = list(self.contents())
+        held = [*self.contents()]
         if self.transform is not None or not self.gathers_itself or any(part.is_inference() for part in held):
             return None
         return Edition(tuple(held), tuple(part._version for part in held))
@@ -443,16 +388,6 @@ class Federation:
     def contents(self) -> Iterator[Tensor]:
         """Everything that decides which rows a client holds and what is in them, as it is stored."""
         yield from (*leaves(self.inputs), self.targets, self.rows, self.offsets)
-
-    def summary(self) -> dict[str, Any]:
-        """Clients, rows, sizes, and for class labels how many classes a client holds on average."""
-        sizes = self.sizes.numpy()
-        facts = summary_of(sizes)
-        if self.targets.dim() == 1 and not self.targets.is_floating_point():
-            labels, classes = dealing.class_labels(self.targets)
-            held = np.unique(np.repeat(np.arange(len(self)), sizes) * classes + labels[self.rows.numpy()])
-            facts |= {"classes": classes, "classes_per_client": len(held) / len(self)}
-        return facts
 
     def __repr__(self) -> str:
         low, high = int(self.sizes.min()), int(self.sizes.max())
@@ -486,19 +421,6 @@ class Federation:
         return inputs if self.transform is None else self.transform(inputs)
 
 
-def summary_of(sizes: Any) -> dict[str, Any]:
-    """How many clients and rows there are, by the clients' sizes; classes are not known."""
-    return {
-        "clients": len(sizes),
-        "examples": int(sizes.sum()),
-        "size_min": int(sizes.min()),
-        "size_median": float(np.median(sizes)),
-        "size_max": int(sizes.max()),
-        "classes": None,
-        "classes_per_client": None,
-    }
-
-
 def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Double precision is kept only where it was asked for."""
     return tensor.float() if tensor.dtype == torch.float64 and dtype != torch.float64 else tensor
@@ -506,15 +428,3 @@ def _compact(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def _columns(target: Names, features: Names | None, categories: Any, options: Options, by: Any = ()) -> Columns:
     return Columns(target, features, categories or {}, options.get("dtype"), options.get("finite", True), by)
-
-
-def _check_targets(examples: int, targets: int) -> None:
-    require(
-        examples == targets, f"inputs has {examples} rows and targets has {targets}; there must be one target per row."
-    )
-
-
-def _labels(inputs: Any, targets: Any) -> tuple[Any, int]:
-    labels, classes = dealing.class_labels(targets)
-    _check_targets(rows(as_inputs("inputs", inputs)), len(labels))
-    return labels, classes

@@ -3,8 +3,6 @@
 Each partitioner takes the labels (or the number of rows) and a numpy generator, and returns an `Assignment`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -115,8 +113,7 @@ def by_ids(
     """Who holds which rows from one id per row, and the ids in order of client.
 
     Clients are numbered in the order of their sorted ids (of first appearance, where ids can't be sorted), so that the order of the
-    rows does not decide. Time is that of one sort, whatever the number of clients. `clients` beyond the ids hold no rows, and their
-    name is None.
+    rows does not decide. `clients` beyond the ids hold no rows, and their name is None.
     """
     codes, names = _numbered(field, ids)
     require(

@@ -1,81 +1,53 @@
 """The rows of clients, from whatever holds them: pairs of arrays, a `Dataset`, a `DataLoader`, an iterator of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
-from torch.utils.data.dataloader import default_collate
+from torch.utils import data
 
 from dpfedexp.data.arrays import as_inputs, as_tensor, rows
 from dpfedexp.errors import InputError, require
 
-Value = TypeVar("Value")
-Numbered = list[tuple[int, Value]]
-"""Values with the numbers of their clients."""
-
-
-def pairs(clients: Iterable[Any]) -> Iterator[Any]:
-    """(inputs, targets) of each client; what holds rows in another way is read, what is a pair already passes."""
-    for number, client in enumerate(_several(clients)):
-        holds_rows = isinstance(client, DataLoader | Dataset | Iterator)
-        yield read_rows(f"clients[{number}]", client) if holds_rows else client
-
-
-def row_pairs(clients: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """The same where every client is rows, so that a list of two rows is never a pair of arrays."""
-    for number, client in enumerate(_several(clients)):
-        require(
-            isinstance(client, Iterable | Dataset) and not isinstance(client, Tensor | str | bytes | dict),
-            f"loaders[{number}] is a {type(client).__name__}; it must be a DataLoader, a Dataset or rows (input, target).",
-        )
-        yield read_rows(f"loaders[{number}]", client)
-
 
 def read_rows(field: str, client: Any) -> tuple[Any, Any]:
     """Every row once, in the order of the data set; a client without rows has empty arrays."""
-    if isinstance(client, DataLoader):
+    if isinstance(client, data.DataLoader):
         return _of_loader(field, client)
-    if isinstance(client, IterableDataset) or not hasattr(client, "__getitem__") or not hasattr(client, "__len__"):
+    if isinstance(client, data.IterableDataset) or not hasattr(client, "__getitem__") or not hasattr(client, "__len__"):
         client = list(client)
-    return stack_dataset(client, field) if len(client) else ([], [])
+    return _stacked(client, field) if len(client) else ([], [])
 
 
-def _of_loader(field: str, loader: DataLoader[Any]) -> tuple[Any, Any]:
+def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
     """Read in order and whole: shuffled rows would make another federation of the same data each time."""
     require(
         not loader.drop_last,
         f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
         "(batches are made by the local optimiser's batch_size).",
     )
-    if not isinstance(loader.dataset, IterableDataset):
+    if not isinstance(loader.dataset, data.IterableDataset):
         sampler = loader.sampler
         # Only an order of all the rows can be undone.
-        whole = type(sampler) is SequentialSampler or (
-            type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        whole = type(sampler) is data.SequentialSampler or (
+            type(sampler) is data.RandomSampler
+            and not sampler.replacement
+            and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
         )
         require(
             whole and (loader.batch_size is not None or loader.batch_sampler is None),
             f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
             "holds, such as torch.utils.data.Subset(dataset, indices).",
         )
-        if loader.collate_fn is default_collate:
+        if loader.collate_fn is data.default_collate:
             return read_rows(field, loader.dataset)
         # A generator of its own: a loader draws a number from torch's whenever it is read.
         own = torch.Generator()
-        loader = DataLoader(loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own)
+        loader = data.DataLoader(
+            loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own
+        )
     return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
 
 
@@ -95,26 +67,28 @@ def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
     return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
 
 
-def _several(clients: Any) -> Iterable[Any]:
-    """One loader or data set for everybody would make a client of every batch or row."""
+def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]:
+    """All the rows in order of client, and how many each client holds.
+
+    A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
+    """
+    # One loader or data set for everybody would make a client of every batch or row.
+    one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
     require(
-        not isinstance(clients, DataLoader | Dataset),
-        f"clients is one {'DataLoader' if isinstance(clients, DataLoader) else 'Dataset'}; give a list with one per client, or "
-        "deal its rows out with Federation.from_dataset(dataset, …).",
+        one is None,
+        f"clients is one {one and one.__name__}; give a list with one per client, or deal the rows of its arrays out with "
+        "Federation.iid(inputs, targets, clients=…).",
     )
-    return clients  # type: ignore[no-any-return]
-
-
-def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor, list[int]]:
-    """All the rows in order of client, and how many each client holds."""
-    inputs: Numbered[Any] = []
-    targets: Numbered[Tensor] = []
+    inputs: list[tuple[int, Any]] = []
+    targets: list[tuple[int, Tensor]] = []
     sizes: list[int] = []
-    for number, pair in enumerate(clients):
+    for number, client in enumerate(clients):
+        holds_rows = isinstance(client, data.DataLoader | data.Dataset | Iterator)
+        pair = read_rows(f"clients[{number}]", client) if holds_rows else client
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
-                f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets), a torch Dataset or a "
-                "DataLoader (Federation.from_loaders takes lists of rows, Federation.from_datasets tables)."
+                f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets), a torch Dataset, a "
+                "DataLoader or an iterator of rows, such as iter(rows) (Federation.from_datasets takes tables)."
             )
         x = as_inputs(f"clients[{number}] inputs", pair[0])
         y = as_tensor(f"clients[{number}] targets", pair[1])
@@ -132,19 +106,15 @@ def concatenate_clients(clients: Iterable[tuple[Any, Any]]) -> tuple[Any, Tensor
     return _join(inputs), _concatenate("targets", targets), sizes
 
 
-def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]:
+def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
     """The items of a map-style data set of (input, target) pairs, read once; messages call it `field`."""
     tensors, indices = _tensors(dataset)
     if tensors is not None:
         if len(tensors) != 2:
             raise InputError(f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
         return (tensors[0], tensors[1]) if indices is None else (tensors[0][indices], tensors[1][indices])
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise InputError(f"{field} is a {type(dataset).__name__}; it must have a length and items (input, target).")
-    length = len(dataset)
-    require(length > 0, f"{field} is empty; it must have at least one item.")
     stacked: list[Tensor] = []
-    for number in range(length):
+    for number in range(len(dataset)):
         item = dataset[number]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise InputError(f"{field}[{number}] is {wrong_item(item)}")
@@ -157,7 +127,7 @@ def stack_dataset(dataset: Any, field: str = "dataset") -> tuple[Tensor, Tensor]
             row = value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
             tensor = as_tensor(f"{field}[{number}] {name}", row)[0]
             if number == 0:
-                stacked.append(torch.empty((length, *tensor.shape), dtype=tensor.dtype))
+                stacked.append(torch.empty((len(dataset), *tensor.shape), dtype=tensor.dtype))
             expected = stacked[part]
             if tensor.shape != expected.shape[1:] or tensor.dtype != expected.dtype:
                 raise InputError(
@@ -172,11 +142,11 @@ def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """The tensors of a `TensorDataset`, and which of their rows a `Subset` takes: read at once, not item by item."""
     indices: Tensor | None = None
     # A class with items of its own, such as augmented ones, is read by them.
-    while isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
+    while isinstance(dataset, data.Subset) and type(dataset).__getitem__ is data.Subset.__getitem__:
         inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
         indices = inner if indices is None else inner[indices]
         dataset = dataset.dataset
-    plain = isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
+    plain = isinstance(dataset, data.TensorDataset) and type(dataset).__getitem__ is data.TensorDataset.__getitem__
     return (dataset.tensors, indices) if plain else (None, None)
 
 
@@ -190,7 +160,7 @@ def wrong_item(item: Any) -> str:
     return f"a {type(item).__name__}; it must be a pair (input, target)."
 
 
-def _join(pieces: Numbered[Any]) -> Any:
+def _join(pieces: list[tuple[int, Any]]) -> Any:
     """The inputs of all the clients that hold some, in order, in the structure that they agree on."""
     start, first = pieces[0]
     for number, piece in pieces:
@@ -213,7 +183,7 @@ def _structure(inputs: Any) -> str:
     return f"a tuple of {len(inputs)} arrays" if isinstance(inputs, tuple) else "one array"
 
 
-def _concatenate(field: str, pieces: Numbered[Tensor]) -> Tensor:
+def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
     """The rows of all the clients that hold some, in order."""
     start, first = pieces[0]
     for number, piece in pieces:

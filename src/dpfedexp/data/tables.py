@@ -4,8 +4,6 @@ Nothing is learned from the rows, which would tell about the clients outside the
 numbers stay as they are.
 """
 
-from __future__ import annotations
-
 import csv
 import zipfile
 from collections import Counter
@@ -32,15 +30,9 @@ _NUMBERS = (int, float, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are inputs and which are targets.
+    """Which columns are inputs and which are targets; those of `by` say who holds a row.
 
-    Attributes:
-        target: a column, or a list of them.
-        features: a column, a list of them, or None for all that are left.
-        categories: for columns of text, the public list of what may be in them.
-        dtype: as in `Federation`.
-        finite: whether NaN is refused.
-        by: the columns that say who holds a row; they are no features unless they are named as such.
+    `categories` has the public list of what may be in a column of text; `dtype` and `finite` are as in `Federation`.
     """
 
     target: Names
@@ -165,8 +157,8 @@ class Columns:
 
 
 def _check_flat(field: str, name: Hashable, values: NDArray[Any]) -> None:
-    alone = f"give it alone, as {field}={name!r}."
-    require(values.ndim == 1, f"column {name!r} has rows of shape {values.shape[1:]}; {alone}")
+    flat = values.ndim == 1
+    require(flat, f"column {name!r} has rows of shape {values.shape[1:]}; give it alone, as {field}={name!r}.")
 
 
 def client_ids_of(table: Any, by: Names) -> Any:

@@ -1,4 +1,4 @@
-"""The last completed round of a simulation on disk, from which a run goes on as if it had never stopped.
+"""The last completed round of a run on disk, from which a run goes on as if it had never stopped.
 
 One safetensors file: the state's tensors (`state_tensors`), and in its metadata a JSON text with everything else. It is replaced
 as a whole after every round, so it is always complete. It holds what was released and what is public (`outlets`), and the place in
@@ -15,23 +15,25 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.layout import Layout
 from dpfedexp.engine import outlets
 from dpfedexp.engine.outlets import CHECKPOINT
 from dpfedexp.engine.private_folder import is_run_id
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import replace_tensors
 
-FORMAT, VERSION = "dpfedexp-checkpoint", 3
+FORMAT, VERSION = "dpfedexp-checkpoint", 4
 _LARGEST_TEXT = 2**26
 
 
@@ -52,6 +54,7 @@ class Progress:
     controls: bool = False
     chunk_size: int | None = None
     trainer: str | None = None
+    cohort: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,12 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
-    """Refuses the checkpoint of another run and says what differs."""
-    changed = differences(settings, checkpoint.progress.settings)
+    """Refuses the checkpoint of another run and says what differs. Where it started from is the checkpoint's to say."""
+    here, there = (
+        {name: value for name, value in one.items() if name != START}
+        for one in (settings, checkpoint.progress.settings)
+    )
+    changed = differences(here, there)
     require(
         not changed,
         f"the checkpoint in {str(folder)!r} is of another run: {changed}. Resume with that run's settings, or name another folder.",
@@ -161,6 +168,15 @@ def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor 
     except InputError as error:
         raise _damaged(folder, str(error)) from None
     return state
+
+
+def reported(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The model of the last completed round, by the names of its parameters."""
+    progress, prefix = checkpoint.progress, "model.parameters."
+    shapes = {name.removeprefix(prefix): s for name, s in progress.settings.items() if name.startswith(prefix)}
+    layout = Layout(tuple(shapes), tuple(torch.Size(shape) for shape in shapes.values()))
+    state = state_from(checkpoint.tensors, progress.round, progress.radius)
+    return {name: value.clone() for name, value in layout.unflatten(state.reported.float()).items()}
 
 
 def load(folder: Path, *, tensors: bool = True) -> Checkpoint | None:
@@ -213,11 +229,12 @@ def _progress(folder: Path, content: Any) -> Progress:
         or not isinstance(content.get("controls"), bool)
         or not (chunk_size is None or (_is_count(chunk_size) and chunk_size > 0))
         or not (trainer is None or isinstance(trainer, str))
+        or not isinstance(content.get("cohort", {}), dict)
     ):
         raise _damaged(folder, "its text is not that of a checkpoint")
     mark = Mark(ledger["count"], ledger["hash"])
-    run, controls = content["run"], content["controls"]
-    return Progress(content["round"], radius, settings, run, mark, history, controls, chunk_size, trainer)
+    run, controls, cohort = content["run"], content["controls"], content.get("cohort", {})
+    return Progress(content["round"], radius, settings, run, mark, history, controls, chunk_size, trainer, cohort)
 
 
 def _is_count(value: Any) -> bool:
@@ -232,7 +249,11 @@ def _damaged(folder: Path, how: str) -> InputError:
 
 
 NamedValues = dict[str, Any]
+START = "model.start"
+"""The name of the hash of the first model's parameters."""
 _SHOWN = 6
+_DERIVED = ("mechanism", "algorithm.clip.")
+"""Names of settings that follow from others."""
 
 
 def settings_hash(settings: NamedValues) -> str:
@@ -242,6 +263,7 @@ def settings_hash(settings: NamedValues) -> str:
 def differences(here: NamedValues, there: NamedValues) -> str:
     """'local.lr is 0.1 here and 0.2 there; …', empty where the two agree."""
     changed = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+    changed = [name for name in changed if not name.startswith(_DERIVED)] or changed
     shown = [f"{name} is {here.get(name)!r} here and {there.get(name)!r} there" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         shown.append(f"{len(changed) - _SHOWN} more differ")

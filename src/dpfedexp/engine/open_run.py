@@ -5,36 +5,41 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.layout import Layout
 from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.private_folder import (
     NOTHING_CHARGED,
+    VARIABLE,
     Anchor,
     OneWriter,
     PrivateFolder,
     SharedAnchor,
+    Tag,
     data_tag,
     is_run_id,
     parameter_tag,
 )
-from dpfedexp.engine.rounds import Simulation
-from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text
+from dpfedexp.engine.run import RunFacts, RunFolder, argument_text, call_text, model_tensors
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, LedgerError, require
 from dpfedexp.files import undate
 from dpfedexp.mechanisms.text import text_fields
-from dpfedexp.trainers.task import Clients
+
+DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
 def find(folder: Path | None, resume: bool) -> Checkpoint | None:
@@ -163,19 +168,22 @@ class OpenRun:
             raise InputError(f"the ledger {str(source.path)!r} can't be written: {error.strerror}.") from None
 
     def complete(self, state: State, record: dict[str, Any], *, last: bool) -> None:
-        """A round is complete once this returns: with `last`, the whole run is, and its private folder is gone."""
-        self.state = state
+        """A round is complete once this returns; after the `last`, what clients remember is gone."""
+        before, self.state = self.state, state
         self.history.append(record)
-        if self.private is None:
+        if self.folder is None:
             return
         controls = None if last else state.client_controls
-        if controls is not None:
-            self.private.save_controls(state.round, controls)
-        self.save(controls=controls is not None)
-        if last:
-            self.private.remove()
-        else:
-            self.private.forget_controls(but=state.round)
+        try:
+            if self.private is not None and controls is not None:
+                self.private.save_controls(state.round, controls)
+            self.save(controls=controls is not None)
+        except BaseException:
+            self.state = before
+            self.history.pop()
+            raise
+        if self.private is not None:
+            self.private.forget_controls(but=None if last else state.round)
 
     def before_rounds(self, state: State) -> None:
         """The state that the first round starts from. Where votes made it, it is kept: asking again would cost again."""
@@ -183,6 +191,20 @@ class OpenRun:
             return
         self.state = state
         self.save(controls=False)
+
+    def seal(self, model: nn.Module) -> None:
+        """Binds the model and the checkpoint of a run with a folder to its ledger. A complete run's private folder goes."""
+        if self.folder is None:
+            return
+        state = checkpoint.digest(checkpoint.state_tensors(self.state))
+        try:
+            self.ledger.seal(self.name, model=checkpoint.digest(model_tensors(model)), checkpoint=state)
+        except OSError as error:
+            raise LedgerError(f"the model can't be bound to the ledger: {error.strerror}.") from None
+        if self.state.round >= self.description.rounds:
+            self._release()
+            if self.private is not None:
+                self.private.remove()
 
     def stop(self) -> None:
         """The budget ended the run: what clients remember leaves the disk. A larger budget can still go on from here."""
@@ -197,8 +219,8 @@ class OpenRun:
         if self.folder is None:
             return
         run, state = self.description, self.state
-        sizes = {"chunk_size": run.simulation.chunk_size, "trainer": run.simulation.trainer.name}
-        public = outlets.recorded(CHECKPOINT, sizes, secure=run.secure)
+        public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.secure)
+        public["cohort"] = run.engine.cohort.to_checkpoint()
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
 
@@ -248,19 +270,18 @@ class OpenRun:
 
 def _begin(run: RunDescription, source: LedgerSource, folder: Path | None) -> OpenRun:
     """A new run. Its private folder comes first, so that wherever there is a ledger of its own there is the folder too."""
-    name = run.simulation.run
-    private = None if folder is None else PrivateFolder.of(name, folder)
+    name = run.engine.run
+    private = _private(run, name, folder)
     created = False
     try:
-        if private is not None:
-            private.begin(run.tag)
+        if private is not None and run.data is not None:
+            private.begin(run.data)
         with source.opened(source.new(run.ledger_header())) as ledger:
             created = source.own
             open_run = OpenRun(name, run, folder, private, ledger, run.start, [], source.given is None)
             open_run.hold(shared=not source.own)
-            if not source.own:
-                # The header of a run's own ledger has its name; here a crash before the first checkpoint would lose it.
-                open_run.save(controls=False)
+            # The starting point, and the name of a run that charges a ledger elsewhere: a crash must not lose them.
+            open_run.save(controls=False)
             return open_run
     except BaseException:
         if private is not None and not created:
@@ -277,19 +298,25 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 f"the run can't be resumed: the ledger in {str(folder)!r} does not name its run; put the "
                 "run's own ledger back, or begin a new run in a new folder."
             )
-        private = PrivateFolder.of(name, folder)
+        private = _private(run, name, folder)
         state, history = run.start, []
         if last is not None:
             checkpoint.check_charged(last, ledger, folder)
+            run.engine.cohort.from_checkpoint(last.progress.cohort)
         if last is not None and last.progress.round >= run.rounds:
             # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
-            private.remove()
+            if private is not None:
+                private.remove()
             state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
+        elif private is None or run.data is None:
+            _check_anchor(ledger, folder)
+            if last is not None:
+                state, history = checkpoint.resume(last, run.start, folder), list(last.progress.history)
         else:
             mark = private.mark()
             if not ledger.holds(mark) and not _nothing_charged(ledger, mark, name):
                 raise _taken_back(ledger, mark, private.file)
-            private.check_data(run.tag)
+            private.check_data(run.data)
             if last is not None:
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
@@ -297,6 +324,24 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
         open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
         open_run.hold(shared=not source.own)
         return open_run
+
+
+def _private(run: RunDescription, name: str, folder: Path | None) -> PrivateFolder | None:
+    """The private folder, where the run has a folder and its clients' data are here."""
+    if folder is None:
+        return None
+    private = PrivateFolder.of(name, folder)
+    return None if run.data is None else private
+
+
+def _check_anchor(ledger: Ledger, folder: Path) -> None:
+    anchor = SharedAnchor.of(ledger.first_hash)
+    if anchor.mark() is None and len(ledger):
+        raise LedgerError(
+            f"the run can't be resumed: the anchor {str(anchor.path)!r} of the ledger in {str(folder)!r} is missing, so an older "
+            f"copy of the folder would go unnoticed; copy it from where the run was begun, or set {VARIABLE} to the folder that "
+            "holds it."
+        )
 
 
 def _controls(progress: Progress, start: State, private: PrivateFolder) -> Tensor | None:
@@ -336,31 +381,39 @@ def _check_nothing_was_released(folder: Path) -> None:
         )
 
 
+def _no_limit(history: list[dict[str, Any]]) -> int | None:
+    return None
+
+
 @dataclass(frozen=True)
 class RunDescription:
-    """A bound simulation, how many rounds it has, what its result depends on by name, and the state before its first round."""
+    """An engine, how many rounds it makes, what its result depends on by name, and what is said of it.
 
-    simulation: Simulation
+    Attributes:
+        data: key → the hash under it of what the clients hold; None where other machines hold it.
+        sizes: chunk size and trainer, by which a simulation rounds.
+        not_covered: what the privacy statement leaves out.
+        reporting: history → how many clients at least report in a round, for the statement; None for all of them.
+        no_other_adjacency: why there is no figure for the other adjacency; empty where there is one.
+    """
+
+    engine: Engine
     rounds: int
     settings: NamedValues
     start: State
-
-    @staticmethod
-    def of(simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
-        """`more` are further settings that the result depends on."""
-        return RunDescription(simulation, rounds, settings_of(simulation, rounds=rounds, **more), simulation.begin())
+    data: Tag | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    not_covered: tuple[str, ...] = ()
+    reporting: Callable[[list[dict[str, Any]]], int | None] = _no_limit
+    no_other_adjacency: str = ""
 
     @property
     def secure(self) -> bool:
-        return self.simulation.system is not None
-
-    def tag(self, key: bytes) -> str:
-        """The hash under `key` of what the clients hold."""
-        return data_tag(self.simulation.task.clients, key)
+        return self.engine.secure
 
     def ledger_header(self) -> dict[str, Any]:
         """What a reader of the ledger alone needs for a statement."""
-        run = self.simulation
+        run = self.engine
         header = {
             "config": settings_hash(self.settings),
             "algorithm": run.algorithm.name,
@@ -369,59 +422,87 @@ class RunDescription:
             "simulated": not self.secure,
             "run": run.run,
             **run.stands_for,
+            **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)
         return {"config_hash": public.pop("config"), **public}
 
 
-def settings_of(simulation: Simulation, **more: Any) -> NamedValues:
-    """Name → value, all of them JSON, of a bound simulation and whatever else the result depends on."""
-    task, mechanism = simulation.task, simulation.mechanism
+def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) -> RunDescription:
+    """The run of simulated clients; `more` are further settings that its result depends on."""
+    task = simulation.task
+    settings = settings_of(
+        engine,
+        task.layout,
+        rounds=rounds,
+        local=task.local,
+        # A secure run's shuffles come from a number that must stay unknown, and are new whenever it goes on.
+        seed=engine.seed,
+        loss=task.loss,
+        diagnostics=engine.diagnostics,
+        **more,
+    )
+    return RunDescription(
+        engine,
+        rounds,
+        settings,
+        engine.begin(),
+        lambda key: data_tag(task.clients, key),
+        {"chunk_size": simulation.chunk_size, "trainer": simulation.trainer.name},
+        (DIAGNOSTICS,) if engine.diagnostics and engine.algorithm.private else (),
+        # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
+        (lambda history: 0) if engine.algorithm.scaffold == "report" else _no_limit,
+    )
+
+
+def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
+    """Name → value, all of them JSON, of everything that the result depends on."""
+    mechanism = engine.mechanism
     return flatten(
         {
-            "algorithm": simulation.algorithm,
+            "algorithm": engine.algorithm,
             "mechanism": type(mechanism).__name__,
             **{f"mechanism.{name}": value for name, value in text_fields(mechanism.settings(), mechanism.kind).items()},
-            "local": task.local,
-            "participation": simulation.participation,
-            # A secure run's shuffles come from a number that nobody may know, and are new whenever it goes on.
-            "seed": None if simulation.system is not None else simulation.streams.seed,
-            "loss": task.loss,
+            "participation": engine.participation,
             "model": {
-                "parameters": dict(zip(task.layout.names, map(list, task.layout.shapes), strict=True)),
-                "start": parameter_tag(task.layout.read(task.model).cpu()),
+                "parameters": dict(zip(layout.names, map(list, layout.shapes), strict=True)),
+                "start": parameter_tag(engine.start.cpu()),
             },
-            "clients": simulation.population,
-            "diagnostics": simulation.diagnostics,
+            "clients": engine.population,
             **more,
         }
     )
 
 
 def facts_of(
-    simulation: Simulation, open_run: OpenRun, clients: Clients, folder: RunFolder | None, options: dict[str, Any]
+    engine: Engine,
+    open_run: OpenRun,
+    folder: RunFolder | None,
+    *,
+    model: str,
+    data: str,
+    options: dict[str, Any],
+    trainer: str = "",
 ) -> RunFacts:
     """The run in a few public facts; `options` that are None or False are left out of the call's text."""
-    task, algorithm, described = simulation.task, simulation.algorithm, open_run.description
-    command, data = ("", "") if folder is None else (folder.command, folder.data)
-    model = type(task.model).__name__
+    algorithm, run = engine.algorithm, open_run.description
     usual = {"clip": math.inf, "noise_multiplier": None, "target_epsilon": None, "adjacency": "replace-one"}
     given = {name: getattr(algorithm, name) for name in usual if getattr(algorithm, name) != usual[name]}
     what = call_text(algorithm.name, given)
-    how = {"local": task.local, "rounds": described.rounds, **options}
+    how = {"local": options.get("local"), "rounds": run.rounds, **options}
     chosen = {name: value for name, value in how.items() if value is not None and value is not False}
     named = [f"{name}={argument_text(value)}" for name, value in chosen.items()]
-    call = f"train({', '.join([model, type(clients).__name__, what, *named])})"
+    command, known = ("", "") if folder is None else (folder.command, folder.data)
     return RunFacts(
         run=open_run.name,
         algorithm=algorithm.name,
-        data=data or f"a {type(clients).__name__} from Python",
+        data=known or f"a {data} from Python",
         model=model,
-        clients=simulation.population,
-        parameters=task.layout.dimension,
-        rounds=described.rounds,
+        clients=engine.population,
+        parameters=len(engine.start),
+        rounds=run.rounds,
         delta=algorithm.delta,
-        secure=described.secure,
-        command=command or call,
-        trainer="" if described.secure else simulation.trainer.name,
+        secure=run.secure,
+        command=command or f"train({', '.join([model, data, what, *named])})",
+        trainer="" if run.secure else trainer,
     )

@@ -29,11 +29,7 @@ LEDGER = "ledger.jsonl"
 LEDGER_HEAD = "ledger.jsonl.head"
 """How many charges the ledger holds, and the hash of the last one."""
 CHECKPOINT = "checkpoint.safetensors"
-"""The last completed round of a simulation."""
-SERVER_CHECKPOINT = "checkpoint.json"
-"""The last completed round of a deployment; it names its tensors (`server_tensors`)."""
-SERVER_TENSORS = "round-*.safetensors"
-"""The tensors of that round, and of an earlier one whose parameters the reported model averages."""
+"""The last completed round."""
 METRICS = "metrics.jsonl"
 """One record per round."""
 METRICS_TABLE = "metrics.csv"
@@ -51,12 +47,7 @@ ERROR = "error.txt"
 REPORT = "report.html"
 """The page that `dpfedexp report` writes."""
 STATUS = "status.json"
-"""How a deployment stands: running, completed, stopped or failed, in which round, at which ε."""
-
-
-def server_tensors(round: int) -> str:
-    """The file with the tensors of one round of a deployment."""
-    return SERVER_TENSORS.replace("*", str(round))
+"""How a run stands: running, completed, stopped or failed, in which round, at which ε."""
 
 
 Right = Literal["released", "public", "server", "accounting", "nonprivate"]
@@ -69,7 +60,8 @@ def _fields(**names: str) -> Fields:
 
 
 ROUND = _fields(
-    public="round",
+    # How many nodes were asked and answered is public where the mechanism's promise does not rest on hiding it.
+    public="round asked valid refused missing",
     # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
     released="eta_g clip vote_* local_rate update_norm",
     accounting="epsilon_total",
@@ -77,23 +69,17 @@ ROUND = _fields(
     # Whatever else a record holds came from `test` or `evaluate`.
     server="*",
 )
-# A server of a deployment has no field of its own invention in its records. How many nodes were asked and answered is public where
-# the mechanism's promise does not rest on hiding it.
-DEPLOYED_ROUND = _fields(
-    public="round delta asked valid refused missing",
-    released="eta_g clip update_norm vote_*",
-    accounting="epsilon_round epsilon_total",
-)
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
-        public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round",
+        public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
+        "no_other_adjacency",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
-        released="event",
+        released="event seal",
         accounting="run seq noise previous hash",
     ),
     LEDGER_HEAD: _fields(accounting="count hash"),
     CHECKPOINT: _fields(
-        public="format version round settings controls",
+        public="format version round settings controls cohort",
         # `history` holds the records of the rounds, each by the rights of `ROUND`.
         released="w recent.* server.* memory.* control tensors radius history",
         accounting="run ledger",
@@ -117,16 +103,8 @@ OUTLETS: Mapping[str, Fields] = {
     "selection.txt": _fields(released="*"),
     # Drawn from the files above, by `dpfedexp report`.
     **dict.fromkeys((REPORT, "*.svg", "*.png", "*.pdf"), _fields(released="*")),
-    SERVER_CHECKPOINT: _fields(
-        public="format version nodes round tensors config",
-        # `blake2b` is a hash of released tensors; `history` holds records by the rights of `DEPLOYED_ROUND`.
-        released="radius blake2b earlier history",
-        accounting="run ledger",
-    ),
-    SERVER_TENSORS: _fields(released="*"),
     # `reason` is what the server's error says.
     STATUS: _fields(public="status round rounds delta", released="reason", accounting="epsilon"),
-    "deployed round": DEPLOYED_ROUND,
     "terminal": _fields(nonprivate="elapsed") | ROUND,
     **dict.fromkeys(("tensorboard", "mlflow", "wandb"), ROUND),
     "log": _fields(nonprivate="*"),
@@ -137,14 +115,13 @@ CLOCKS: Mapping[str, str] = {
     "cli.train": "the default name of a folder has the time at which the run was started",
     "engine.open_run": "the one date that all files of the folder get",
     "engine.ranks": "watches the other ranks",
-    "engine.rounds": "`seconds` of a record, which `recorded` leaves out of a secure run",
+    "engine.engine": "`seconds` of a record, which `recorded` leaves out of a secure run",
     "engine.run": "the one date that all files of the folder get",
     "flower.guard": "the note of a charge in the node's own ledger, which stays with the node",
     "flower.local": "waits for processes of a federation on this machine, and dates its certificates",
     "flower.nodes": "waits for nodes and replies; what the server's own log says of it has Flower's time of day",
     "flower.site": "waits for the app and for requests",
-    "flower.strategy": "the one date that all files of the folder get",
-    "flower.two_party": "waits for the helper",
+    "flower.cohort": "waits for the helper",
     "machine": "the time left of a bar, which a sweep of secure runs does not show",
     "trainers.*": "measures trainers on synthetic clients",
 }

@@ -14,14 +14,16 @@ from torch import nn
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
-from dpfedexp.algorithms.probe import asked
+from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.round import server_device
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.rounds import Simulation, answering
+from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.apart import check_optimiser
@@ -64,14 +66,14 @@ def prepare(
     diagnostics: bool = False,
     secure: Secure = False,
     isolated: bool | None = None,
-) -> tuple[Simulation, str | None]:
-    """The bound simulation of a run; the arguments are those of `train`.
+) -> tuple[Engine, str | None]:
+    """The engine of a run over simulated clients; the arguments are those of `train`.
 
     Args:
         isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
 
     Returns:
-        The simulation, and a note for the user if it is slower than they might expect.
+        The engine, and a note for the user if it is slower than they might expect.
     """
     check_kinds(model, clients, local, participation, secure)
     require(
@@ -98,13 +100,15 @@ def prepare(
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
+    tau_eta_l = None
     if algorithm.scaffold:
         # It divides by τη_l, which must exist for the optimiser, be public and be the same for all.
         require(
             local.steps is not None or local.batch_size is None,
             "dp_scaffold needs the same number of local steps on every client: give steps instead of epochs.",
         )
-        local.tau_eta_l(1)
+        steps = int(local.step_count(torch.ones(1, dtype=torch.int64)))
+        tau_eta_l = local.tau_eta_l(steps)
     # Numbers that key a stream move up when a client leaves: in a secure run what they key must not be known.
     streams = Streams(secrets.randbits(62) if isolated else seed)
     # Sizes, and with them shapes and times, are private: a secure run decides everything on synthetic clients.
@@ -127,24 +131,35 @@ def prepare(
             f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
         ) from error
     dimension = task.layout.dimension
-    asks, beside = asked(algorithm, local, int(rounds), sampling, secure)
-    mechanism = algorithm.bind(dimension, cohort, sampling, int(rounds), secure, votes=asks, beside=beside)
+    mechanism, probe = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure)
     algorithm = settled(algorithm, mechanism, dimension, cohort)
+    system = SystemStreams() if secure else None
     simulation = Simulation(
         task,
         trainer,
-        algorithm,
-        mechanism,
         everyone,
         streams,
         chunk,
+        scaffold=algorithm.scaffold,
         diagnostics=diagnostics,
-        system=SystemStreams() if secure else None,
+        system=system,
         unit=unit,
-        declared=declared,
-        **answering(task, mechanism, int(rounds), sampling, secure),
+        ballots=ballots_of(task),
     )
-    return simulation, note
+    engine = Engine(
+        algorithm,
+        mechanism,
+        everyone,
+        declared,
+        simulation,
+        start=task.layout.read(task.model).to(server_device(dimension, task.device)),
+        noise=simulation.noise,
+        seed=streams.seed if system is None else None,
+        tau_eta_l=tau_eta_l,
+        probe=probe,
+        diagnostics=diagnostics,
+    )
+    return engine, note
 
 
 def _task(

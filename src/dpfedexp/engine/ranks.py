@@ -26,17 +26,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpfedexp.accounting import PrivacyStatement
+from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.sums import Sums
-from dpfedexp.engine.rounds import Part, Simulation
+from dpfedexp.engine.engine import LOCAL_RATE, Answer, Cohort, Engine, Request
+from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, RoundFailed, require
-from dpfedexp.mechanisms import Mechanism
 
 Outcome = tuple[Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 """The reported parameters, the history, the privacy statement, and why the run stopped early."""
 LONGEST_ROUND = timedelta(hours=12)
 """How long a rank waits for the others' share of a round; one that is gone is noticed by its heartbeat or its closed connection."""
-_STOP, _ROUND = 0.0, 1.0
+_STOP = 0.0
+_PURPOSES = ("", UPDATE, RATE, CLIP)
+"""What rank 0 asks for, by the number that it sends; the first is `_STOP`."""
 _ROWS = 4096
 
 
@@ -83,12 +86,13 @@ def share(sizes: Tensor, number: int, of: int) -> Tensor:
 
 
 @dataclass
-class Team:
-    """The ranks of a run, seen from one of them."""
+class Team(Cohort):
+    """The ranks of a run, seen from one of them: the cohort of a run whose simulated clients are shared among processes."""
 
     rank: int
     world: int
     heart: Heartbeat
+    simulation: Simulation = field(init=False, repr=False)
     settled: bool = False
     over: bool = False
     owned: Tensor | None = field(default=None, repr=False)
@@ -106,28 +110,35 @@ class Team:
                 f"rank {dist.get_rank()} could not meet the others before the first round: {_first_line(error)}"
             ) from None
 
-    def cohort_part(
-        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
-    ) -> Part:
-        """Rank 0's round: what `Simulation.collect` gives for the whole cohort."""
+    @property
+    def busy_elsewhere(self) -> bool:  # type: ignore[override]
+        return self.simulation.busy_elsewhere
+
+    def control_variates(self, dimension: int) -> Tensor | None:
+        return self.simulation.control_variates(dimension)
+
+    def answer(self, request: Request) -> Answer:
+        """Rank 0's part: what `Simulation.answer` gives, with the work shared."""
+        state, cohort = request.state, self.simulation.drawn(request)
+        what = [_PURPOSES.index(request.purpose), request.round, state.radius, len(cohort), request.local_rate or 0.0]
         try:
-            _broadcast(torch.tensor([_ROUND, number, state.radius, len(cohort)], dtype=torch.float64))
+            _broadcast(torch.tensor(what, dtype=torch.float64))
             _broadcast(cohort)
             _broadcast(state.w)
             if state.control is not None and state.client_controls is not None:
                 _broadcast(state.control)
                 self._share(state.client_controls)
-            return self._together(simulation, state, mechanism, cohort, number)
+            return self._together(request, cohort)
         except (RuntimeError, ValueError) as error:
-            raise self._lost(number, error) from None
+            raise self._lost(request.round, error) from None
 
-    def follow(self, simulation: Simulation) -> Outcome:
+    def follow(self, engine: Engine) -> Outcome:
         """Another rank's run: its share of every round, until rank 0 says that it is over and what came of it."""
-        state = simulation.begin()
+        state = engine.begin()
         number = 0
         try:
             while True:
-                kind, number, radius, count = _broadcast(torch.zeros(4, dtype=torch.float64)).tolist()
+                kind, number, radius, count, rate = _broadcast(torch.zeros(5, dtype=torch.float64)).tolist()
                 if kind == _STOP:
                     self.over = True
                     if not number:
@@ -139,11 +150,14 @@ class Team:
                 if state.control is not None and state.client_controls is not None:
                     control = _broadcast(torch.zeros_like(state.control))
                     self._share(state.client_controls)
-                state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls)
-                mechanism = simulation.mechanism.at_radius(radius)
-                part = self._together(simulation, state, mechanism, cohort, int(number))
+                memory = {LOCAL_RATE: torch.tensor(rate)} if engine.probe is not None else {}
+                state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls, memory)
+                purpose, mechanism = _PURPOSES[int(kind)], engine.mechanism.at_radius(radius)
+                if purpose != UPDATE and engine.probe is not None:
+                    mechanism = engine.probe.mechanism(purpose)
+                answer = self._together(Request(purpose, int(number), state, mechanism), cohort)
                 if state.client_controls is not None:
-                    for clients, rows in part[1]:
+                    for clients, rows in answer.controls:
                         state.client_controls[clients] = rows
         except (RuntimeError, ValueError) as error:
             raise self._lost(int(number), error) from None
@@ -152,7 +166,7 @@ class Team:
         """Rank 0 tells the others that the run is over, and what came of it; None where it failed."""
         if not self.over:
             self.over = True
-            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0], dtype=torch.float64))
+            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0, 0], dtype=torch.float64))
             if outcome is not None:
                 w, history, statement, stopped = outcome
                 send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
@@ -188,11 +202,12 @@ class Team:
             "The run goes on from its checkpoint with --resume, on any number of ranks."
         )
 
-    def _mine(self, simulation: Simulation, cohort: Tensor) -> Tensor:
+    def _mine(self, cohort: Tensor) -> Tensor:
         """Positions of this rank's clients in the cohort: dealt out by size for even work, or blindly where sizes are private."""
+        simulation = self.simulation
         sizes = simulation.task.clients.sizes
         isolated = simulation.unit is not None
-        if not isolated and not simulation.algorithm.scaffold:
+        if not isolated and not simulation.scaffold:
             return share(sizes[cohort], self.rank, self.world)
         if self.owned is None:
             self.owned = torch.zeros(len(sizes), dtype=torch.bool)
@@ -200,16 +215,14 @@ class Team:
             self.owned[share(dealt, self.rank, self.world)] = True
         return torch.nonzero(self.owned[cohort]).flatten()
 
-    def _together(
-        self, simulation: Simulation, state: State, mechanism: Mechanism, cohort: Tensor, number: int
-    ) -> Part:
+    def _together(self, request: Request, cohort: Tensor) -> Answer:
         """This rank's part of a round, and at rank 0 all of them. What fails on one rank ends the round on all, when all are there.
 
         An interrupt waits for nobody: the others see that this rank has gone.
         """
         part = None
         try:
-            part = simulation.cohort_part(state, mechanism, cohort[self._mine(simulation, cohort)], number)
+            part = self.simulation.collect(request, cohort[self._mine(cohort)])
         except Exception as error:
             self.failed = error
         except BaseException:
@@ -228,16 +241,17 @@ class Team:
             raise failed
         if part is None or worst:
             raise RoundFailed(
-                f"rank {int(worst) - 1} failed in round {number}; its own message says why. Nothing of that round was released."
+                f"rank {int(worst) - 1} failed in round {request.round}; its own message says why. Nothing of that "
+                "round was released."
             )
         return self._add(part)
 
-    def _add(self, part: Part) -> Part:
+    def _add(self, part: Answer) -> Answer:
         """All ranks' parts together, at rank 0; what clients remember travels there too."""
-        sums, controls, squares = part
+        sums, controls, squares = part.sums, part.controls, part.true_squares
         vector, count = sums.vector.clone(), torch.tensor(sums.count, dtype=torch.int64)
         parts = (sums.squares.reshape(1), torch.tensor([squares]), sums.votes)
-        scalars = torch.cat([part.cpu().double() for part in parts])
+        scalars = torch.cat([scalar.cpu().double() for scalar in parts])
         for tensor in (vector, scalars, count):
             dist.reduce(tensor, dst=0)
         if self.rank == 0:
@@ -247,7 +261,7 @@ class Team:
             _send_controls(controls)
         device = sums.vector.device
         total = Sums(vector, scalars[0].to(device), scalars[2:].to(device), int(count))
-        return total, controls, float(scalars[1])
+        return Answer(total, {}, controls, float(scalars[1]))
 
     def _share(self, client_controls: Tensor) -> None:
         """What clients remember goes from rank 0 to all before the first round, in pieces."""

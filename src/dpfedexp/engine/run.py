@@ -12,16 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from torch import Tensor, nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement
-from dpfedexp.accounting.wording import card, caveats, summary
+from dpfedexp.accounting.statement import card, caveats, summary
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.checkpoint import differences, flatten
 from dpfedexp.engine.outlets import (
     ADVICE,
+    CHECKPOINT,
     CONFIG,
     FACTS,
     LEDGER,
@@ -31,6 +32,7 @@ from dpfedexp.engine.outlets import (
     OUTLETS,
     STATEMENT,
     STATEMENT_TEXT,
+    STATUS,
     recorded,
 )
 from dpfedexp.engine.plan import Advice
@@ -95,7 +97,7 @@ class Run:
             **{name: value for name in CONTEXT if (value := getattr(statement, name)) is not None},
         }
         with _writing(files.path):
-            write_ledger(files.path, self.ledger, header)
+            write_ledger(files.path, self.ledger, header, checkpoint.digest(model_tensors(self.model)))
         files.facts = self.facts
         files.finish(self)
         return files.path
@@ -103,7 +105,9 @@ class Run:
     @staticmethod
     @checked
     def load(folder: Path | str, model: nn.Module | None = None) -> Run:
-        """The run that a folder holds, whoever wrote it: `train(out=…)`, `Run.save` or the command line.
+        """The run that a folder holds, whatever wrote it: `train(out=…)`, `Run.save`, the command line or a deployment.
+
+        A run that was interrupted or killed is what its last complete round left.
 
         Args:
             folder: the run's folder.
@@ -120,6 +124,9 @@ class Run:
             f"model is a {type(model).__name__}; it must be an nn.Module.",
         )
         tensors = read_parameters(path)
+        if model is not None and not (path / MODEL).is_file():
+            # A checkpoint holds what is trained; the rest is as the network has it.
+            tensors = {**model_tensors(model), **tensors}
         trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
         ledger = Ledger.open(path / LEDGER, read_only=True) if (path / LEDGER).exists() else Ledger.in_memory()
         facts = RunFacts.read(path)
@@ -197,6 +204,7 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
 
 
 FORMAT, VERSION = "dpfedexp-run", 1
+Status = Literal["running", "completed", "stopped", "failed"]
 _READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
 
 
@@ -291,7 +299,7 @@ class RunFolder:
             used = any(self.path.iterdir())
             hint = f" or go on with {again}" if checkpoint.exists(self.path) and not purpose else ""
             require(resume or not used, f"the folder {str(self.path)!r} is not empty; name a new one {where}{hint}.")
-            traces = (CONFIG,) if command else (CONFIG, FACTS, LEDGER)
+            traces = (CONFIG, FACTS, LEDGER, CHECKPOINT)
             require(
                 not used or any(any(self.path.glob(f"{one}*")) for one in traces),
                 f"the folder {str(self.path)!r} holds files but no run; name the folder of a run {where}.",
@@ -341,6 +349,20 @@ class RunFolder:
             if self.facts is not None:
                 replace(self.facts, stopped=run.stopped or "").write(self.path)
         self.state(run.privacy)
+
+    def write_status(self, status: Status, round: int, rounds: int, epsilon: float, reason: str = "") -> None:
+        """How the run stands, in `status.json`; there is no time in it, because how long a round took depends on the clients."""
+        delta = None if self.facts is None else self.facts.delta
+        content = {
+            "status": status,
+            "round": round,
+            "rounds": rounds,
+            "epsilon": epsilon,
+            "delta": delta,
+            "reason": reason,
+        }
+        with _writing(self.path):
+            replace_text(self.path / STATUS, json.dumps(finite(recorded(STATUS, content, secure=True))) + "\n")
 
     def state(self, privacy: PrivacyStatement) -> None:
         """The run's claim; a later one takes the place of an earlier one."""
@@ -392,11 +414,14 @@ def write_results(
     writer.writeheader()
     writer.writerows(history)
     replace_text(folder / METRICS_TABLE, table.getvalue())
-    # Parameters that share their storage, such as tied embeddings, are written twice: the format has no word for it.
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    replace_tensors(folder / MODEL, tensors)
+    replace_tensors(folder / MODEL, model_tensors(model))
     lines = (line(recorded(ADVICE, one.to_json(), secure=secure)) for one in advice)
     replace_text(folder / ADVICE, "".join(lines))
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What `model.safetensors` holds. Parameters that share their storage, such as tied embeddings, are in it twice."""
+    return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
 
 
 def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
@@ -404,12 +429,16 @@ def write_statement(folder: Path, privacy: PrivacyStatement) -> None:
     replace_text(folder / STATEMENT_TEXT, privacy.text + "\n")
 
 
-def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any]) -> None:
-    """A copy of a ledger, charge by charge. `header` describes the run it is for: another one may have begun the ledger."""
+def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model: str) -> None:
+    """A copy of a ledger, charge by charge, sealed with the digest of the model.
+
+    `header` describes the run it is for: another one may have begun the ledger.
+    """
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
     with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}) as copy:
         for entry in ledger.entries:
             copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+        copy.seal(str(header.get("run", "")), model=model)
 
 
 def read_history(folder: Path) -> list[Record]:
@@ -453,9 +482,12 @@ def read_parameters(folder: Path) -> dict[str, Tensor]:
 
     path = folder / MODEL
     if not path.is_file():
-        raise InputError(
-            f"the folder {str(folder)!r} has no {MODEL}: the run in it has not finished; finish it with resume."
-        )
+        last = checkpoint.load(folder)
+        if last is None:
+            raise InputError(
+                f"the folder {str(folder)!r} has neither {MODEL} nor {CHECKPOINT}; no run was begun in it."
+            )
+        return checkpoint.reported(last)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

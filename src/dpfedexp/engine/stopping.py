@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dpfedexp.accounting.wording import Source
+from dpfedexp.accounting.statement import Source
 from dpfedexp.engine.outlets import METRICS, right
 from dpfedexp.errors import InputError, checked, is_count, is_number, nearest, require
 

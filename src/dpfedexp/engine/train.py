@@ -1,39 +1,37 @@
-"""`train`: a simulated run from start to end; how its model is measured and its rounds are shown."""
+"""`train`: a run over simulated clients from start to end, and how its model is measured."""
 
 from __future__ import annotations
 
 import copy
-import math
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
-from dpfedexp.accounting.wording import Source
+from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
-from dpfedexp.engine.advice import Commentary
 from dpfedexp.engine.checkpoint import Checkpoint
-from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find
-from dpfedexp.engine.outlets import METRICS, recorded
-from dpfedexp.engine.plan import Advice, Plan
+from dpfedexp.engine.conduct import Conduct, conduct
+from dpfedexp.engine.open_run import OpenRun, described, facts_of, find
+from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.engine.ranks import Team, world
-from dpfedexp.engine.rounds import Simulation, describe, probed
-from dpfedexp.engine.run import Run, RunFolder
-from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, callbacks_of, heard, tell
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, checked, is_count, is_number, require
+from dpfedexp.engine.ranks import Team
+from dpfedexp.engine.run import Run, RunFacts, RunFolder
+from dpfedexp.engine.simulated import Simulation
+from dpfedexp.engine.stopping import OnRound, callbacks_of
+from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
 from dpfedexp.mechanisms import Secure
@@ -55,7 +53,6 @@ ELSEWHERE = {
     "callbacks": "on_round=[…], functions of one record",
 }
 """What people give to `train` itself, and where it belongs."""
-DIAGNOSTICS = "the values whose names start with nonprivate_, which this run recorded for study"
 
 
 @checked(instead=MOVED | ELSEWHERE)
@@ -163,10 +160,6 @@ def train(
     require(
         budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
     )
-    require(
-        world() == 1 or not local.automatic,
-        "local lr is 'auto' in a run on several ranks; choose the rate on one, and give it as a number.",
-    )
     team = Team.current()
     follows = team is not None and team.rank > 0
     with nullcontext() if team is None else team.at_work():
@@ -174,7 +167,7 @@ def train(
         folder = None if checkpoint is None or follows else Path(checkpoint)
         folder = folder if run_folder is None else run_folder.path
         last = None if follows else find(folder, resume)
-        simulation, note = prepare(
+        engine, note = prepare(
             model,
             clients,
             algorithm,
@@ -189,93 +182,48 @@ def train(
             diagnostics=diagnostics,
             secure=secure,
         )
+        simulation = cast(Simulation, engine.cohort)
+        layout, trainer = simulation.task.layout, simulation.trainer.name
+        if team is not None:
+            team.simulation = simulation
+            engine = replace(engine, cohort=team)
         if team is not None and follows:
-            return _followed(team, simulation, model)
+            w, history, statement, stopped = team.follow(engine)
+            return Run(_filled(model, layout, w), history, statement, Ledger.in_memory(), trainer, stopped)
         if note:
             warnings.warn(note, stacklevel=3)
-        measure = evaluation_of(test, evaluate, clients, simulation, model, metrics)
-        description = RunDescription.of(
-            simulation, int(rounds), evaluate_every=evaluate_every, secure=secure, precision=execution.precision
+        how = Conduct(
+            run_folder,
+            folder,
+            ledger,
+            last,
+            resume,
+            evaluation_of(test, evaluate, clients, simulation, model, metrics),
+            evaluate_every,
+            budget,
+            callbacks,
+            on_advice,
+            progress,
         )
-        with (
-            OpenRun.open(description, ledger, folder, last, resume=resume) as open_run,
-            round_progress(simulation, rounds, enabled=progress) as show_progress,
-        ):
-            simulation = replace(simulation, team=team, run=open_run.name)
-            plan = Plan.of(
-                simulation.algorithm,
-                simulation.participation,
-                simulation.population,
-                simulation.task.layout.dimension,
-                int(rounds),
-                mechanism=simulation.mechanism,
-            )
-            commentary = Commentary(plan, description.start.w, on_advice or _warn)
-            commentary.begin(open_run.history)
-            how: dict[str, Any] = {"seed": seed, "secure": secure, "budget": budget}
-            how |= {} if aggregation == "plain" else {"aggregation": aggregation}
-            facts = facts_of(simulation, open_run, clients, run_folder, how)
-            if run_folder is not None:
-                run_folder.begin(facts)
-            tell(callbacks, "begun", facts)
+        description = described(
+            engine,
+            simulation,
+            int(rounds),
+            evaluate_every=evaluate_every,
+            secure=secure,
+            precision=execution.precision,
+        )
+        options: dict[str, Any] = {"local": local, "seed": seed, "secure": secure, "budget": budget}
+        options |= {} if aggregation == "plain" else {"aggregation": aggregation}
 
-            def completed(record: dict[str, Any]) -> Stop | None:
-                if run_folder is not None:
-                    run_folder.record(record)
-                stop = heard(callbacks, record)
-                show_progress(record)
-                commentary.after(record, open_run.state.w)
-                return stop
+        def facts(open_run: OpenRun) -> RunFacts:
+            names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
+            return facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
 
-            def made(end: End) -> Run:
-                return Run(
-                    _with_parameters(model, simulation, open_run.state.reported.cpu()),
-                    open_run.history,
-                    _statement(simulation, open_run, end),
-                    open_run.ledger,
-                    simulation.trainer.name,
-                    end.reason,
-                    tuple(commentary.advice),
-                    facts,
-                )
-
-            limit = None if budget is None else Budget(budget, algorithm.delta)
-            try:
-                stop = tell(callbacks, "resumed", open_run.history)
-                end = (
-                    End(stop.reason, stop.source)
-                    if stop is not None
-                    else _rounds(simulation, open_run, measure, evaluate_every, limit, completed)
-                )
-            except KeyboardInterrupt:
-                if run_folder is not None:
-                    run_folder.close()
-                where = "" if folder is None else f", and resume=True goes on in {str(folder)!r}"
-                raise Interrupted(
-                    f"interrupted after {open_run.state.round} of {description.rounds} rounds; this exception's `run` holds "
-                    f"them{where}.",
-                    made(End("somebody interrupted it.", "hand")),
-                ) from None
-            except Exception as error:
-                if run_folder is not None:
-                    run_folder.close()
-                    error.add_note(f"The rounds so far are in {str(run_folder.path)!r}; resume=True goes on from them.")
-                raise
-            commentary.end(open_run.state.w)
-        run = made(end)
+        run = conduct(engine, description, how, facts, partial(_filled, model, layout), trainer)
         if team is not None:
-            team.dismiss((open_run.state.reported.cpu(), run.history, run.privacy, run.stopped))
-        if run_folder is not None:
-            run_folder.finish(run)
-        tell(callbacks, "finished", run)
+            team.dismiss((layout.read(run.model).cpu(), run.history, run.privacy, run.stopped))
         return run
-
-
-class End(NamedTuple):
-    """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
-
-    reason: str | None = None
-    decided: Source | Literal["hand", ""] = ""
 
 
 def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | None, resume: bool) -> RunFolder | None:
@@ -289,12 +237,6 @@ def _run_folder(out: Path | str | RunFolder | None, checkpoint: Path | str | Non
     return RunFolder(out, resume=resume)
 
 
-def _warn(advice: Advice) -> None:
-    """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
-    if advice.level == "warning":
-        warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
-
-
 def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
     """The chunk size and the trainer of the interrupted run: both were chosen where it began, and both decide how it rounds."""
     if last is None:
@@ -306,75 +248,9 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
     return replace(execution, chunk_size=execution.chunk_size or before.chunk_size, trainer=trainer)
 
 
-def _rounds(
-    simulation: Simulation,
-    open_run: OpenRun,
-    measure: Measuring | None,
-    evaluate_every: int,
-    budget: Budget | None,
-    completed: Callable[[dict[str, Any]], Stop | None],
-) -> End:
-    """All the rounds that are left."""
-    rounds, delta = open_run.description.rounds, simulation.algorithm.delta
-    try:
-        open_run.before_rounds(probed(simulation, open_run.state, open_run.ledger, budget))
-    except BudgetExceeded as reason:
-        open_run.stop()
-        return End(str(reason))
-    for number in range(open_run.state.round + 1, rounds + 1):
-        # A copy of the run that another one has overtaken ends here, before its clients train.
-        open_run.ledger.check_newest()
-        try:
-            state, result = simulation.step(open_run.state, open_run.ledger, budget)
-        except BudgetExceeded as reason:
-            open_run.stop()
-            return End(str(reason))
-        metrics = {}
-        if measure is not None and (number % evaluate_every == 0 or number == rounds):
-            metrics = measure(state)
-        record = describe(result, epsilon_so_far(open_run.ledger, delta, last=number == rounds), metrics)
-        record = recorded(METRICS, record, secure=open_run.description.secure)
-        open_run.complete(state, record, last=number == rounds)
-        stop = completed(record)
-        # After the last round there is nothing left to stop.
-        if stop is not None and number < rounds:
-            open_run.stop()
-            return End(stop.reason, stop.source)
-    return End()
-
-
-def _statement(simulation: Simulation, open_run: OpenRun, end: End) -> PrivacyStatement:
-    algorithm, charges = simulation.algorithm, open_run.ledger.charges()
-    # An interrupt may come between the charge and the release.
-    charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
-    missing = open_run.description.rounds - max(open_run.state.round, len(charged))
-    return PrivacyStatement.from_charges(
-        charges,
-        algorithm.delta,
-        algorithm=algorithm.name,
-        clients=simulation.population,
-        simulated=simulation.system is None,
-        # The rounds that are missing, on top of everything in the ledger: other runs may share it.
-        planned=[*charges, (simulation.event, missing)] if end.reason else None,
-        not_covered=[DIAGNOSTICS] if simulation.diagnostics and algorithm.private else [],
-        # A client that remembers its own report carries its noise into the next one, so the sums' noises are not independent.
-        reporting=0 if algorithm.scaffold == "report" else None,
-        stopping=end.decided,
-        **simulation.stands_for,
-    )
-
-
-def _followed(team: Team, simulation: Simulation, model: nn.Module) -> Run:
-    """What a rank other than 0 returns: the same run, without its ledger."""
-    w, history, statement, stopped = team.follow(simulation)
-    return Run(
-        _with_parameters(model, simulation, w), history, statement, Ledger.in_memory(), simulation.trainer.name, stopped
-    )
-
-
-def _with_parameters(model: nn.Module, simulation: Simulation, w: torch.Tensor) -> nn.Module:
+def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
     trained = copy.deepcopy(model)
-    simulation.task.layout.write(trained, w)
+    layout.write(trained, w)
     return trained
 
 
@@ -466,77 +342,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"evaluate returned a {type(value).__name__} for {name!r}; it must be one number.") from None
-
-
-LARGER = "of the larger deployment"
-"""Whose ε it is where few clients stand for many."""
-
-
-@contextmanager
-def round_progress(simulation: Simulation, rounds: int, *, enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields what shows a record in a bar over the rounds; silent when disabled or when there is no terminal.
-
-    In a secure run it shows no durations, which depend on what the clients hold.
-    """
-    # A run that shows nothing needs no package of the command line.
-    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
-        yield lambda record: None
-        return
-    from rich import progress
-
-    times = recorded("terminal", {"elapsed": None}, secure=simulation.system is not None)
-    whose = "" if simulation.larger is None else LARGER
-    with progress.Progress(
-        progress.TextColumn("[bold]{task.description}"),
-        progress.BarColumn(bar_width=24),
-        progress.MofNCompleteColumn(),
-        *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
-        progress.TextColumn("{task.fields[shown]}"),
-        transient=True,
-    ) as bar:
-        row = bar.add_task(simulation.algorithm.name, total=rounds, shown="")
-        yield lambda record: bar.update(row, completed=record["round"], shown=show(record, whose))
-
-
-def show(record: dict[str, Any], whose: str = "") -> str:
-    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
-    metrics = [
-        f"{key.removeprefix('test_')} {value:.4g}"
-        for key, value in recorded("terminal", record, secure=True).items()
-        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
-    ]
-    epsilon = record["epsilon_total"]
-    privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"
-    return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])
-
-
-EXACT = 8
-"""Up to so many sampled rounds the record of each has its own ε."""
-GROWTH = 1.25
-"""From one number of rounds for which ε is computed to the next, in longer runs."""
-
-
-def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
-    """ε of everything that was charged, or where that takes long an upper bound: ε of up to a quarter more rounds.
-
-    The cost of rounds that sample by Poisson takes a tenth of a second or more to compute, for every number of rounds anew. After
-    the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
-    more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
-    every statement, is of what was charged.
-    """
-    charges = ledger.charges()
-    sampled = [
-        (n, event) for event, n in charges if isinstance(event, GaussianEvent) and event.sampling.kind == "poisson"
-    ]
-    _, event = max(sampled, key=lambda pair: pair[0], default=(0, None))
-    if event is None or last or event.setting == "local":
-        return compose(charges, delta).epsilon
-    return compose([(one, next_known(n) if one == event else n) for one, n in charges], delta).epsilon
-
-
-def next_known(rounds: int) -> int:
-    """The smallest number of rounds, not below this one, for which ε is computed."""
-    known = EXACT
-    while known < rounds:
-        known = max(known + 1, int(known * GROWTH))
-    return known if rounds > EXACT else rounds

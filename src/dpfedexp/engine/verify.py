@@ -1,8 +1,7 @@
 """A run's claim, recomputed from its ledger.
 
-The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released; in a
-deployment's folder, the history in `checkpoint.json`) and, where it can be rebuilt, the event that the configuration plans. Every
-disagreement is one failed check with both sides in its text.
+The claim is `privacy.json`; the evidence is `ledger.jsonl` (what was charged), `metrics.jsonl` (what was released) and, where it
+can be rebuilt, the event that the configuration plans. Every disagreement is one failed check with both sides in its text.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError, safe_open
+
 from dpfedexp.accounting.compose import compose
 from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
-from dpfedexp.accounting.wording import View
-from dpfedexp.engine.outlets import LEDGER, LEDGER_HEAD, METRICS, SERVER_CHECKPOINT, STATEMENT, STATEMENT_TEXT
+from dpfedexp.accounting.views import View
+from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
 from dpfedexp.errors import InputError, LedgerError
 
@@ -182,8 +184,36 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         checks.append(Check("claim", False, missing, incomplete=True))
     else:
         checks += [*_check_claim(claim, recompute(run, claim)), *_check_text(run, claim)]
+        checks += _check_sealed(run, ledger)
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
+    return checks
+
+
+def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
+    """The model and the checkpoint are those that the ledger was sealed with."""
+    sealed = ledger.sealed(str(ledger.header.get("run", "")))
+    if sealed is None or "model" not in sealed:
+        return [
+            Check(
+                "model", False, f"the ledger names no model: the run has not finished; {MODEL} is not bound to it", True
+            )
+        ]
+    checks = []
+    for name, file in (("model", MODEL), ("checkpoint", CHECKPOINT)):
+        if name not in sealed:
+            continue
+        try:
+            with safe_open(run / file, framework="pt") as tensors:
+                found = digest({key: tensors.get_tensor(key) for key in tensors.keys()})  # noqa: SIM118
+        except FileNotFoundError:
+            checks.append(Check(name, False, f"{file} does not exist; put it back", incomplete=True))
+            continue
+        except (SafetensorError, OSError):
+            checks.append(Check(name, False, f"{file} can't be read: it is damaged"))
+            continue
+        same = found == sealed[name]
+        checks.append(Check(name, same, f"{file} is {'' if same else 'not '}the one that the ledger was charged for"))
     return checks
 
 
@@ -204,7 +234,7 @@ def _check_released(run: Path, ledger: Ledger) -> Check:
     # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
     own = ledger.header.get("run")
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
-    released = {*_released_rounds(run / METRICS), *_released_by_server(run / SERVER_CHECKPOINT)}
+    released = set(_released_rounds(run / METRICS))
     missing = sorted(released - charged)
     uncharged = f"{len(missing)} released rounds were never charged, the first is {missing[0]}" if missing else ""
     return Check("released rounds", not missing, uncharged or f"{len(released)} released, all of them charged")
@@ -222,15 +252,6 @@ def _released_rounds(path: Path) -> Iterator[int]:
                 yield int(record["round"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise InputError(f"{path}, line {number}: not a record of a round.") from None
-
-
-def _released_by_server(path: Path) -> list[int]:
-    if not path.exists():
-        return []
-    try:
-        return [int(record["round"]) for record in json.loads(path.read_text(encoding="utf-8"))["history"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path} is not the checkpoint of a deployment.") from None
 
 
 def _check_claim(claim: PrivacyStatement, proven: PrivacyStatement) -> list[Check]:

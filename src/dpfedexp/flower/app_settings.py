@@ -8,18 +8,22 @@ other sections are the app's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
+from dpfedexp.algorithms.probe import Probe, bind
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
 from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, rounds_for
+from dpfedexp.engine.plan import default_delta
 from dpfedexp.errors import InputError, checked
-from dpfedexp.flower.messages import at_round, check_rate
-from dpfedexp.mechanisms import mechanism_class
+from dpfedexp.flower.messages import at_round
+from dpfedexp.mechanisms import Mechanism
 
 if TYPE_CHECKING:
     from dpfedexp.flower.strategy import DpFedExp
@@ -31,7 +35,8 @@ class FederationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     clients: int = Field(ge=1)
-    rounds: int = Field(ge=1)
+    epsilon: float | None = Field(None, gt=0)
+    rounds: int | None = Field(None, ge=1)
     folder: str
     nodes: str = ""
     resume: bool = False
@@ -57,7 +62,34 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
         federation = FederationSettings.model_validate(tree.get("federation", {}))
     except ValidationError as error:
         raise InputError(sentence(error, FederationSettings, "federation.")) from None
+    if federation.epsilon is not None:
+        # What `fit` chooses; anything that is given is taken as it is.
+        given = tree.get("algorithm", {})
+        for name in ("noise_multiplier", "target_epsilon"):
+            if name in given:
+                raise InputError(
+                    f"federation.epsilon is {federation.epsilon:g} and algorithm.{name} is {given[name]}; leave one of them out."
+                )
+        chosen = {"clip": "adaptive", "target_epsilon": federation.epsilon, "delta": default_delta(federation.clients)}
+        tree["algorithm"] = {**chosen, **given}
+        tree["local"] = {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES, **tree.get("local", {})}
+    elif federation.rounds is None:
+        raise InputError("federation.rounds is missing; give a number of rounds, or federation.epsilon alone.")
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
+
+
+@lru_cache(maxsize=16)
+def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[Mechanism, Probe | None, int, int]:
+    """What an app's configuration announces for a model of so many parameters: mechanism, votes, rounds, clients per node.
+
+    Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
+    """
+    federation, settings = read_settings(dict(run_config))
+    algorithm, participation = settings.build_algorithm(), settings.build_participation()
+    rounds = federation.rounds or rounds_for(algorithm, dimension, federation.clients, participation)
+    local, secure = settings.build_local(), algorithm.private
+    mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
+    return mechanism, probe, rounds, federation.clients_per_node
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
@@ -69,17 +101,17 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     """
     # Here, because a node reads its settings from this module for every message.
     from dpfedexp.flower.strategy import DpFedExp
-    from dpfedexp.flower.two_party import TwoPartyFedExp
 
     federation, settings = read_settings(run_config)
     participation = settings.build_participation()
     if isinstance(participation, FixedSize):
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout"})
+    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
-    algorithm = settings.build_algorithm()
-    kind = TwoPartyFedExp if mechanism_class(algorithm.mechanism).needs_helper else DpFedExp
-    return kind(algorithm, **{"participation": participation, "local": settings.build_local(), **given, **options})
+    return DpFedExp(
+        settings.build_algorithm(),
+        **{"participation": participation, "local": settings.build_local(), **given, **options},
+    )
 
 
 @checked
@@ -91,11 +123,9 @@ def local_from(run_config: Mapping[str, Any], message: Message | None = None) ->
         message: the server's, which says the round; needed where the rate has a schedule.
 
     Returns:
-        The optimiser, for `train_local` and `train_hosted`, or for a training loop of your own.
+        The optimiser, for `train_local`, or for a training loop of your own.
     """
-    local = read_settings(run_config)[1].build_local()
-    check_rate(local)
-    return at_round(local, message)
+    return at_round(read_settings(run_config)[1].build_local(), message)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

@@ -21,7 +21,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,23 +29,33 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
+from dpfedexp.algorithms.probe import UPDATE, Probe
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import further
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower import messages
-from dpfedexp.flower.app_settings import read_settings
+from dpfedexp.flower.app_settings import announced
 from dpfedexp.flower.guard import Guard, Refused, node_charge, total
 from dpfedexp.flower.helper import Sender, helper_reply, masked_content, pinned_key
-from dpfedexp.flower.messages import MODEL, Request, deployed, deployment_noise, layout_of, refusal, to_arrays, to_flat
+from dpfedexp.flower.messages import (
+    CORRECTION,
+    MODEL,
+    Request,
+    deployed,
+    deployment_noise,
+    layout_of,
+    refusal,
+    to_arrays,
+    to_flat,
+)
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode
 
 _log = logging.getLogger("flwr")
 
 ENFORCED = "dpfedexp-enforced"
-CORRECTION = "correction"
 _OWN_CONTROL = "dpfedexp.own-control"
 _ANNOUNCEMENT = "dpfedexp.announcement"
 _DELTA = 1e-5
@@ -107,11 +116,6 @@ def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
     return request, layout, w
 
 
-def hosted_clients(message: Message) -> tuple[int, ...]:
-    """Which of the clients that this node hosts take part; empty where the node is one client."""
-    return Request.from_message(message).clients
-
-
 @checked
 def private_training(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """The mod. Refuses with an error reply that says why; a failure of the app itself is told to the node's own log only."""
@@ -145,7 +149,7 @@ def private_training(message: Message, context: Context, call_next: ClientAppCal
         trained = call_next(message, context)
         update = _update(trained, request, layout, w)
         if control is not None and request.tau_eta_l is not None:
-            _remember(context, request.mechanism, control, update, request.tau_eta_l)
+            _remember(context, request.mechanism, control, update.flatten(), request.tau_eta_l)
         if enforced(context):
             return trained
         sender = Sender(str(context.run_id), int(context.node_id), helper_key)
@@ -164,17 +168,18 @@ def _guard(context: Context) -> Guard | None:
 
 
 def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Tensor:
-    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that the app computed for its hosted clients [n, d]."""
+    """w⁽ᵗ'τ⁾ − w⁽ᵗ⁾ [d], or the rows that `answer` computed, one for each client [n, d]."""
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
     records = trained.content.array_records
-    if request.clients:
-        rows = records[messages.HOSTED]["rows"].numpy()
-        require(
-            rows.shape == (len(request.clients), len(w)),
-            f"the app returned updates of shape {rows.shape} for {len(request.clients)} hosted clients of {len(w)} parameters.",
-        )
+    if messages.HOSTED in records:
+        rows, right = records[messages.HOSTED]["rows"].numpy(), request.shape(len(w))
+        require(rows.shape == right, f"the app returned rows of shape {rows.shape}; they must have {right}.")
         return torch.from_numpy(rows.astype(np.float32))
+    require(
+        request.purpose == UPDATE,
+        f"the run asks for the vote {request.purpose!r}, which this app does not answer; return dpfedexp.flower.answer(…).",
+    )
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
     return to_flat(records[MODEL], layout, torch.float32).sub_(w)
 
@@ -242,11 +247,21 @@ class Announcement:
     mechanism: Mechanism
     rounds: int
     hosted: int
+    probe: Probe | None = None
 
     @staticmethod
     def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
         """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
-        return _of_run(tuple(run_config.items()), dimension)
+        try:
+            mechanism, probe, rounds, hosted = announced(tuple(run_config.items()), dimension)
+        except InputError:
+            return None
+        return Announcement(mechanism, rounds, hosted, probe)
+
+    @property
+    def answers(self) -> int:
+        """How often a node answers at most."""
+        return self.rounds + (0 if self.probe is None else 2)
 
     @staticmethod
     def of_request(request: Request) -> Announcement:
@@ -259,12 +274,17 @@ class Announcement:
 
     def check(self, request: Request) -> None:
         """Raises `Refused` if the request asks for more than this."""
-        kind, announced_kind = request.mechanism.kind, self.mechanism.kind
+        promised = self.mechanism
+        if request.purpose != UPDATE:
+            if self.probe is None:
+                raise Refused(f"the vote {request.purpose!r} is not one that this run announced.")
+            promised = self.probe.mechanism(request.purpose)
+        kind, announced_kind = request.mechanism.kind, promised.kind
         if kind != announced_kind:
             raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
         if request.size > self.hosted:
             raise Refused(f"the request is for {request.size} hosted clients, and this run announced {self.hosted}.")
-        event, announced = request.mechanism.client_event(), self.mechanism.client_event()
+        event, announced = request.mechanism.client_event(), promised.client_event()
         if not event.strength <= announced.strength * _ROUNDING:
             cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
             raise Refused(
@@ -274,21 +294,9 @@ class Announcement:
             raise Refused(
                 "the parts of the report's epsilon are not those that this run announced, and compose to more."
             )
-        clip, most = request.mechanism.clip, self.mechanism.clip
-        if not (self.mechanism.adapts_clip or clip <= most * _ROUNDING):
+        clip, most = request.mechanism.clip, promised.clip
+        if not (promised.adapts_clip or clip <= most * _ROUNDING):
             raise Refused(f"clip {clip:g} is above the {most:g} that this run announced.")
-
-
-# Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
-@lru_cache(maxsize=16)
-def _of_run(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announcement | None:
-    try:
-        federation, settings = read_settings(dict(run_config))
-        algorithm, participation = settings.build_algorithm(), settings.build_participation()
-        mechanism = messages.bind(algorithm, participation, dimension, federation.clients, federation.rounds)
-    except InputError:
-        return None
-    return Announcement(mechanism, federation.rounds, federation.clients_per_node)
 
 
 def admit_announced(request: Request, context: Context, dimension: int) -> None:
@@ -296,13 +304,14 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
     # By run: Flower hands the state of one run to the next of the same series.
     name = f"{_ANNOUNCEMENT}.{context.run_id}"
     kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
-    if kept:
+    # Flower fixes a run's configuration when the run is created.
+    announcement = Announcement.of_run(context.run_config, dimension)
+    if announcement is None and kept:
         announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["hosted"])
-    else:
-        announcement = Announcement.of_run(context.run_config, dimension) or Announcement.of_request(request)
+    announcement = announcement or Announcement.of_request(request)
     answers = kept.get("answers", 0)
     announcement.check(request)
-    if answers >= announcement.rounds:
+    if answers >= announcement.answers:
         raise Refused(
             f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
         )

@@ -184,7 +184,11 @@ class HelperFile(Limits):
         event = mechanism.client_event()
         self.check_round([(event, 1)])
         with self.open_ledger() as ledger:
-            answered = [entry.round for entry in ledger.entries if entry.run == round_.run]
+            own = [entry for entry in ledger.entries if entry.run == round_.run]
+            answered = [entry.round for entry in own]
+            if mechanism.question and round_.number == 0:
+                # Votes before the first round share its number; each is asked once.
+                answered = [entry.round for entry in own if entry.round or entry.event == event]
             if answered and max(answered) >= round_.number:
                 raise Refused(
                     f"round {round_.number} comes after an answer to round {max(answered)} of the same run: every round "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import math
 from ast import literal_eval
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -22,16 +21,14 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms import Algorithm
-from dpfedexp.algorithms.participation import Participation
+from dpfedexp.algorithms.probe import UPDATE, bins_of
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import HALF, Ask
-from dpfedexp.engine.rounds import LONG, Ahead
+from dpfedexp.core.votes import HALF
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.text import decode, encode
@@ -41,6 +38,7 @@ REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 HOSTED = "updates"
 BALLOTS = "dpfedexp.votes"
+CORRECTION = "correction"
 TAU_ETA_L = "tau_eta_l"
 """Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: rows of hosted
 clients, and a metric for each vote by its name (for hosted clients a list of numbers). And the key of τη_l in a request."""
@@ -131,14 +129,6 @@ def deployment_noise() -> Noise:
     return ChaChaNoise()
 
 
-def begun(make: Callable[[], Noise], mechanism: Mechanism, width: int) -> Noise:
-    """A fresh source, whose draw for a sum of so many numbers is under way where the server draws one: nodes take longer."""
-    central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
-    if central and mechanism.noise_kind != "strict" and width >= LONG:
-        return Ahead(make(), width, torch.device("cpu"))
-    return make()
-
-
 def deployed(mechanism: Mechanism) -> Mechanism:
     """The mechanism on the grid, so that no low bit of a release tells what it was added to.
 
@@ -156,19 +146,6 @@ def deployed(mechanism: Mechanism) -> Mechanism:
     return secure
 
 
-def bind(
-    algorithm: Algorithm,
-    participation: Participation,
-    dimension: int,
-    clients: int,
-    rounds: int,
-    votes: tuple[Ask, ...] = (),
-) -> Mechanism:
-    """The mechanism of the first round: the server's, and the one that a node finds announced in the same settings."""
-    sampling, cohort = participation.sampling(clients), participation.expected(clients)
-    return algorithm.bind(dimension, cohort, sampling, rounds, secure=algorithm.private, votes=votes)
-
-
 @dataclass(frozen=True)
 class Request:
     """What the server asks of one node in one round.
@@ -178,6 +155,8 @@ class Request:
         tau_eta_l: τη_l for SCAFFOLD's control variates, None without SCAFFOLD.
         rounds: how many rounds the run has.
         hosted: how many clients a node hosts.
+        purpose: an update, or the name of a vote.
+        local_rate: the rate to train with, where it sets itself.
     """
 
     round: int
@@ -188,11 +167,17 @@ class Request:
     tau_eta_l: float | None = None
     rounds: int = 1
     hosted: int = 1
+    purpose: str = UPDATE
+    local_rate: float | None = None
 
     @property
     def size(self) -> int:
         """How many clients the node answers for."""
         return max(1, len(self.clients))
+
+    def shape(self, dimension: int) -> tuple[int, int]:
+        """Of the rows that the node's clients answer with, before clipping: updates, or votes in bins."""
+        return self.size, bins_of(self.purpose) or dimension
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord(
@@ -206,6 +191,8 @@ class Request:
                 TAU_ETA_L: 0.0 if self.tau_eta_l is None else float(self.tau_eta_l),
                 "rounds": self.rounds,
                 "hosted": self.hosted,
+                "purpose": self.purpose,
+                "local_rate": float(self.local_rate or 0.0),
             }
         )
 
@@ -216,12 +203,26 @@ class Request:
         if record is None:
             raise InputError("the message carries no dpfedexp request; the server must use the DpFedExp strategy.")
         values: dict[str, Any] = dict(record)
-        kinds = {"nonce": str, "mechanism": str, "sampling": str, "rate": float, TAU_ETA_L: float}
+        kinds = {
+            "nonce": str,
+            "mechanism": str,
+            "sampling": str,
+            "rate": float,
+            TAU_ETA_L: float,
+            "purpose": str,
+            "local_rate": float,
+        }
         for name, kind in kinds.items():
             require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
+        purpose, rate = values["purpose"], values["local_rate"]
+        require(
+            purpose == UPDATE or bins_of(purpose) > 0, f"the request's purpose is {purpose!r}, which does not exist."
+        )
+        require(0 <= rate < math.inf, f"the request's local_rate is {rate!r}; it must be finite and zero or more.")
         for name in ("round", "rounds", "hosted"):
             number = values.get(name)
-            whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
+            least = int(name != "round" or purpose == UPDATE)
+            whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
         tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
         require(
@@ -244,6 +245,8 @@ class Request:
             tau_eta_l or None,
             values["rounds"],
             values["hosted"],
+            purpose,
+            rate or None,
         )
 
 
@@ -252,15 +255,6 @@ def at_round(local: LocalOptimiser, message: Message | None) -> LocalOptimiser:
     if local.schedule is None or message is None:
         return local
     return local.in_round(Request.from_message(message).round)
-
-
-def check_rate(local: LocalOptimiser) -> None:
-    """One sentence for a rate that would have to set itself, which takes votes before the first round."""
-    if local.automatic:
-        raise InputError(
-            "local.lr is 'auto', which is for simulations; a deployment needs a number: take the one that `dpfedexp fit` or "
-            'lr = "auto" chose in a simulation of the federation, such as lr = 0.1.'
-        )
 
 
 def refusal(message: Message, reason: str) -> Message:

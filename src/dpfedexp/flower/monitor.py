@@ -17,33 +17,18 @@ import tomllib
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from dpfedexp.accounting import PrivacyStatement
 from dpfedexp.accounting.ledger import read_chain
-from dpfedexp.engine.outlets import LEDGER, SERVER_CHECKPOINT, STATUS, recorded
+from dpfedexp.engine.outlets import LEDGER, STATUS
+from dpfedexp.engine.run import read_history
 from dpfedexp.errors import InputError, LedgerError
-from dpfedexp.files import finite, replace_text
 
 if TYPE_CHECKING:
     from dpfedexp.flower.guard import Limits
 
-Status = Literal["running", "completed", "stopped", "failed"]
-EXIT_CODES = {"completed": 0, "running": 0, "stopped": 3, "failed": 3, "killed": 4}
-
-
-def write_status(
-    folder: Path, status: Status, round: int, rounds: int, statement: PrivacyStatement, reason: str = ""
-) -> None:
-    content = {
-        "status": status,
-        "round": round,
-        "rounds": rounds,
-        "epsilon": statement.epsilon_total,
-        "delta": statement.delta,
-        "reason": reason,
-    }
-    replace_text(folder / STATUS, json.dumps(finite(recorded(STATUS, content, secure=True))) + "\n")
+EXIT_CODES = {"completed": 0, "running": 4, "stopped": 3, "failed": 3, "killed": 4}
+"""0 means completed and nothing else."""
 
 
 def read_status(folder: Path | str) -> dict[str, Any]:
@@ -145,8 +130,8 @@ def run_metrics(folder: Path) -> tuple[Lines, bool]:
         *(("dpfedexp_run_status", f'status="{name}"', float(name == status["status"])) for name in EXIT_CODES),
     ]
     try:
-        history = json.loads((folder / SERVER_CHECKPOINT).read_text(encoding="utf-8"))["history"]
-    except (OSError, ValueError, KeyError):
+        history = read_history(folder)
+    except InputError:
         history = []
     newest: dict[str, Any] = history[-1] if history else {}
     lines += [("dpfedexp_run_clients", f'what="{name}"', newest[name]) for name in _COUNTS if name in newest]

@@ -39,6 +39,7 @@ from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supercore.run import RunNotRunningException
 from torch import Tensor
 
+from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.layout import Layout
 from dpfedexp.errors import InputError, require
 from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_flower, core_dumpers, peer
@@ -128,7 +129,7 @@ class Site:
                 _log.error("what the app returned is not an update: %s", error)
                 if not self.guard.answer_failures:
                     return refusal(admitted.message, NO_REPORT)
-                update, ballots = torch.zeros(request.size, len(admitted.w)), None
+                update, ballots = torch.zeros(request.shape(len(admitted.w))), None
             # Before the report exists.
             self.guard.admit(request, run=admitted.run, app=admitted.app)
             sender = Sender(admitted.run, admitted.message.metadata.dst_node_id, admitted.helper_key)
@@ -145,8 +146,8 @@ class Site:
         if trained is None or not trained.has_content():
             raise InputError("it returned no content.")
         records = trained.content.array_records
-        if request.clients:
-            rows = torch.from_numpy(_values(records[HOSTED]["rows"], (request.size, len(w))))
+        if HOSTED in records or request.purpose != UPDATE:
+            rows = torch.from_numpy(_values(records[HOSTED]["rows"], request.shape(len(w))))
         else:
             arrays = records[MODEL]
             require(tuple(arrays) == layout.names, "its arrays are not those of the model.")

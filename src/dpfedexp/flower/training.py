@@ -1,4 +1,4 @@
-"""Local training on a node with the simulator's own steps: one client's, or that of many clients that the node hosts.
+"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients that the node hosts.
 
 Hosting is for studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs
 the node is trusted with their reports: it is a simulation of those clients, not a protection of them. Against all others each of
@@ -7,23 +7,40 @@ them has the promise of a client, so they are trained apart, as in a secure run.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from dpfedexp.algorithms.probe import RATE, UPDATE
+from dpfedexp.algorithms.round import State
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_rate import HELPED, USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
+from dpfedexp.engine.engine import LOCAL_RATE
+from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.flower.messages import HOSTED, MODEL, Request, as_array, at_round, check_rate, to_flat
+from dpfedexp.flower.app_settings import local_from
+from dpfedexp.flower.messages import BALLOTS, CORRECTION, HOSTED, MODEL, Request, as_array, to_flat
 from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.task import Clients, Task, check_task
+from dpfedexp.trainers.task import Clients, Task, check_task, one_row
+
+if TYPE_CHECKING:
+    from dpfedexp.engine.simulated import Simulation
+
+
+def fresh_streams() -> Streams:
+    """Draws of one message that nobody can repeat."""
+    return Streams(secrets.randbits(62))
 
 
 def fresh_shuffles() -> np.random.Generator:
@@ -62,7 +79,10 @@ def train_local(
     >>> model.weight.item()
     0.75
     """
-    check_rate(local)
+    require(
+        not local.automatic,
+        "local lr is 'auto', which takes votes; return dpfedexp.flower.answer(…) from the app's train function, or give a number.",
+    )
     if local.schedule is not None:
         raise InputError(
             "local has a schedule, and train_local does not know the round; pass local=local_from(context.run_config, message), or "
@@ -89,35 +109,100 @@ def train_local(
 
 
 @checked
-def train_hosted(
-    message: Message, model: nn.Module, clients: Clients, *, local: LocalOptimiser, loss: str | Loss | None = None
-) -> RecordDict:
-    """The content of an app's reply for the hosted clients that the message asks for.
+def answer(
+    message: Message,
+    context: Context,
+    model: nn.Module,
+    clients: Clients | tuple[Tensor, Tensor],
+    *,
+    local: LocalOptimiser | None = None,
+    loss: str | Loss | None = None,
+) -> Message:
+    """A client's whole answer to a server's message, whatever it asks for: an update, or a vote on the rate or the clip.
+
+    Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. In a
+    round with a rate that sets itself, a client whose own loss rose in its local steps sends nothing.
 
     Args:
-        message: the server's, with the model and the numbers of the clients.
-        model: a module of the same layout.
-        clients: all that the node hosts.
-        local: the clients' optimiser.
+        message: the server's.
+        context: Flower's, for the run's configuration.
+        model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
+        clients: the client's (inputs, targets); a `Federation` of all the clients that the node hosts where it hosts many.
+        local: the clients' optimiser; by default the configuration's.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
-
-    Returns:
-        One row per client that was asked for, for `private_training`, which clips and adds them.
     """
+    request = Request.from_message(message)
+    optimiser = local_from(context.run_config) if local is None else local
+    asked, layout = torch.tensor(request.clients or (0,)), Layout.of(model)
+    w = to_flat(message.content.array_records[MODEL], layout, torch.float32)
+    layout.write(model, w)
+    held: Clients | None = None
+    if not isinstance(clients, tuple):
+        held = clients
+    elif len(clients[1]):
+        held = Federation.from_clients([clients])
+    require(
+        held is None or int(asked.max()) < len(held),
+        f"the server asks for hosted client {int(asked.max())}, but this node hosts {0 if held is None else len(held)}; "
+        "clients_per_node is the same number on the server and in the node's configuration.",
+    )
+    if held is None or int(held.sizes[asked].sum()) == 0:
+        rows, ballots = torch.zeros(request.shape(len(w))), None
+    else:
+        simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
+        rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
+    content = RecordDict({HOSTED: ArrayRecord({"rows": as_array(rows.numpy())})})
+    if ballots is not None:
+        content[BALLOTS] = MetricRecord({HELPED.name: ballots.tolist()})
+    return Message(content, reply_to=message)
+
+
+def _simulation(
+    model: nn.Module, clients: Clients, local: LocalOptimiser, loss: str | Loss | None, *, alone: bool
+) -> Simulation:
+    """The simulator's own clients: one as it is, many kept apart as in a secure run."""
     # Here, because an app's process is new for every message, and one client's training needs less of the library.
     from dpfedexp.algorithms import fedavg
-    from dpfedexp.engine.prepare import prepare
+    from dpfedexp.algorithms.participation import Full
+    from dpfedexp.engine.simulated import Simulation, ballots_of
 
-    asked = torch.tensor(Request.from_message(message).clients)
-    require(
-        len(asked) > 0 and int(asked.max()) < len(clients),
-        f"the server asks for hosted client {int(asked.max())}, but this node hosts {len(clients)}; clients_per_node is the "
-        "same number on the server and in the node's configuration.",
-    )
-    check_rate(local)
-    local = at_round(local, message)
-    simulation, _ = prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)
-    w = to_flat(message.content.array_records[MODEL], simulation.task.layout, torch.float32).to(simulation.task.device)
-    state = simulation.begin()
-    rows = [simulation.updates(state, w, chunk, 1)[: len(chunk)].cpu() for chunk in asked.split(simulation.chunk_size)]
-    return RecordDict({HOSTED: ArrayRecord({"rows": as_array(torch.cat(rows).numpy())})})
+    if not alone:
+        from dpfedexp.engine.prepare import prepare
+
+        return cast(
+            Simulation, prepare(model, clients, fedavg(), local=local, rounds=1, loss=loss, isolated=True)[0].cohort
+        )
+    _, targets = one_row(clients)
+    device = next(iter(model.parameters())).device
+    task = Task(model, Layout.of(model), resolve(loss, targets), local, clients, device)
+    check_task(task)
+    streams = fresh_streams()
+    trained = replace(task, local=local.at(USUAL), rated=True) if local.automatic else task
+    return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
+
+
+def _question(message: Message, request: Request, layout: Layout, w: Tensor, local: LocalOptimiser) -> Question:
+    correction = message.content.array_records.get(CORRECTION)
+    pull = None if correction is None else to_flat(correction, layout, torch.float32)
+    controls = None if pull is None else torch.zeros(1, len(w))
+    memory = {}
+    if local.automatic:
+        require(
+            request.local_rate is not None or request.purpose == RATE,
+            "local lr is 'auto', and the server's request names no rate; set lr = \"auto\" in the run's configuration too.",
+        )
+        memory = {LOCAL_RATE: torch.tensor(request.local_rate or 0.0, dtype=torch.float64)}
+    state = State(max(0, request.round - 1), w, (w,), request.mechanism.clip, {}, pull, controls, memory)
+    return Question(request.purpose, request.round, state, request.mechanism)
+
+
+def _answered(simulation: Simulation, question: Question, asked: Tensor) -> tuple[Tensor, Tensor | None]:
+    w = question.state.w.to(simulation.task.device)
+    rows_of = simulation.updates if question.purpose == UPDATE else simulation.places
+    rows, ballots = [], []
+    for chunk in asked.split(simulation.chunk_size):
+        found = rows_of(question, w, chunk)
+        rows.append(found[: len(chunk)].cpu())
+        if simulation.ballots is not None and question.purpose == UPDATE:
+            ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())
+    return torch.cat(rows), torch.cat(ballots) if ballots else None

@@ -64,9 +64,10 @@ class Round:
             isinstance(self.nonce, str) and _NONCE.match(self.nonce) is not None,
             f"the round's nonce is {self.nonce!r}; it must be 32 hexadecimal digits.",
         )
-        for name, value, most in (("number", self.number, 2**63), ("columns", self.columns, MOST_WORDS)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-            require(whole, f"the round's {name} is {value!r}; it must be a whole number from 1 to {most}.")
+        # Votes before the first round have the number 0.
+        for name, value, least, most in (("number", self.number, 0, 2**63), ("columns", self.columns, 1, MOST_WORDS)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+            require(whole, f"the round's {name} is {value!r}; it must be a whole number from {least} to {most}.")
 
     def info(self, node: int) -> bytes:
         """The bytes that the seed of one node is bound to."""

@@ -1,7 +1,7 @@
 """What every mechanism owns: a client's side, the server's side, and the event that the accountant charges.
 
-Whatever another room needs to know about a mechanism is asked here, so that nobody asks for its class. A new mechanism is a frozen
-dataclass in a file of its own that extends `Mechanism`, and a line in `registry.py`.
+Other rooms ask these methods, and never for a mechanism's class. A new mechanism is a frozen dataclass in a file of its own that
+extends `Mechanism`, and a line in `registry.py`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class Report:
 
     def first(self, count: int) -> Report:
         """The reports of the first clients; rows behind them only filled up a shape."""
-        if count == len(self.vector):
-            return self
         level, votes = (None if part is None else part[:count] for part in (self.level, self.votes))
         return Report(self.vector[:count], level, votes)
 
@@ -141,7 +139,7 @@ class Mechanism(ABC):
     """
 
     kind: ClassVar[str]
-    """Its name in the registry: in settings, messages, guard files and on the command line."""
+    """Its name in the registry."""
     is_local: ClassVar[bool]
     """Whether a client's own report is the release, so that the server need not be trusted."""
     needs_helper: ClassVar[bool] = False
@@ -245,30 +243,22 @@ class Mechanism(ABC):
         """The variance that the mechanism's noise has in each coordinate of `Release.c_bar`, from public numbers alone.
 
         Formal guarantee: no client's data enters, so whatever is made of it is public. It is that of the ideal noise, which secure
-        noise on the lattice exceeds by less than one part in 10¹².
+        noise on the lattice exceeds by less than one part in 10¹². None where it depends on what the clients hold, or no formula
+        is at hand.
 
         Args:
             denominator: the public number that a central sum is divided by.
             count: how many reports a local mean is taken over, or is expected to be taken over.
-
-        Returns:
-            The variance, or None where it depends on what the clients hold or no formula is at hand.
         """
         return None
 
     def noise_norm(self, dimension: int, denominator: float, count: float) -> float | None:
-        """The root mean square norm of the noise in `Release.c_bar` if every client's update were as long as the clip.
-
-        Formal guarantee: as for `noise_variance`. None where no formula is at hand.
-        """
+        """The root mean square norm of the noise in `Release.c_bar` for updates as long as the clip; as public as its variance."""
         variance = self.noise_variance(denominator, count)
         return None if variance is None else math.sqrt(dimension * variance)
 
     def noise_share(self, dimension: int, cohort: float) -> float | None:
-        """n = z√d/M in central privacy with M = `cohort`: that norm over the clip, which no adaptive clip changes.
-
-        Formal guarantee: as for `noise_variance`. None where no formula is at hand.
-        """
+        """n = z√d/M in central privacy with M = `cohort`: that norm over the clip, which no adaptive clip changes."""
         norm = self.noise_norm(dimension, cohort, cohort)
         return None if norm is None else norm / self.clip
 
@@ -297,6 +287,15 @@ class Mechanism(ABC):
     def settled(self, sums: Sums) -> Sums:
         """Sums that were added elsewhere, brought to the form that `release` adds noise to."""
         return sums
+
+    def asking(self, question: str, noise: float) -> Mechanism:
+        """The same mechanism for a question in place of the update, with noise of this standard deviation on each bin's sum.
+
+        A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; whatever it sends is clipped to norm ½.
+        """
+        raise InputError(
+            f"local lr is 'auto' with mechanism {self.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
+        )
 
     @abstractmethod
     def event(self, sampling: Sampling) -> Event:
@@ -384,6 +383,9 @@ class NoPrivacy(Mechanism):
 
     def noise_variance(self, denominator: float, count: float) -> float:
         return 0.0
+
+    def asking(self, question: str, noise: float) -> Mechanism:
+        return NoPrivacy()
 
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()

@@ -1,35 +1,21 @@
-"""Gaussian noise that a trusted server adds to the sum, plain and on a lattice.
-
-The noise multiplier z is the noise's standard deviation on the sum in units of the clip C: the paper's central setting is z = 5.
-"""
+"""Gaussian noise that a trusted server adds to the sum, plain and on a lattice: the paper's central setting, with z = 5."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.accounting.charges import central_gaussian, votes_only
 from dpfedexp.accounting.events import Adjacency, GaussianEvent, Sampling
+from dpfedexp.core import votes as voting
 from dpfedexp.core.clipping import AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import STRICT_EXCESS, add_noise, check_room, step_for, truncate, truncated_sum
 from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import (
-    WITHIN,
-    Vote,
-    check_votes,
-    collected,
-    default_noise,
-    estimate,
-    further,
-    on_lattice,
-    release_secure,
-    shares,
-    within_clip,
-)
+from dpfedexp.core.votes import HALF, WITHIN, Vote
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.mechanisms.base import Gaussian, Mechanism, Release, Report, Secure, Terms, make_sums, total
 
@@ -47,6 +33,8 @@ class CentralGaussian(Gaussian):
     before the round. With `numerator="paper"`, Σ‖Δ_i‖² ∈ [0, C²] per client gets noise `scalar_multiplier`·C². The sum of the
     clients' shares of a vote, which `collect` has put within ±½, changes by at most 1 or ½ and gets the vote's own noise; the first
     vote is "within clip" where the clip adapts. All are one joint event. With `numerator="free"` the step size is free.
+
+    With a `question` (`asking`) the vectors are answers instead of updates: each client puts ½ into the bin of its choice.
     """
 
     kind = "central-gaussian"
@@ -59,13 +47,14 @@ class CentralGaussian(Gaussian):
     numerator: Literal["free", "paper"] | None = None
     scalar_multiplier: float | None = None
     votes: tuple[Vote, ...] = ()
+    question: str = ""
 
     def __post_init__(self) -> None:
         require(
             self.numerator != "paper" or self.scalar_multiplier is not None,
             "the mechanism's scalar_multiplier is missing; numerator 'paper' needs the noise on the squared norms.",
         )
-        check_votes(self.votes)
+        voting.check_votes(self.votes)
         for vote in self.votes:
             require(vote.noise > 0, f"the vote {vote.name!r} has noise {vote.noise}; it must be a positive number.")
 
@@ -77,7 +66,7 @@ class CentralGaussian(Gaussian):
             all(ask.name != WITHIN for ask in terms.votes),
             f"votes has {WITHIN!r}, which adaptive clipping asks by itself; call the vote otherwise.",
         )
-        check_votes(terms.votes)
+        voting.check_votes(terms.votes)
 
     @classmethod
     def bound(cls, terms: Terms) -> Mechanism:
@@ -85,11 +74,11 @@ class CentralGaussian(Gaussian):
         count = (len(terms.votes) + isinstance(terms.clip, AdaptiveClip)) * (1 if terms.beside is None else 2)
 
         def make(z: float) -> CentralGaussian:
-            noise = default_noise(terms.cohort, z, count)
+            noise = voting.default_noise(terms.cohort, z, count)
             votes = tuple(Vote(ask.name, ask.low, ask.high, noise=noise) for ask in terms.votes)
             radius = terms.clip
             if isinstance(radius, AdaptiveClip):
-                votes = (within_clip(radius.noise_for(terms.cohort, z, count)), *votes)
+                votes = (voting.within_clip(radius.count_noise or noise), *votes)
                 radius = radius.initial
             # The votes' share of the budget comes out of the update's: together they cost what z alone costs.
             share = z**-2 - sum((2 * vote.noise) ** -2 for vote in votes)
@@ -108,12 +97,12 @@ class CentralGaussian(Gaussian):
         return cls.with_noise(terms, make)
 
     def randomize(self, clipped: Clipped, clients: Tensor, noise: Noise, ballots: Tensor | None = None) -> Report:
-        return Report(self._rows(clipped), votes=shares(self.votes, clipped.within, ballots))
+        return Report(self._rows(clipped), votes=voting.shares(self.votes, clipped.within, ballots))
 
     def collect(self, report: Report) -> Sums:
         rows = clip(report.vector, self.clip).vectors
         squares = row_norms(rows).square().sum() if self.numerator == "paper" else None
-        return make_sums(total(rows), squares, collected(report.votes, self.votes), len(rows))
+        return make_sums(total(rows), squares, voting.collected(report.votes, self.votes), len(rows))
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         server = torch.zeros(1, dtype=torch.int64)
@@ -121,11 +110,11 @@ class CentralGaussian(Gaussian):
         drawn = noise.normal(server, len(sums.vector), sums.vector.device, torch.float64)[0]
         mean = (sums.vector + sigma * drawn) / denominator
         # One draw for the squared norms and one for the clip's count, whether they are asked for or not; then the other votes'.
-        others = len(further(self.votes))
-        xi, *draws = scalar_noise.normal(server, 2 + others, torch.device("cpu"), torch.float64)[0].tolist()
+        width = 2 + len(voting.further(self.votes))
+        xi, *draws = scalar_noise.normal(server, width, torch.device("cpu"), torch.float64)[0].tolist()
         draws = draws[len(draws) - len(self.votes) :]
         votes = {
-            vote.name: estimate(value + vote.noise * draw, denominator, vote)
+            vote.name: voting.estimate(value + vote.noise * draw, denominator, vote)
             for vote, value, draw in zip(self.votes, sums.votes.tolist(), draws, strict=True)
         }
         statistic = None
@@ -136,7 +125,13 @@ class CentralGaussian(Gaussian):
     def noise_variance(self, denominator: float, count: float) -> float:
         return (self.noise_multiplier * self.clip / denominator) ** 2
 
+    def asking(self, question: str, noise: float) -> Mechanism:
+        plain: dict[str, Any] = {"numerator": None, "scalar_multiplier": None, "votes": (), "question": question}
+        return replace(self, clip=HALF, noise_multiplier=noise / HALF, **plain)
+
     def event(self, sampling: Sampling) -> GaussianEvent:
+        if self.question:
+            return votes_only(((self.question, self.noise_multiplier * self.clip),), self.adjacency, sampling)
         return central_gaussian(
             self.noise_multiplier,
             self.adjacency,
@@ -181,13 +176,10 @@ class SecureCentralGaussian(CentralGaussian):
     def collect(self, report: Report) -> Sums:
         check_room(len(report.vector), self.clip, self._step)
         rows = clip(report.vector, self.clip).vectors
-        squares = self._squares(rows)
-        return make_sums(
-            truncated_sum(rows, self._step),
-            None if squares is None else squares.sum().double() * self._square_step,
-            collected(report.votes, self.votes, self.noise_kind),
-            len(rows),
-        )
+        units = self._squares(rows)
+        squares = None if units is None else units.sum().double() * self._square_step
+        votes = voting.collected(report.votes, self.votes, self.noise_kind)
+        return make_sums(truncated_sum(rows, self._step), squares, votes, len(rows))
 
     def _squares(self, rows: Tensor) -> Tensor | None:
         """The squared norms of clipped rows in steps of their lattice, [n] int64, where they are asked for."""
@@ -201,15 +193,21 @@ class SecureCentralGaussian(CentralGaussian):
         squares = sums.squares
         if self.scalar_multiplier is not None:
             squares = truncate(squares, self._square_step).double() * self._square_step
-        votes = on_lattice(sums.votes, self.votes, self.noise_kind)
+        votes = voting.on_lattice(sums.votes, self.votes, self.noise_kind)
         return Sums(truncate(sums.vector, self._step).double() * self._step, squares, votes, sums.count)
 
     def release(self, sums: Sums, denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
         check_room(sums.count, self.clip, self._step)
         deviation = self.noise_multiplier * self.clip
         mean = add_noise(sums.vector[None], self._step, deviation, noise, self.strict)[0] / denominator
-        statistic = None
-        votes = release_secure(sums.votes, sums.count, denominator, self.votes, scalar_noise, self.noise_kind)
+        statistic, votes = None, {}
+        for place, (vote, value) in enumerate(zip(self.votes, sums.votes, strict=True)):
+            step = voting.step_of(vote, self.noise_kind)
+            check_room(sums.count, HALF, step)
+            # Each vote has a row of its own, also in a stream that gives the same row twice; the clip's has the first.
+            row = place if self.adapts_clip else place + 1
+            noisy = add_noise(value.reshape(1, 1), step, vote.noise, scalar_noise, self.strict, row)
+            votes[vote.name] = voting.estimate(float(noisy), denominator, vote)
         if self.numerator == "paper":
             check_room(sums.count, self.clip**2, self._square_step)
             squares = sums.squares.reshape(1, 1)
@@ -221,9 +219,9 @@ class SecureCentralGaussian(CentralGaussian):
         event = replace(super().event(sampling), attained=False)
         if self.numerator == "paper":
             # Left out, a truncated square is still at most C²; only the trade of one square for another can gain by truncation.
-            replaced = event.joint_mu if self.adjacency == "replace-one" else event.other_mu
-            more = None if replaced is None else replaced + _SQUARE_EXCESS
-            event = replace(event, joint_mu=more) if self.adjacency == "replace-one" else replace(event, other_mu=more)
+            field = "joint_mu" if self.adjacency == "replace-one" else "other_mu"
+            if (mu := getattr(event, field)) is not None:
+                event = replace(event, **{field: mu + _SQUARE_EXCESS})
         return event.scaled(1.0 + STRICT_EXCESS) if self.strict else event
 
     def secure(self, strict: bool = False) -> SecureCentralGaussian:

@@ -1,7 +1,4 @@
-"""Gaussian noise that every client adds to its own update, plain and on a lattice: the server is not trusted.
-
-The noise multiplier z is the noise's standard deviation on a report in units of the clip C: the paper's local setting is z = 0.7.
-"""
+"""Gaussian noise that every client adds to its own update, plain and on a lattice: the paper's local setting, with z = 0.7."""
 
 from __future__ import annotations
 

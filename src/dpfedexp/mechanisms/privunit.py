@@ -91,23 +91,6 @@ class ScalarDP:
         )
         return (r_hat.square() - c2 * r_hat - c3) / (1 + c1)
 
-    def recover_level(self, magnitude: Tensor) -> Tensor:
-        """Ĵ from |r̂| by the nearest of {a|j − b|}, where only c is at hand.
-
-        The paper's test "J̃ is an integer" fails in floating point. Where two levels have the same |r̂| (ε₂ = ln 4, ln 9) no test can
-        tell them apart, and this is an error.
-        """
-        levels = torch.arange(self.k + 1, dtype=torch.float64, device=magnitude.device)
-        candidates, order = (self.a * (levels - self.b).abs()).sort()
-        gap = float(candidates.diff().min()) if self.k else math.inf
-        if gap < 1e-4 * self.a:
-            raise InputError(
-                f"epsilon2 is {self.epsilon2}: two levels of ScalarDP then have the same magnitude, so c alone does not tell "
-                "them apart; send the structured report (level, direction) or change epsilon2 by a few per cent."
-            )
-        at = torch.searchsorted((candidates[1:] + candidates[:-1]) / 2, magnitude.double().contiguous())
-        return order[at]
-
 
 @lru_cache(maxsize=256)
 def best_split(epsilon: float, dimension: int) -> tuple[float, float, float]:
@@ -239,7 +222,7 @@ class PrivUnit(Mechanism):
         return Report(vector, level=level.to(delta.device))
 
     def reconstruct(self, report: Report) -> tuple[Tensor, Tensor]:
-        """r̂ and c = r̂·V/m for every row: what the paper says the client sends."""
+        """r̂ and c = r̂·V/m for every row. The paper's client sends c, from which no test in floating point recovers r̂."""
         if report.level is None:
             raise InputError("the report has no level; PrivUnit sends one beside its direction.")
         r_hat = self.scalar.magnitude(report.level)
@@ -247,11 +230,6 @@ class PrivUnit(Mechanism):
 
     def estimate(self, report: Report) -> Tensor:
         return self.reconstruct(report)[1]
-
-    def recover(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """r̂ and ŝ from c alone, by the nearest magnitude that ScalarDP can give."""
-        r_hat = self.scalar.magnitude(self.scalar.recover_level(self.direction.m * row_norms(c)))
-        return r_hat, self.scalar.squared_norm(r_hat)
 
     def collect(self, report: Report) -> Sums:
         r_hat, c = self.reconstruct(report)

@@ -22,7 +22,7 @@ class Entry:
     """One mechanism.
 
     Args:
-        home: its class, as "module:name".
+        home: its class, as "module:name"; a module that begins with a dot is one of this package.
         summary: one line for people who choose.
         tunes: what makes a round of it cost less: a noise multiplier, or the parts of its ε.
     """
@@ -33,23 +33,19 @@ class Entry:
 
 
 MECHANISMS: dict[str, Entry] = {
-    "none": Entry("dpfedexp.mechanisms.base:NoPrivacy", "no privacy: updates as they are"),
-    "central-gaussian": Entry(
-        "dpfedexp.mechanisms.central_gaussian:CentralGaussian", "a trusted server adds Gaussian noise to the sum"
-    ),
+    "none": Entry(".base:NoPrivacy", "no privacy: updates as they are"),
+    "central-gaussian": Entry(".central_gaussian:CentralGaussian", "a trusted server adds Gaussian noise to the sum"),
     "two-party": Entry(
-        "dpfedexp.mechanisms.two_party:TwoPartyGaussian",
+        ".two_party:TwoPartyGaussian",
         "two aggregators that do not trust each other add Gaussian noise to the sum, and neither sees an update",
     ),
     "two-party-one-sided": Entry(
-        "dpfedexp.mechanisms.two_party:OneSidedGaussian",
+        ".two_party:OneSidedGaussian",
         "two aggregators of which only the helper adds noise: nothing is promised against the helper",
     ),
-    "local-gaussian": Entry(
-        "dpfedexp.mechanisms.local_gaussian:LocalGaussian", "every client adds Gaussian noise to its own update"
-    ),
+    "local-gaussian": Entry(".local_gaussian:LocalGaussian", "every client adds Gaussian noise to its own update"),
     "privunit": Entry(
-        "dpfedexp.mechanisms.privunit:PrivUnit",
+        ".privunit:PrivUnit",
         "every client randomises its update's direction and norm (pure ε)",
         tunes="epsilons",
     ),
@@ -66,8 +62,7 @@ def check_name(name: object, field: str = "mechanism") -> str:
 def mechanism_class(name: str) -> type[Mechanism]:
     """The class of a mechanism."""
     module, _, attribute = MECHANISMS[check_name(name)].home.partition(":")
-    found: type[Mechanism] = getattr(import_module(module), attribute)
-    return found
+    return getattr(import_module(module, __package__), attribute)  # type: ignore[no-any-return]
 
 
 def round_event(name: str, settings: RoundSettings) -> Event:

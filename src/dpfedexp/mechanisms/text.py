@@ -20,8 +20,6 @@ from dpfedexp.mechanisms.registry import check_name, mechanism_class
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Within these float32 clips exactly, and no square of a noise multiplier overflows or vanishes."""
-
-
 _COUNTS, _COUNT = ("central-gaussian", "two-party", "two-party-one-sided"), "count_noise"
 """Mechanisms that can count the clients within the clip, and the field with the noise on the count."""
 _MOST_VOTES = 16
@@ -46,8 +44,10 @@ def decode(text: str) -> Mechanism:
         raise InputError("the mechanism is not valid JSON.") from None
     require(isinstance(values, dict), "the mechanism is not a JSON object.")
     kind = check_name(values.pop("kind", None), "the mechanism's kind")
-    votes, types = _votes(values, kind), _types(kind)
-    types = {name: types[name] for name in types if name != "votes"}
+    votes = _votes(values, kind)
+    types = {name: declared for name, declared in _types(kind).items() if name != "votes"}
+    if "question" in types:
+        values.setdefault("question", "")
     require(
         set(values) == set(types), f"the mechanism {kind!r} has fields {sorted(values)}; it must have {sorted(types)}."
     )
@@ -61,11 +61,9 @@ def decode(text: str) -> Mechanism:
 
 
 def text_fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The fields of a mechanism as texts and checkpoints hold them.
-
-    The count of the adaptive clip has a field of its own, as before there were other votes: without those a text is the same in
-    every version.
-    """
+    """The fields of a mechanism as texts and checkpoints hold them; the count of the adaptive clip has a field of its own."""
+    if not values.get("question"):
+        values.pop("question", None)
     votes: tuple[Vote, ...] | None = values.pop("votes", None)
     if votes is None:
         return values
@@ -116,6 +114,10 @@ def _check(name: str, value: Any, kind: Any) -> None:
         require(
             isinstance(value, str) and value in words, f"the mechanism's {name} is {value!r}, which does not exist."
         )
+        return
+    if str in kinds:
+        right = isinstance(value, str) and value.isprintable() and len(value) <= 60
+        require(right, f"the mechanism's {name} is {value!r}; it must be text of at most 60 printable characters.")
         return
     if bool in kinds:
         require(isinstance(value, bool), f"the mechanism's {name} is {value!r}; it must be true or false.")

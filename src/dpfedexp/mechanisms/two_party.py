@@ -1,8 +1,7 @@
 """Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
 
 A client's row lies on the lattice of secure noise and is split in two (`noise/lattice.py`): the server adds up the differences, the
-helper the masks. The helper adds noise of full size before it answers, and the server adds as much before it shows anything. The
-wire protocol and its threat model are in docs/two-party.md.
+helper the masks, each with noise of full size. The wire protocol and its threat model are in docs/two-party.md.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
         return self.from_units(masked_sum(self.units(report)), len(report.vector))
 
     def units(self, report: Report) -> Tensor:
-        """A client's side of the protocol: its row of whole numbers, [n, w] int64.
-
-        Its columns are the vector, then the squared norm with `numerator="paper"`, then the shares of the votes.
-        """
+        """A client's row of whole numbers, [n, w] int64: vector, squared norm with `numerator="paper"`, shares of the votes."""
         rows = clip(report.vector, self.clip).vectors
         vectors, squares = truncate(rows, self._step), self._squares(rows)
         columns = [vectors] if squares is None else [vectors, squares[:, None]]
@@ -105,15 +101,16 @@ class TwoPartyGaussian(SecureCentralGaussian):
 
     def columns(self, dimension: int) -> int:
         """How long a row is for a model of this dimension."""
-        return self.width(dimension) + self._scalars
+        return self.width(dimension) + self.scalars
 
     @property
-    def _scalars(self) -> int:
+    def scalars(self) -> int:
+        """Columns behind the vector's."""
         return (self.numerator == "paper") + len(self.votes)
 
     def from_units(self, total: Tensor, count: int) -> Sums:
         """The sums of `count` clients from the sum of their rows, [w] int64."""
-        width = len(total) - self._scalars
+        width = len(total) - self.scalars
         _, steps, _ = self._by_column(len(total), total.device)
         values = total.double() * steps
         squares = values[width] if self.numerator == "paper" else values.new_zeros(())
@@ -121,7 +118,7 @@ class TwoPartyGaussian(SecureCentralGaussian):
 
     def noise_units(self, columns: int, side: Side, noise: Noise, scalar_noise: Noise) -> Tensor:
         """What one aggregator adds to the sum of rows of so many columns: whole numbers, [w] int64."""
-        width = columns - self._scalars
+        width = columns - self.scalars
         first, scalar = _ROWS[side]
         _, steps, deviations = self._by_column(columns)
 

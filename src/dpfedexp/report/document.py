@@ -90,7 +90,12 @@ class Section:
         for paragraph in self.text:
             console.print(escape(paragraph), highlight=False)
         for table in self.tables:
-            console.print(_rich(table))
+            shown = RichTable(title=escape(table.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+            for number, column in enumerate(table.columns):
+                shown.add_column(escape(column), justify="left" if number < 2 else "right")
+            for row in table.rows:
+                shown.add_row(*map(escape, row))
+            console.print(shown)
             if table.note:
                 console.print(f"[dim]{escape(table.note)}[/]", highlight=False)
         for claim in self.claims:
@@ -109,12 +114,3 @@ def wide() -> Console:
 def _chart(tree: dict[str, Any]) -> Chart:
     panels = [Panel(**{**panel, "series": [Series(**line) for line in panel["series"]]}) for panel in tree["panels"]]
     return Chart(**{**tree, "panels": panels})
-
-
-def _rich(table: Table) -> RichTable:
-    shown = RichTable(title=escape(table.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(table.columns):
-        shown.add_column(escape(column), justify="left" if number < 2 else "right")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    return shown

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dpfedexp import __version__
 from dpfedexp.engine.outlets import METRICS, REPORT
-from dpfedexp.engine.plot import FORMATS, Chart, Panel, draw
+from dpfedexp.engine.plot import FORMATS, Panel, draw
 from dpfedexp.errors import InputError
 from dpfedexp.files import finite, replace_text
 from dpfedexp.report.document import Section
@@ -65,12 +65,17 @@ def render(page: Page, folder: Path) -> str:
     template, css, *js = (
         (here / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "chart.js", "page.js")
     )
+
+    def panel_json(panel: Panel) -> str:
+        """What the page's script draws; numbers that are not finite are null."""
+        return json.dumps(finite({**asdict(panel), "slots": panel.slots}), ensure_ascii=False)
+
     return environment.from_string(template).render(
         page=page,
         css=Markup(css),
         js=Markup("\n".join(js)),
-        panel_json=_panel_json,
-        one_legend=_one_legend,
+        panel_json=panel_json,
+        one_legend=lambda chart: len({tuple((s.name, s.colour) for s in p.series) for p in chart.panels}) == 1,
         excerpt=excerpt,
         links=lambda chart: [name for name in (f"{chart.name}.{f}" for f in FORMATS) if (folder / name).is_file()],
         version=__version__,
@@ -87,16 +92,6 @@ def excerpt(panel: Panel) -> tuple[list[str], list[list[str]]]:
     return [panel.x_label, *(s.name for s in panel.series)], rows
 
 
-def _panel_json(panel: Panel) -> str:
-    """What the page's script draws; numbers that are not finite are null."""
-    return json.dumps(finite({**asdict(panel), "slots": panel.slots}), ensure_ascii=False)
-
-
-def _one_legend(chart: Chart) -> bool:
-    """Whether all panels show the same series, so that one legend serves them."""
-    return len({tuple((s.name, s.colour) for s in panel.series) for panel in chart.panels}) == 1
-
-
 def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
     name = folder.resolve().name
     if saved := saved_sections(folder, order):
@@ -105,10 +100,11 @@ def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
         return Page(title or usual, subtitle, saved)
     if is_run(folder):
         run = read_run(folder)
-        section = replace(run_section(run), title="What was measured")
-        _draw(section, folder)
-        section = replace(section, text=section.text[bool(run.failure) :])
-        what = run.header.text or f"A run of dpfedexp: {len(run.history)} rounds."
+        section = run_section(run)
+        for chart in section.charts:
+            draw(chart, folder)
+        section = replace(section, title="What was measured", text=section.text[bool(run.failure) :])
+        what = run.title() or f"A run of dpfedexp: {len(run.history)} rounds."
         return Page(run.name, what, [section], run.failure or "")
     runs = [read_run(path) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     if not runs:
@@ -116,7 +112,8 @@ def _page(folder: Path, title: str, order: Sequence[str]) -> Page:
             f"the folder {str(folder)!r} holds no results: no {METRICS} of a run, no folders of runs, no sections of `paper`."
         )
     sections = [runs_section(runs), *(run_section(run, f"run-{number}") for number, run in enumerate(runs, 1))]
-    _draw(sections[0], folder)
+    for chart in sections[0].charts:
+        draw(chart, folder)
     return Page(name, f"{len(runs)} runs of dpfedexp.", sections)
 
 
@@ -133,8 +130,3 @@ def _is_section(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(tree, dict) and {"name", "title", "tables", "charts", "claims"} <= tree.keys()
-
-
-def _draw(section: Section, folder: Path) -> None:
-    for chart in section.charts:
-        draw(chart, folder)

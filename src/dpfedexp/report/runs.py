@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +18,12 @@ from dpfedexp.report.document import Section, Table
 
 
 @dataclass(frozen=True)
-class RunHeader:
-    """What is known of a run; None or empty where its folder does not say.
-
-    Attributes:
-        algorithm: its name.
-        data: what the clients' data are.
-        clients: M.
-        parameters: d.
-        rounds: how many were planned.
-        epsilon: what the run promises, in words.
-        command: what made it.
-        stopped: why it ended early.
-    """
-
-    algorithm: str = ""
-    data: str = ""
-    clients: int | None = None
-    parameters: int | None = None
-    rounds: int | None = None
-    epsilon: str = ""
-    command: str = ""
-    stopped: str = ""
-
-    @property
-    def text(self) -> str:
-        """One line; what is not known is left out."""
-        what = " on ".join(part for part in (self.algorithm, self.data) if part)
-        sizes = [
-            "" if self.clients is None else f"M = {self.clients:,} clients",
-            "" if self.parameters is None else f"d = {self.parameters:,} parameters",
-            self.epsilon,
-        ]
-        known = ", ".join(part for part in sizes if part)
-        return f"{what}: {known}." if what and known else f"{what or known}." if what or known else ""
-
-
-@dataclass(frozen=True)
 class RunRecord:
-    """What was read: `privacy` and `configuration` are empty where the run was interrupted before it wrote them."""
+    """What was read, and empty or None where the folder does not say.
+
+    `what` ran on what data, with how many clients and parameters (`sizes`), and what it promises, in words; `rounds` were planned;
+    `stopped` is why the run ended early.
+    """
 
     name: str
     history: list[dict[str, Any]]
@@ -64,20 +31,27 @@ class RunRecord:
     configuration: str
     epsilon_total: float | None
     advice: tuple[Advice, ...] = ()
-    header: RunHeader = field(default_factory=RunHeader)
+    what: str = ""
+    sizes: str = ""
+    promise: str = ""
+    rounds: int | None = None
+    command: str = ""
+    stopped: str = ""
+
+    def title(self, promise: bool = True) -> str:
+        """One line; what is not known is left out."""
+        known = ", ".join(part for part in (self.sizes, self.promise if promise else "") if part)
+        said = ": ".join(part for part in (self.what, known) if part)
+        return f"{said}." if said else ""
 
     @property
     def failure(self) -> str | None:
-        """Why the run is of no use: its verdict, or a value that is no number any more."""
-        lost = [
-            name_of(key) for key in (*self.metrics, "eta_g") if self.history and self.history[-1].get(key, 0) is None
-        ]
-        return self.verdict or (f"{lost[0]} is not a finite number after the last round." if lost else None)
-
-    @property
-    def verdict(self) -> str | None:
-        """Why it learnt nothing, or nothing shows that it did; None where there is no reason to say so."""
-        return next((advice.sentence for advice in self.advice if advice.code == "dead"), None)
+        """Why the run is of no use: it learnt nothing, or a value is no number any more."""
+        dead = [advice.sentence for advice in self.advice if advice.code == "dead"]
+        last = self.history[-1] if self.history else {}
+        lost = [name_of(key) for key in (*self.metrics, "eta_g") if last.get(key, 0) is None]
+        reasons = [*dead, *(f"{name} is not a finite number after the last round." for name in lost)]
+        return reasons[0] if reasons else None
 
     @property
     def metrics(self) -> list[str]:
@@ -100,26 +74,19 @@ def read_run(folder: Path) -> RunRecord:
     history, statement = read_history(folder), _read_statement(folder)
     epsilon = None if statement is None else statement.get("epsilon_total")
     privacy, configuration = (read_text(folder / name, optional=True) for name in (STATEMENT_TEXT, CONFIG))
-    header = _read_header(folder, statement, _promise(statement, history))
-    return RunRecord(folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder), header)
-
-
-def _read_header(folder: Path, statement: dict[str, Any] | None, epsilon: str) -> RunHeader:
-    """From `run.json`, or from the statement or the ledger where there is none."""
-    facts = RunFacts.read(folder)
+    read = (folder.resolve().name, history, privacy, configuration, epsilon, read_advice(folder))
+    promise, facts = _promise(statement, history), RunFacts.read(folder)
     if facts is not None:
-        sizes = (facts.clients, facts.parameters, facts.rounds)
-        return RunHeader(facts.algorithm, facts.data, *sizes, epsilon, facts.command, facts.stopped)
+        what = " on ".join(part for part in (facts.algorithm, facts.data) if part)
+        sizes = f"M = {facts.clients:,} clients, d = {facts.parameters:,} parameters"
+        return RunRecord(*read, what, sizes, promise, facts.rounds, facts.command, facts.stopped)
     try:
         named = statement or Ledger.open(folder / LEDGER, read_only=True).header
     except LedgerError:
         named = {}
     algorithm, clients = named.get("algorithm"), named.get("clients")
-    return RunHeader(
-        algorithm if isinstance(algorithm, str) else "",
-        clients=clients if isinstance(clients, int) else None,
-        epsilon=epsilon,
-    )
+    sizes = f"M = {clients:,} clients" if isinstance(clients, int) else ""
+    return RunRecord(*read, algorithm if isinstance(algorithm, str) else "", sizes, promise)
 
 
 def _read_statement(folder: Path) -> dict[str, Any] | None:
@@ -159,7 +126,7 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
     panels = run_panels(run.history, [*run.metrics, *varying])
     rows = [[name_of(key), run.last(key)] for key in (*run.metrics, *STEERING, "epsilon_total") if run.last(key) != "–"]
     times = [record["seconds"] for record in run.history if isinstance(record.get("seconds"), int | float)]
-    planned = "" if run.header.rounds in (None, len(run.history)) else f" of {run.header.rounds} planned"
+    planned = "" if run.rounds in (None, len(run.history)) else f" of {run.rounds} planned"
     notes = [] if run.privacy else ["This run wrote no privacy statement: it was interrupted, or it is still going on."]
     notes += [f"{advice.level.capitalize()}: {advice.sentence}" for advice in run.advice if advice.code != "dead"]
     return Section(
@@ -167,13 +134,13 @@ def run_section(run: RunRecord, chart: str = "run") -> Section:
         title=run.name,
         text=[
             *([f"Failed: {run.failure}"] if run.failure else []),
-            *([f"Stopped early: {run.header.stopped}"] if run.header.stopped else []),
+            *([f"Stopped early: {run.stopped}"] if run.stopped else []),
             f"{len(run.history)}{planned} rounds" + (f" in {sum(times):.1f} seconds." if times else "."),
         ],
         tables=[Table("After the last round", ["", "value"], rows)],
         charts=[Chart(chart, "Over rounds", "", panels)] if panels else [],
         notes=notes,
-        command=run.header.command,
+        command=run.command,
         configuration={CONFIG: run.configuration} if run.configuration else {},
         privacy={"What this run promises": run.privacy} if run.privacy else {},
     )

@@ -1,13 +1,11 @@
-"""The caller's own code applied to one client at a time: the federation's transform, and a local optimizer of the caller's.
+"""The federation's transform and a caller's own local optimizer, applied to one client at a time.
 
-Both could mix the clients of a chunk. Here each client goes through alone, as a row of `vmap` or as a call of its own, with draws
-from its own key. In a run that protects data the code itself is recorded on synthetic values.
+Both could mix the clients of a chunk. Here each client is a row of `vmap` or a call of its own, with draws from its own key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from dpfedexp.core.layout import Params
-from dpfedexp.core.local import AdamW, Clock, LocalOptimiser, Moments, Sgd
+from dpfedexp.core.local import Clock, LocalOptimiser, Moments, Sgd
 from dpfedexp.errors import InputError, require
 from dpfedexp.inputs import Inputs, each, leaves, shape_of
 from dpfedexp.trainers.checks import first_line, generator_states
@@ -26,22 +24,17 @@ from dpfedexp.trainers.synthetic import Synthetic
 
 
 class ClientTransform:
-    """The federation's transform, applied to each client's batch alone, with draws from that client's key.
+    """The federation's transform of a batch [s, …], applied to each client's alone, with draws from that client's key.
 
-    Args:
-        transform: from a batch of inputs [s, …] to what the model takes.
-        synthetic: what it is recorded on in a run that protects data; None in a simulation, where it runs on the clients' rows.
+    In a run that protects data it is recorded on `synthetic`; in a simulation, where that is None, it runs on the clients' rows.
     """
 
     def __init__(self, transform: Callable[[Any], Any], synthetic: Synthetic | None) -> None:
         self.transform, self.synthetic = transform, synthetic
         recorded = None if synthetic is None else synthetic.like
 
-        def own(inputs: tuple[Any, ...]) -> list[Tensor]:
-            return leaves(inputs[0])
-
-        self.together = Recorded(vmap(self._one), recorded, own, batched=True, keep=0)
-        self.alone = Recorded(self._one, recorded, own, keep=0)
+        self.together = Recorded(vmap(self._one), recorded, lambda given: leaves(given[0]), batched=True, keep=0)
+        self.alone = Recorded(self._one, recorded, lambda given: leaves(given[0]), keep=0)
         self.can_vectorise: bool | None = None
 
     def __call__(self, x: Inputs, keys: Tensor) -> Inputs:
@@ -69,11 +62,9 @@ class ClientTransform:
         return generator_states() == before
 
     def _seeded(self, x: Inputs, key: Tensor) -> Inputs:
-        if self.synthetic is not None:
+        # In a simulation, what draws without a key, in torch, NumPy or Python, draws from a state that is the client's own.
+        with drawing_alike(key.device, int(key)) if self.synthetic is None else nullcontext():
             return self.alone(x, key)
-        # What draws without a key, in torch, NumPy or Python, draws from a state that is the client's own.
-        with drawing_alike(key.device, int(key)):
-            return self._one(x, key)
 
     def _one(self, x: Inputs, key: Tensor) -> Inputs:
         with Drawing(key):
@@ -87,10 +78,7 @@ class ClientTransform:
 
 
 class ClientOptimiser:
-    """A caller's own optimizer, asked for one client at a time, on operations that were recorded on synthetic values.
-
-    The optimizers of this package are used as they are: each of their operations acts on a client's own row.
-    """
+    """A caller's own optimizer, asked for one client at a time, on operations that were recorded on synthetic values."""
 
     def __init__(self, local: LocalOptimiser, synthetic: Synthetic) -> None:
         self.local = local
@@ -106,15 +94,13 @@ class ClientOptimiser:
         return getattr(self.local, name)
 
     def direction(self, w: Tensor, gradient: Tensor, moments: Moments, clock: Clock) -> Tensor:
-        found, after = self._direction(w, gradient, moments, clock.step, clock.steps)
-        for name, value in after.items():
+        found: tuple[Tensor, Moments] = self._direction(w, gradient, moments, clock.step, clock.steps)
+        for name, value in found[1].items():
             moments[name].copy_(value)
-        direction: Tensor = found
-        return direction
+        return found[0]
 
     def joined(self, gradients: Params) -> Params:
-        found: Params = self._joined(gradients)
-        return found
+        return cast(Params, self._joined(gradients))
 
     def _one(
         self, w: Tensor, gradient: Tensor, moments: Moments, step: Tensor, steps: Tensor
@@ -128,16 +114,6 @@ class ClientOptimiser:
         return {name: value[0] for name, value in joined.items()}
 
 
-def optimiser_apart(local: LocalOptimiser, synthetic: Synthetic | None) -> LocalOptimiser:
-    """The optimizer as a trainer may use it: a caller's own is kept to one client at a time in a run that protects data."""
-    if synthetic is None or type(local) in (Sgd, AdamW):
-        return local
-    return ClientOptimiser(local, synthetic)  # type: ignore[return-value]
-
-
-_STEPS = 64
-
-
 def check_optimiser(local: LocalOptimiser) -> None:
     """Raises `InputError` where an optimiser does not keep the contract of `LocalOptimiser.direction`.
 
@@ -146,7 +122,7 @@ def check_optimiser(local: LocalOptimiser) -> None:
     """
     if type(local) is Sgd:
         return
-    name, steps = type(local).__name__, min(local.steps or _STEPS, _STEPS)
+    name, steps = type(local).__name__, min(local.steps or 64, 64)
     gradients = torch.randn(steps, 3, 2, 3, generator=torch.Generator().manual_seed(0))
 
     def way(clients: list[int]) -> Tensor:

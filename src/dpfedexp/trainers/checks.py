@@ -1,7 +1,5 @@
 """A model applied to a few rows before the first round: what does not fit names the layer and the remedy."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -14,12 +12,7 @@ from dpfedexp.inputs import Inputs, call, leaves, shape_of
 
 
 def applied(model: nn.Module, x: Inputs) -> Any:
-    """The outputs of a copy that nobody trains; raises `InputError` with the layer that could not take what it was given.
-
-    Args:
-        model: a copy, in the mode that it is tried in.
-        x: a batch of inputs.
-    """
+    """The outputs of a model, a copy that is not trained; raises `InputError` with the layer that could not take its inputs."""
     inside: list[tuple[str, nn.Module, Any]] = []
     hooks = []
     for name, part in model.named_modules():
@@ -40,12 +33,7 @@ def applied(model: nn.Module, x: Inputs) -> Any:
 
 
 def check_draws(model: nn.Module, x: Inputs) -> None:
-    """Raises `InputError` where a pass draws from NumPy or Python: all clients would share the draw, and a recording repeat it.
-
-    Args:
-        model: a copy, in the mode that it trains in.
-        x: a batch of inputs.
-    """
+    """Raises `InputError` where a copy's pass draws from NumPy or Python: clients would share the draw, a recording repeat it."""
     before = generator_states()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,7 +1,5 @@
 """How many clients go into one tensor program: as many as a byte budget allows."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass
@@ -10,17 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from dpfedexp.errors import InputError
-from dpfedexp.inputs import Inputs, call, each, leaves
+from dpfedexp.inputs import call, each, leaves
 from dpfedexp.machine import available_memory, total_memory
 from dpfedexp.trainers.task import Task
 
 CPU_BUDGET = 512 * 2**20
 UPDATE_COPIES = 6
 """Of a client's update, from training to the sum: as trained, clipped, lifted or randomised, clipped again, in double precision."""
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{p}{b}": (1000 if b == "B" else 1024) ** e for e, p in enumerate("KMGT", 1) for b in ("B", "iB")},
+_UNITS = {"": 1, "b": 1} | {
+    f"{p}{b}": base**e for e, p in enumerate("kmgt", 1) for b, base in (("b", 1000), ("ib", 1024))
 }
 
 
@@ -33,7 +29,7 @@ def parse_memory(memory: str | int | None) -> int | None:
     if memory is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
-    unit = next((size for name, size in _UNITS.items() if match and name.lower() == match[2].lower()), None)
+    unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None or float(match[1]) * unit < 1 or isinstance(memory, bool):
         raise InputError(f"memory is {memory!r}; it must be a number of bytes, or text such as '4GB' or '512MiB'.")
     return int(float(match[1]) * unit)
@@ -41,15 +37,7 @@ def parse_memory(memory: str | int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one client of the largest size takes: numbers, not bytes.
-
-    Attributes:
-        rows: examples in a batch.
-        inputs: of one example.
-        activations: that the layers put out for one example.
-        dimension: parameters.
-        moments: what the optimiser keeps of each parameter beside it.
-    """
+    """What one client of the largest size takes, in numbers; `inputs` and `activations` are those of one row of a batch."""
 
     rows: int
     inputs: int
@@ -93,9 +81,8 @@ def automatic_chunk(
     if in_flight is None:
         fit = budget // size.bytes
     else:
-        fit = max(in_flight * size.bytes, budget - in_flight * size.bytes) // (
-            4 * UPDATE_COPIES * task.layout.dimension
-        )
+        room = max(in_flight * size.bytes, budget - in_flight * size.bytes)
+        fit = room // (4 * UPDATE_COPIES * task.layout.dimension)
         # A multiple of the clients that train at a time, so that no thread waits for the last client of a chunk.
         fit = max(fit, 2 * in_flight if automatic else 0)
         fit -= fit % in_flight if fit > in_flight else 0
@@ -111,23 +98,16 @@ def footprint(task: Task) -> Footprint:
     x, _ = task.gather(holder, torch.zeros((1, 2), dtype=torch.int64))
     moments = len(task.local.moment_names) + task.local.needs_all_gradients
     inputs = sum(part[0, 0].numel() for part in leaves(x))
-    activations = _activations(task.model, each(lambda value: value[0], x))
-    return Footprint(rows, inputs, activations, task.layout.dimension, moments)
-
-
-def _activations(model: nn.Module, two: Inputs) -> int:
-    """How many numbers the module's layers put out for one example; seen on two, because some layers take no batch of one."""
-    probe = copy.deepcopy(model).eval()
-    total = 0
+    put_out: list[int] = []
 
     def count(module: nn.Module, args: object, output: object) -> None:
-        nonlocal total
         if isinstance(output, Tensor) and not list(module.children()):
-            total += output.numel()
+            put_out.append(output.numel())
 
-    hooks = [module.register_forward_hook(count) for module in probe.modules()]
+    probe = copy.deepcopy(task.model).eval()
+    for module in probe.modules():
+        module.register_forward_hook(count)
+    # Seen on two examples, because some layers take no batch of one.
     with torch.no_grad():
-        call(probe, two)
-    for hook in hooks:
-        hook.remove()
-    return total // 2
+        call(probe, each(lambda value: value[0], x))
+    return Footprint(rows, inputs, sum(put_out) // 2, task.layout.dimension, moments)

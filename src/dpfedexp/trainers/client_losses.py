@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from torch.func import vmap
 from dpfedexp.core.batches import Batching, Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.inputs import Inputs, each
+from dpfedexp.inputs import Inputs
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.module_state import drawing_alike
-from dpfedexp.trainers.task import Task, Trainer, batches
+from dpfedexp.trainers.task import Task, Trainer, batches, of_one
 
 MOST_ROWS = 512
 """Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
@@ -36,13 +37,9 @@ class AllRows(Batching):
 
 
 class ClientLosses:
-    """Mean losses of clients at parameters of their own.
+    """Mean losses of clients at parameters of their own, one by one where `trainer` takes them so.
 
-    Args:
-        task: what every client does.
-        trainer: how clients are trained: one that takes them one by one has their losses computed so too.
-        streams: the run's.
-        unit: in a run that protects data, how many clients go into one tensor program (`trainers/isolation.py`).
+    `unit` is how many clients go into one tensor program in a run that protects data (`trainers/isolation.py`).
     """
 
     def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, unit: int | None) -> None:
@@ -57,15 +54,7 @@ class ClientLosses:
         return (self.task.losses(params, x, y, key) * weights).sum()
 
     def __call__(self, w: Tensor, rows: Tensor, clients: Tensor, plan: Schedule, round: int) -> Tensor:
-        """The losses at w + rows, [n], of which one that is not a number is infinite.
-
-        Args:
-            w: the global parameters [d].
-            rows: how far each client went, [n, d].
-            clients: their numbers, [n].
-            plan: which of their rows count.
-            round: for the draws of a module that draws, which are the same wherever the client stands.
-        """
+        """The losses [n] at w + rows, [d] and [n, d], of clients [n] on rows of a plan; one that is not a number is infinite."""
         task, size = self.task, 1 if self.alone else self.unit or len(rows)
         keys = task.keys(self.streams, round, clients)
         found = []
@@ -79,8 +68,7 @@ class ClientLosses:
 
     def _asked(self, own: Tensor, clients: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
         x, y, weights = batches(self.task, clients, plan, self.streams, round)(0)
-        losses: Tensor = self.together(self.task.layout.unflatten(own), x, y, weights, *keys)
-        return losses
+        return cast(Tensor, self.together(self.task.layout.unflatten(own), x, y, weights, *keys))
 
     def _asked_alone(self, own: Tensor, client: Tensor, plan: Schedule, round: int, *keys: Tensor) -> Tensor:
         """One client's. What draws without a key draws from the client's own stream."""
@@ -89,9 +77,5 @@ class ClientLosses:
             plan = plan if self.unit is None or self.task.local.shape_is_public else plan.in_own_shape()
             x, y, weights = batches(self.task, client, plan, self.streams, round)(0)
             params = {name: value[0] for name, value in self.task.layout.unflatten(own).items()}
-            mine, targets, shares = each(lambda value: value[0], x), y[0], weights[0]
-            if self.task.synthetic is None:
-                real = shares > 0
-                mine, targets, shares = each(lambda value: value[real], mine), targets[real], shares[real]
-            loss: Tensor = self.one(params, mine, targets, shares, *(key[0] for key in keys))
-            return loss[None]
+            rows = of_one(self.task, x, y, weights)
+            return cast(Tensor, self.one(params, *rows, *(key[0] for key in keys)))[None]

@@ -1,17 +1,12 @@
 """What a module draws while it trains (dropout, noise), each client from its own stream, many clients at once.
 
-torch draws from one generator for a whole tensor, so a client's draws would depend on its neighbours. Here a draw is a hash of
-(the client's key, step, call, row, place): nothing has to be kept in order, loop and vectorised trainers see the same masks bit
-for bit, and a recording can replay it, because key and step are tensors. The hash is splitmix64's. It is good statistics and no
-cryptography: no privacy noise comes from here.
+A draw is a hash of (the client's key, step, call, row, place), so that loop and vectorised trainers see the same masks bit for bit,
+and a recording can replay it. The hash is splitmix64's: good statistics and no cryptography. No privacy noise comes from here.
 """
-
-from __future__ import annotations
 
 import math
 import types
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +46,6 @@ def _mixed(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
-def _wrapped(number: int) -> int:
-    """A whole number modulo 2⁶⁴, as a signed one."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
 def _scattered(z: Tensor, first: int, second: int) -> Tensor:
     """The same without the last turn: its high bits are as good. Changes `z`, in memory that the tensors' size makes precious."""
     z = z.bitwise_xor_((z >> first).bitwise_and_(2 ** (64 - first) - 1)).mul_(_FIRST)
@@ -64,20 +54,15 @@ def _scattered(z: Tensor, first: int, second: int) -> Tensor:
 
 def row_words(key: Tensor, call: int, count: int) -> Tensor:
     """What the words of a row's places are made from, one for each of `count` rows."""
-    own = _mixed(key + _wrapped((call + 1) * _FIRST))
+    own = _mixed(key + ((call + 1) * _FIRST + 2**63) % 2**64 - 2**63)
     return _mixed(own[..., None] + torch.arange(1, count + 1, device=key.device) * _GOLDEN)
 
 
 def words(key: Tensor, call: int, shape: Sequence[int], *, rows_last: bool = False) -> Tensor:
-    """A whole number for each place of `shape`, uniform over 64 bits, signed.
+    """A whole number for each place of `shape` [rows, …], uniform over 64 bits, signed, from the key of a client's step.
 
-    A place's number depends on its row and its place in the row, so that rows which only fill a batch change no other's.
-
-    Args:
-        key: of a client's step, without dimensions; or [n] of many with `rows_last`.
-        call: which of the draws of a pass this is.
-        shape: [rows, …], as one client's module sees it.
-        rows_last: whether the result is [n, …, rows], as fast programs hold their values, and not [rows, …].
+    It depends on the row and the place in the row: rows that only fill a batch change no other's. With `rows_last` keys are [n] of
+    many clients, and the result is [n, …, rows], as fast programs hold their values.
     """
     count, places = (shape[0] if shape else 1), math.prod(shape[1:])
     rows = row_words(key, call, count)
@@ -106,15 +91,10 @@ def kept_share(p: float) -> float:
 
 
 class Drawing(TorchFunctionMode):
-    """While it lasts, one forward pass of one client's module draws from the client's key, also under `vmap`.
+    """While it lasts, one forward pass of one client's module draws from the client's key, also under `vmap`: what `_RULES` has.
 
-    Dropout of all kinds, attention's and recurrent layers' too, and torch.rand, randn, randint, randperm, normal, bernoulli and
-    the methods that fill a tensor. Other draws go on drawing from torch's generator, which vmap refuses and the loop seeds for
-    each client.
-
-    Args:
-        key: of the client's step, without dimensions; None where the module draws nothing, and only fused operations are looked
-            after.
+    Other draws go on drawing from torch's generator, which vmap refuses and the loop seeds for each client. `key` is that of the
+    client's step, without dimensions; None where the module draws nothing, and only fused operations are looked after.
     """
 
     def __init__(self, key: Tensor | None) -> None:
@@ -137,38 +117,33 @@ class Drawing(TorchFunctionMode):
             return (_own_words if func is F.embedding else _own_table)(*args, **kwargs)
         if whole(func, args):
             self.fused = True
-            if one_by_one(func, args) or (self.key is not None and _drops_between(*args)):
+            layers, p, train = args[4:7]
+            if one_by_one(func, args) or (self.key is not None and train and p > 0 and layers > 1):
                 return recurrent(CELLS[func], *args, drop=self.dropped)
         rule = None if self.key is None else _RULES.get(func)
-        found = NotImplemented if rule is None or self._explicit(kwargs) else rule(self, *args, **kwargs)
+        # A generator or a place for the result is the caller's own.
+        explicit = kwargs.get("generator") is not None or kwargs.get("out") is not None
+        found = NotImplemented if rule is None or explicit else rule(self, *args, **kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
-
-    @staticmethod
-    def _explicit(kwargs: dict[str, Any]) -> bool:
-        """Whether a call brings a generator or a place for the result, which are the caller's own."""
-        return kwargs.get("generator") is not None or kwargs.get("out") is not None
 
     def mask(self, p: float, shape: Sequence[int], like: Tensor) -> Tensor:
         """0 with probability p and 1 otherwise, for the next call."""
-        return dropout_mask(self._known, self._next(), p, shape, like.dtype)
+        return dropout_mask(self._next(), self.calls, p, shape, like.dtype)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
         """Uniform on [0, 1), in steps as fine as torch's own: 24 bits, or 53 in float64."""
         kind = dtype or torch.get_default_dtype()
         bits = 53 if kind == torch.float64 else 24
-        whole = (words(self._known, self._next(), shape) >> (64 - bits)) & (2**bits - 1)
+        whole = (words(self._next(), self.calls, shape) >> (64 - bits)) & (2**bits - 1)
         share: Tensor = whole.double() * 2.0**-bits
         return share.to(kind)
 
-    @property
-    def _known(self) -> Tensor:
+    def _next(self) -> Tensor:
+        """The key, for one more call."""
         if self.key is None:
             raise InputError("a module draws random numbers where none were expected; train it with trainer='loop'.")
-        return self.key
-
-    def _next(self) -> int:
         self.calls += 1
-        return self.calls
+        return self.key
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
         return x * (self.mask(p, x.shape, x) * kept_share(p))
@@ -188,14 +163,7 @@ def attention(
 ) -> Tensor:
     """What `torch.nn.functional.scaled_dot_product_attention` says that it computes, out of products that `vmap` knows.
 
-    torch's fused kernels have no batching rule: `vmap` would take clients one by one.
-
-    Args:
-        query: [..., l, e]; `key` and `value` are [..., s, e], and the other arguments are torch's.
-        drop: what drops a share of the weights.
-
-    Returns:
-        The values' means by weight, [..., l, e]; 0 where all is masked, as torch has it.
+    torch's fused kernels have no batching rule. `drop` drops a share of the weights; where all is masked the result is 0.
     """
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -220,47 +188,35 @@ _multi_head = types.FunctionType(
 )
 
 
-def _drops_between(
-    x: Any, state: Any, weights: Any, biases: bool, layers: int, p: float, train: bool, *rest: Any
-) -> bool:
-    """Whether a recurrent layer, called like this, draws."""
-    return train and p > 0 and layers > 1
+def _dropping(shape_of: Callable[[Tensor], Sequence[int]], *, alpha: bool = False) -> Callable[..., Any]:
+    """Dropout with one draw for each place of `shape_of(input)`."""
 
-
-def _placed(x: Tensor, found: Tensor, inplace: bool) -> Tensor:
-    return x.copy_(found) if inplace else found
-
-
-def _dropout(mode: Drawing, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if not training or not 0 < p <= 1:
-        return NotImplemented
-    return _placed(input, mode.dropped(input, p), inplace)
-
-
-def _channels(spatial: int | None) -> Callable[..., Any]:
-    """Dropout of whole channels; `spatial` is how many dimensions follow them, None for torch.feature_dropout."""
-
-    def rule(mode: Drawing, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        if not training or not 0 < p <= 1:
+    def rule(mode: Drawing, input: Tensor, p: float = 0.5, training: bool = not alpha, inplace: bool = False) -> Any:
+        if not training or not 0 < p <= 1 or (alpha and p == 1):
             return NotImplemented
+        mask = mode.mask(p, shape_of(input), input)
+        if alpha:
+            a = 1.0 / math.sqrt((_ALPHA**2 * p + 1.0) * (1.0 - p))
+            found = input * (mask * a) + ((mask - 1.0) * (_ALPHA * a) + _ALPHA * a * p)
+        else:
+            found = input * (mask * kept_share(p))
+        return input.copy_(found) if inplace else found
+
+    return rule
+
+
+def _channels(spatial: int) -> Callable[[Tensor], Sequence[int]]:
+    """The shape of whole channels; `spatial` is how many dimensions follow them."""
+
+    def shape(x: Tensor) -> Sequence[int]:
         # A single example has no rows: its channels come first. dropout2d has always taken three dimensions for rows of two.
-        single = spatial is not None and spatial != 2 and input.dim() == spatial + 1
-        lead = 1 if single else 2
-        shape = (*input.shape[:lead], *[1] * (input.dim() - lead))
-        return _placed(input, input * (mode.mask(p, shape, input) * kept_share(p)), inplace)
+        lead = 1 if spatial != 2 and x.dim() == spatial + 1 else 2
+        return (*x.shape[:lead], *[1] * (x.dim() - lead))
 
-    return rule
+    return shape
 
 
-def _alpha(channels: bool) -> Callable[..., Any]:
-    def rule(mode: Drawing, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-        if not training or not 0 < p < 1:
-            return NotImplemented
-        shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if channels else input.shape
-        mask, a = mode.mask(p, shape, input), 1.0 / math.sqrt((_ALPHA**2 * p + 1.0) * (1.0 - p))
-        return _placed(input, input * (mask * a) + ((mask - 1.0) * (_ALPHA * a) + _ALPHA * a * p), inplace)
-
-    return rule
+_dropout = _dropping(lambda x: x.shape)
 
 
 def _shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -275,16 +231,12 @@ def _normal(mode: Drawing, shape: Sequence[int], dtype: torch.dtype | None) -> T
 
 
 def _like(draw: Callable[..., Tensor]) -> Callable[..., Any]:
-    def rule(mode: Drawing, input: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        return draw(mode, input.shape, dtype or input.dtype)
-
-    return rule
+    return lambda mode, input, *, dtype=None, **options: draw(mode, input.shape, dtype or input.dtype)
 
 
 def _sized(draw: Callable[..., Tensor]) -> Callable[..., Any]:
     def rule(mode: Drawing, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-        found = draw(mode, _shape_of((options["size"],) if "size" in options else size), dtype)
-        return found if device is None else found.to(device)
+        return draw(mode, _shape_of((options["size"],) if "size" in options else size), dtype).to(device)
 
     return rule
 
@@ -295,29 +247,32 @@ def _bernoulli(mode: Drawing, input: Tensor, *args: Any, **options: Any) -> Any:
     return (mode.uniform(input.shape, torch.float64) < input).to(input.dtype)
 
 
-def _whole(mode: Drawing, low: int, high: int, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Whole numbers from `low` up to `high`, which is left out; as even as a double is fine."""
+def _whole(mode: Drawing, given: Sequence[Any], shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    """Whole numbers below the one given, or between the two given; as even as a double is fine."""
+    low, high = map(int, given if len(given) == 2 else (0, *given))
     share = mode.uniform(shape, torch.float64)
     return (low + (share * (high - low)).long()).clamp_max(high - 1).to(dtype or torch.int64)
 
 
 def _randint(mode: Drawing, *args: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    numbers = [options["low"], *args] if "low" in options else list(args)
-    numbers += [options[name] for name in ("high", "size") if name in options]
-    low, high, size = numbers if len(numbers) == 3 else (0, *numbers)
-    found = _whole(mode, int(low), int(high), _shape_of((size,)), dtype)
-    return found if device is None else found.to(device)
+    first = [options["low"]] if "low" in options else []
+    *numbers, size = [*first, *args, *(options[name] for name in ("high", "size") if name in options)]
+    return _whole(mode, numbers, _shape_of((size,)), dtype).to(device)
 
 
 def _randint_like(mode: Drawing, input: Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
     numbers = [*args, *(options[name] for name in ("low", "high") if name in options)]
-    low, high = numbers if len(numbers) == 2 else (0, *numbers)
-    return _whole(mode, int(low), int(high), input.shape, dtype or input.dtype)
+    return _whole(mode, numbers, input.shape, dtype or input.dtype)
+
+
+def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tensor:
+    numbers = [*args, *(options[name] for name in ("from", "to") if name in options)]
+    most = 2**24 if input.is_floating_point() else 2**31
+    return _whole(mode, numbers or [most], input.shape, input.dtype)
 
 
 def _randperm(mode: Drawing, n: int, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    found = mode.uniform((n,), torch.float64).argsort().to(dtype or torch.int64)
-    return found if device is None else found.to(device)
+    return mode.uniform((n,), torch.float64).argsort().to(device, dtype or torch.int64)
 
 
 def _torch_normal(mode: Drawing, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Any:
@@ -342,22 +297,6 @@ def _uniform_in(mode: Drawing, input: Tensor, low: float = 0.0, high: float = 1.
     return low + (high - low) * mode.uniform(input.shape, input.dtype)
 
 
-def _normal_in(mode: Drawing, input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return mean + std * _normal(mode, input.shape, input.dtype)
-
-
-def _bernoulli_in(mode: Drawing, input: Tensor, p: Any = 0.5) -> Tensor:
-    kept: Tensor = mode.uniform(input.shape, torch.float64) < p
-    return kept.to(input.dtype)
-
-
-def _random_in(mode: Drawing, input: Tensor, *args: int, **options: int) -> Tensor:
-    numbers = [*args, *(options[name] for name in ("from", "to") if name in options)]
-    most = 2**24 if input.is_floating_point() else 2**31
-    low, high = numbers if len(numbers) == 2 else (0, *(numbers or [most]))
-    return _whole(mode, low, high, input.shape, input.dtype)
-
-
 def _rrelu(
     mode: Drawing,
     input: Tensor,
@@ -369,7 +308,8 @@ def _rrelu(
     if not training:
         return NotImplemented
     slope = lower + (upper - lower) * mode.uniform(input.shape, input.dtype)
-    return _placed(input, torch.where(input < 0, slope * input, input), inplace)
+    found = torch.where(input < 0, slope * input, input)
+    return input.copy_(found) if inplace else found
 
 
 def _fractional_pool(function: Callable[..., Any], spatial: int) -> Callable[..., Any]:
@@ -387,11 +327,11 @@ def _fractional_pool(function: Callable[..., Any], spatial: int) -> Callable[...
 _RULES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     torch.dropout: lambda mode, input, p, train: _dropout(mode, input, p, train),
-    F.dropout1d: _channels(1),
-    F.dropout2d: _channels(2),
-    F.dropout3d: _channels(3),
-    F.alpha_dropout: _alpha(channels=False),
-    F.feature_alpha_dropout: _alpha(channels=True),
+    F.dropout1d: _dropping(_channels(1)),
+    F.dropout2d: _dropping(_channels(2)),
+    F.dropout3d: _dropping(_channels(3)),
+    F.alpha_dropout: _dropping(lambda x: x.shape, alpha=True),
+    F.feature_alpha_dropout: _dropping(_channels(2), alpha=True),
     torch.rand: _sized(Drawing.uniform),
     torch.rand_like: _like(Drawing.uniform),
     torch.randn: _sized(_normal),
@@ -402,10 +342,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.randint_like: _randint_like,
     torch.randperm: _randperm,
     torch.normal: _torch_normal,
-    Tensor.uniform_: _filled(_uniform_in),
-    Tensor.normal_: _filled(_normal_in),
-    Tensor.bernoulli_: _filled(_bernoulli_in),
     Tensor.random_: _filled(_random_in),
+    Tensor.uniform_: _filled(_uniform_in),
+    Tensor.normal_: _filled(lambda mode, x, mean=0.0, std=1.0: mean + std * _normal(mode, x.shape, x.dtype)),
+    Tensor.bernoulli_: _filled(lambda mode, x, p=0.5: mode.uniform(x.shape, torch.float64) < p),
     F.rrelu: _rrelu,
     F.fractional_max_pool2d: _fractional_pool(F.fractional_max_pool2d, 2),
     F.fractional_max_pool3d: _fractional_pool(F.fractional_max_pool3d, 3),
@@ -415,7 +355,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 def _own_words(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Tensor:
     """An embedding whose gradient stays with its client: `vmap` would add that of a word which does not exist to a neighbour's.
 
-    Outputs of a client with such a word are not a number, and so is its update, which counts as 0. Alone, it has torch's error.
+    Outputs and update of a client with such a word are not a number, and count as 0. Alone, it has torch's error.
     """
     if not batched(input) and not batched(weight):
         return F.embedding(input, weight, *options, **more)
@@ -433,19 +373,9 @@ def _own_table(
     return _own_words(indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
 
 
-def drawing(key: Tensor | None, *, fused: bool = False) -> AbstractContextManager[Any]:
-    """A client's draws while a pass lasts; nothing at all for a module that neither draws nor calls what `vmap` does not know."""
-    return Drawing(key) if key is not None or fused else nullcontext()
-
-
 @dataclass(frozen=True)
 class Habits:
-    """What a module does that a trainer must look after.
-
-    Attributes:
-        draws: whether it draws random numbers that `Drawing` gives.
-        fused: whether it calls torch's attention, recurrent layers or embeddings, which `vmap` would take client by client or mix.
-    """
+    """Whether a module draws what `Drawing` gives, and whether it calls attention, recurrent layers or embeddings of torch."""
 
     draws: bool
     fused: bool

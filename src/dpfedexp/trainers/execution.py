@@ -1,15 +1,13 @@
 """How a run is computed on this machine, as opposed to what it computes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.trainers.chunk_size import parse_memory
-from dpfedexp.trainers.precision import Precision, check_precision
 from dpfedexp.trainers.select import check_trainer
+from dpfedexp.trainers.task import Precision, check_precision
 
 
 @checked

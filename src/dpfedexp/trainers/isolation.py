@@ -3,19 +3,13 @@
 The noise is made for a sum in which one client moves one row. Isolation is built, not tried:
 
 - module, loss, transform and a caller's own optimizer run on synthetic values only. Their tensor operations are recorded there, and
-  clients' rows go through the recording (`trainers.recording`): no Python state, no hook, no cache and no generator is shared;
-- a recording that writes into memory which outlives it, draws without a client's key, or decides by a value is refused;
+  clients' rows go through the recording (`trainers.recording`), which is refused where it could carry anything between clients;
 - every client has its own copy of the parameters, and the transform sees one client at a time;
 - every shape is fixed by public numbers (`local.max_examples`, or `steps` and `batch_size`), or is a client's own; the last chunk
   is filled up, and clients stay in the order of their numbers;
-- the trainer is chosen on synthetic clients.
-
-Kernels may still round differently beside other clients. So a trainer is used only if synthetic clients' rows come out the same,
-bit for bit, beside other clients and in other places of the chunk (`is_isolated`). What holds for synthetic clients of a shape
-holds for real ones: kernels are chosen by shapes and addresses, not by values.
+- the trainer is chosen on synthetic clients, and only if their rows come out the same, bit for bit, beside other clients and in
+  other places of the chunk (`is_isolated`): kernels are chosen by shapes and addresses, not by values.
 """
-
-from __future__ import annotations
 
 import copy
 import logging
@@ -128,18 +122,14 @@ def watched(task: Task, clients: SyntheticClients, *, isolated: bool) -> Watch:
         raise
     except Exception as error:
         if isolated:
-            raise InputError(
-                f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
-            ) from error
-    return Watch.over(task.model, losses, _real_batches(task))
-
-
-def _real_batches(task: Task) -> tuple[tuple[Inputs, Tensor], ...]:
-    """Three batches of clients that hold data, for models that take no synthetic ones; a simulation may look at its clients."""
+            text = f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
+            raise InputError(text) from error
+    # A model that takes no synthetic rows: a simulation may look at its clients.
     holders = torch.nonzero(task.clients.sizes > 0).flatten()
     some = holders[torch.arange(3) % len(holders)]
     last = (task.clients.sizes[some] - 1)[:, None]
-    return _by_client(*task.gather(some, torch.cat([torch.zeros_like(last), last], dim=1)))
+    real = _by_client(*task.gather(some, torch.cat([torch.zeros_like(last), last], dim=1)))
+    return Watch.over(task.model, losses, real)
 
 
 def _by_client(x: Inputs, y: Tensor) -> tuple[tuple[Inputs, Tensor], ...]:
@@ -150,11 +140,8 @@ def check_recordings(trial: Task, streams: Streams) -> None:
     """Raises `InputError` where a client's programs can't be recorded, or are others after they have seen other rows.
 
     What is recorded is what every client computes, so a program that changes carries nothing from client to client: it would
-    train something else than its code says. Tried on ordinary rows and on adversarial ones, forward and backward.
-
-    Args:
-        trial: the task with synthetic clients.
-        streams: the run's.
+    train something else than its code says. Tried on ordinary rows and on adversarial ones, forward and backward. `trial` has
+    synthetic clients.
     """
     clients = cast(SyntheticClients, trial.clients)
     count = min(int(clients.sizes[0]), _BATCH)
@@ -206,9 +193,8 @@ def _check_program(what: str, program: Recorded, inputs: list[tuple[Any, ...]]) 
         except Exception as error:
             # Extreme values, words or labels may be refused by the program itself; ordinary ones may not.
             if number in (0, 1, len(inputs) - 1):
-                raise InputError(
-                    f"{what} can't be computed on a batch of synthetic rows: {first_line(error)} {WHY}"
-                ) from error
+                text = f"{what} can't be computed on a batch of synthetic rows: {first_line(error)} {WHY}"
+                raise InputError(text) from error
     require(
         generator_states() == before,
         f"{what} draws random numbers from NumPy or Python's random, which all clients would share; draw with torch.rand, "
@@ -247,9 +233,8 @@ def _record_shape(trial: Task, streams: Streams, size: int) -> None:
         positions = torch.arange(rows)[None, None]
         return Schedule(positions, torch.full(positions.shape, 1 / rows), torch.ones(1, dtype=torch.int64))
 
-    found = loop(
-        w, one, plan(min(size, trial.local.batch_size or size)), 1, *((None, torch.ones(1)) if trial.rated else ())
-    )
+    rates = torch.ones(1) if trial.rated else None
+    found = loop(w, one, plan(min(size, trial.local.batch_size or size)), 1, None, rates)
     if trial.rated:
         ClientLosses(trial, loop, streams, unit=1)(w, found, one, plan(min(size, MOST_ROWS)), 1)
 
@@ -269,11 +254,8 @@ def _known_numbers(task: Task, x: Inputs, y: Tensor) -> tuple[int, int]:
 def widths(cohort: float, most: int, unit: int | None, fixed: bool) -> tuple[int, int]:
     """Clients per chunk, and how many of them make a shape, from public numbers.
 
-    Args:
-        cohort: the expected number of clients of a round.
-        most: clients that fit the memory.
-        unit: clients that the trainer takes at a time, None where it takes the whole chunk.
-        fixed: whether every round has exactly `cohort` clients.
+    `cohort` clients are expected in a round, exactly where `fixed`; `most` fit the memory. The trainer takes `unit` at
+    a time, or the whole chunk where that is None.
     """
     clients = max(1, int(np.ceil(cohort)))
     if unit is not None:
@@ -316,12 +298,8 @@ def is_isolated(trainer: Trainer, task: Task, width: int) -> bool:
             before = seen.setdefault(client, found)
             if not all(map(_same_bits, before, found)):
                 off = float((before[0] - found[0]).abs().max())
-                log.info(
-                    "%s: a synthetic client's row differs by up to %g between two chunks of %d",
-                    trainer.name,
-                    off,
-                    width,
-                )
+                said = "%s: a synthetic client's row differs by up to %g between two chunks of %d"
+                log.info(said, trainer.name, off, width)
                 return False
     return True
 
@@ -333,22 +311,17 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _losses_asked(trainer: Trainer, task: Task, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     losses = ClientLosses(task, trainer, Streams(0), unit=trainer.unit or width)
+    rows_of, public = AllRows.of(task.local), task.local.shape_is_public
+    return lambda w, rows, sizes, clients: losses(w, rows, clients, _plan(rows_of, sizes, clients, public), 1)
 
-    def asked(w: Tensor, rows: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
-        plan = schedule(
-            AllRows.of(task.local),
-            sizes,
-            lambda row: np.random.default_rng(int(clients[row])),
-            public=task.local.shape_is_public,
-        )
-        return losses(w, rows, clients, plan, 1)
 
-    return asked
+def _plan(local: Batching, sizes: Tensor, clients: Tensor, public: bool) -> Schedule:
+    return schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=public)
 
 
 def _short(local: Batching, sizes: Tensor, clients: Tensor) -> Schedule:
     """The first steps of a public schedule; all of them for an optimiser of which it is not known that every step is alike."""
-    plan = schedule(local, sizes, lambda row: np.random.default_rng(int(clients[row])), public=local.shape_is_public)
+    plan = _plan(local, sizes, clients, local.shape_is_public)
     if type(local) is not Sgd:
         return plan
     steps = plan.steps.clamp_max(_STEPS)
@@ -378,10 +351,8 @@ def learnt_apart(
     That a run ends, and with which sentence, would tell what a client holds. After a failure every client is trained in a shape
     that it fills alone, in which its row is the same bit for bit.
 
-    Args:
-        learn: the rows of some clients, a multiple of `unit` of them.
-        like: the parameters, a vector of a row's length on its device.
-        public: whether shapes are, so that running out of memory tells nothing.
+    `learn` gives the rows of a multiple of `unit` clients, `like` are the parameters. Where shapes are `public`, running out of
+    memory tells nothing.
     """
     try:
         return learn(clients)

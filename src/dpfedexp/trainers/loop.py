@@ -1,10 +1,9 @@
-"""One client after the other: slower, and right for any module."""
-
-from __future__ import annotations
+"""The plain loop over clients."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +11,11 @@ from torch import Tensor
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.inputs import Inputs, each
+from dpfedexp.inputs import Inputs
 from dpfedexp.trainers.fast.ops import INPUT, KEYS
 from dpfedexp.trainers.module_state import drawing_alike
 from dpfedexp.trainers.steps import Batch, Stepper, Take
-from dpfedexp.trainers.task import Rows, Task, batches
+from dpfedexp.trainers.task import Rows, Task, batches, of_one
 
 
 class Loop:
@@ -26,14 +25,12 @@ class Loop:
     unit = 1
 
     def __init__(self, task: Task, streams: Streams, *, keyed: bool = False) -> None:
-        """With `keyed` all that the module draws comes from its clients' keys, as `vmap` wants it, and no generator is seeded."""
+        # With `keyed` all that the module draws comes from its clients' keys, as `vmap` wants it, and no generator is seeded.
         self.task, self.streams = task, streams
         self.seeds = not keyed and task.synthetic is None
 
-    def __call__(
-        self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
-    ) -> Tensor:
-        return self.parameters(w, clients, schedule, round, correction, rates).sub_(w)
+    def __call__(self, w: Tensor, *given: Any, **named: Any) -> Tensor:
+        return self.parameters(w, *given, **named).sub_(w)
 
     def parameters(
         self, w: Tensor, clients: Tensor, schedule: Schedule, round: int, correction: Rows = None, rates: Rows = None
@@ -77,13 +74,10 @@ class ByAutograd:
     def descend(self, params: Params, batch: Batch, take: Take) -> None:
         own = {name: value[0] for name, value in params.items()}
         key = (batch.fixed[KEYS][0],) if KEYS in batch.fixed else ()
-        x, y, shares = each(lambda value: value[0], batch.fixed[INPUT]), batch.targets[0], batch.weights[0]
-        if self.task.synthetic is None:
-            real = shares > 0
-            gradients = self.gradients(own, each(lambda value: value[real], x), y[real], shares[real], *key)
-        else:
-            gradients = self.task.program("gradients of a client", self.gradients)(own, x, y, shares, *key)
-        for name, gradient in gradients.items():
+        rows = of_one(self.task, batch.fixed[INPUT], batch.targets, batch.weights)
+        plain = self.task.synthetic is None
+        program = self.gradients if plain else self.task.program("gradients of a client", self.gradients)
+        for name, gradient in program(own, *rows, *key).items():
             take(name, gradient[None])
 
     def gradients(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Params:

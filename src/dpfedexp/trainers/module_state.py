@@ -1,12 +1,9 @@
 """State that training changes beside the parameters: found by looking, not by a list of classes.
 
-A running mean, a power iteration or a remembered batch is a way round the noise: it carries one client's data into the updates of
-the next, or into a metric. Two copies of the module see different synthetic batches. Whatever then differs between the copies holds
-data; whatever changes again with a second batch holds how many there were. Both are refused. What both copies changed alike, once,
-is a cache of something public, and stays. After every round the modules that trained are looked at again.
-
-State may also hide where nobody can look: in the loss function, in a closure, in a global. It shows in what it does: the losses of
-one synthetic batch must come out the same before and after others were seen, and again after every round.
+Two copies of the module see different synthetic batches. Whatever then differs between the copies holds data; whatever changes
+again with a second batch holds how many there were. Both are refused. What both copies changed alike, once, is a cache of something
+public, and stays. State may also hide in the loss function, in a closure, in a global: the losses of one synthetic batch must come
+out the same before and after others were seen. After every round the modules that trained are looked at again.
 """
 
 from __future__ import annotations
@@ -44,11 +41,9 @@ def state_of(module: nn.Module) -> State:
     found: State = {}
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
-        frozen = {
-            name: value for name, value in part._parameters.items() if value is not None and not value.requires_grad
-        }
-        held = {**part._buffers, **frozen}
-        found |= {f"{dot}{name}": value for name, value in held.items() if value is not None}
+        held = {**part._buffers, **part._parameters}
+        still = {name: value for name, value in held.items() if value is not None}
+        found |= {f"{dot}{n}": v for n, v in still.items() if n in part._buffers or not v.requires_grad}
         for name, value in vars(part).items():
             if name not in _MACHINERY and not name.endswith("_hooks") and not name.endswith("_hooks_with_kwargs"):
                 _collect(f"{dot}{name}", value, found, _DEPTH)
@@ -80,33 +75,19 @@ def _collect(name: str, value: Any, found: State, depth: int) -> None:
 
 def differing(one: State, other: State) -> set[str]:
     """Names whose values are not the same, bit for bit."""
-    return {name for name in one.keys() | other.keys() if not _same(one.get(name), other.get(name))}
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return False
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+    return {name for name in one.keys() | other.keys() if bool(_unlike(one.get(name), other.get(name)))}
 
 
 def _unlike(one: Any, other: Any) -> bool | Tensor:
-    """Whether two values are not the same; for tensors of a GPU a tensor there, which nobody waits for yet."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_cuda and one.device == other.device):
-        return not _same(one, other)
+    """Whether two values are not the same, bit for bit; for tensors of a GPU a tensor there, which nobody waits for yet."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        alike = not isinstance(one, Tensor) and type(one) is type(other)
+        return not alike or not (one == other or (one != one and other != other))
     if one.shape != other.shape or one.dtype != other.dtype:
         return True
+    if not one.is_cuda and torch.equal(one, other):
+        return False
     return ~((one == other) | (one.isnan() & other.isnan())).all()
-
-
-def _and(one: bool | Tensor, other: bool | Tensor) -> bool | Tensor:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one & other
-    first, second = (other, one) if isinstance(one, Tensor) else (one, other)
-    return second if first else False
 
 
 @dataclass(frozen=True)
@@ -126,13 +107,7 @@ class Watch:
 
     @staticmethod
     def over(model: nn.Module, losses: Losses, batches: tuple[Batch, ...]) -> Watch:
-        """Looks at training-mode passes over three synthetic batches; raises `InputError` where they leave anything behind.
-
-        Args:
-            model: the module in the mode that it will train in; it is copied.
-            losses: the losses of a module on inputs and targets.
-            batches: three of the same shapes and with different values.
-        """
+        """Looks at copies' passes over three synthetic batches of one shape; raises `InputError` where they leave anything."""
         one, other = copy.deepcopy(model), copy.deepcopy(model)
         before = _kept(state_of(model))
 
@@ -159,13 +134,12 @@ class Watch:
         names = sorted((now.keys() | self.before.keys() | self.cached.keys()) - self.derived)
         # Compared before the module is asked: what it writes then would hide what clients left.
         found = {
-            name: _and(_unlike(now.get(name), self.before.get(name)), _unlike(now.get(name), self.cached.get(name)))
-            for name in names
+            name: [_unlike(now.get(name), then.get(name)) for then in (self.before, self.cached)] for name in names
         }
         answer = _answer(model, self.losses, self.probe)
 
         def judge() -> None:
-            changed = next((name for name, unlike in found.items() if bool(unlike)), None)
+            changed = next((name for name, unlike in found.items() if all(map(bool, unlike))), None)
             if changed is not None:
                 raise _refusal(model, changed)
             self._judge(answer)

@@ -1,6 +1,4 @@
-"""A module's fast programs, each held against `vmap` on two clients' data before it is trusted."""
-
-from __future__ import annotations
+"""A module's fast programs."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +17,8 @@ from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, Librar
 from dpfedexp.trainers.fast.ops import KEYS, Gradients, Op, Saved, Unsupported, multiplied
 from dpfedexp.trainers.fast.program import Program, Step, objective
 from dpfedexp.trainers.fast.trace import compile_module
-from dpfedexp.trainers.precision import Precision, arithmetic
-from dpfedexp.trainers.steps import Batch, ByProgram
-from dpfedexp.trainers.task import Task
-from dpfedexp.trainers.vectorised import Vectorised
+from dpfedexp.trainers.steps import Batch, ByProgram, Vectorised
+from dpfedexp.trainers.task import Precision, Task, arithmetic
 
 ELSEWHERE = 0.03
 """How far from the model's parameters a program is tried too, in each of them."""
@@ -47,13 +43,12 @@ class Programs:
         """Convolutions behind the first by torch's library; patches of the data are made once."""
 
         def fused(step: Step, source: Step) -> Op | None:
-            if source.output not in self.plain.trained or not isinstance(source.op, Patches):
+            op, patches = step.op, source.op
+            if source.output not in self.plain.trained or not isinstance(patches, Patches):
                 return None
-            if isinstance(step.op, Contract):
-                return LibraryConvolve(source.op.window, step.op.bias)
-            if isinstance(step.op, ContractAndPool):
-                return LibraryConvolve(step.op.window, step.op.bias, step.op.pool)
-            return None
+            if isinstance(op, ContractAndPool):
+                return LibraryConvolve(op.window, op.bias, op.pool)
+            return LibraryConvolve(patches.window, op.bias) if isinstance(op, Contract) else None
 
         found = _with_fused(self.plain, fused)
         if found is self.plain:
@@ -106,7 +101,10 @@ def _check(task: Task, program: Program) -> None:
     core = by_program(task, program, "fp32")
     for w in (start, elsewhere):
         for attempt in range(ATTEMPTS):
-            params = task.layout.unflatten(_near(w, attempt).to(task.device).repeat(len(clients), 1))
+            # Two ways to round may see another maximum among values that nearly tie; a wrong rule is wrong close to w too.
+            draws = torch.randn(len(w), generator=torch.Generator().manual_seed(attempt)).to(w)
+            near = w if attempt == 0 else w * (1 + NEAR * draws)
+            params = task.layout.unflatten(near.to(task.device).repeat(len(clients), 1))
             with arithmetic("fp32", task.device):
                 expected = exact.program(params, x, y, weights, *([] if keys is None else [keys]))
             found: dict[str, Tensor] = {}
@@ -117,17 +115,6 @@ def _check(task: Task, program: Program) -> None:
                 break
         else:
             raise Unsupported(f"the rules give another gradient of {wrong!r}")
-
-
-def _near(w: Tensor, attempt: int) -> Tensor:
-    """w itself, and at further attempts weights close to it, with its zeros: a wrong rule is wrong there too.
-
-    Two ways to round may see another maximum among values that nearly tie, or another side of a ReLU.
-    """
-    if attempt == 0:
-        return w
-    draws = torch.randn(len(w), generator=torch.Generator().manual_seed(attempt))
-    return w * (1 + NEAR * draws.to(w))
 
 
 def _differing(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
@@ -209,9 +196,8 @@ def each_held(program: Program, plain: Program, precision: Precision) -> Program
 
 def by_program(task: Task, program: Program, precision: Precision | None = None) -> ByProgram:
     precision = precision or task.precision
-    return ByProgram(
-        program.rounded() if precision == "bf16" else program, objective(task.loss, task.synthetic), precision
-    )
+    program = program.rounded() if precision == "bf16" else program
+    return ByProgram(program, objective(task.loss, task.synthetic), precision)
 
 
 def sample(task: Task, count: int) -> tuple[Tensor, Schedule]:

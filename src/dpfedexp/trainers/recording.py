@@ -1,9 +1,8 @@
 """Tensor programs that are recorded once and replayed, so that a caller's Python code never meets a client's data.
 
-A module, a loss, a transform or an optimizer may remember, share or draw in ways that no check finds: in a closure, a class
-attribute, a hook, a cache, a global. In a run that protects data such code runs on synthetic values only. Its tensor operations are
-recorded there (`record`), and the clients' data go through the recording (`Tape`): a fixed list of torch operations on the inputs
-and on constants, which is the same for every client.
+A module, a loss, a transform or an optimizer may remember, share or draw in ways that no check finds. In a run that protects data
+such code runs on synthetic values only. Its tensor operations are recorded there (`record`), and the clients' data go through the
+recording (`Tape`): a fixed list of torch operations on the inputs and on constants, which is the same for every client.
 
 A recording is refused (`Unrecordable`) where a list of operations is not the whole program, or where replaying it would let one
 client reach another: a value that decides what is computed next, a random number that does not come from an input, a write into
@@ -55,9 +54,7 @@ def refusal(what: str, reason: Unrecordable) -> InputError:
 class Tape:
     """A recorded program: `tape(*inputs)` computes on tensors of the shapes that it was recorded with.
 
-    Attributes:
-        program: the operations, as torch.fx runs them; constants are its attributes.
-        outputs: how the outputs are nested.
+    Constants are attributes of `program`, and `outputs` is how the outputs are nested.
     """
 
     program: fx.GraphModule
@@ -68,20 +65,11 @@ class Tape:
         with torch.enable_grad():
             return tree_unflatten(self.program.forward(*tree_leaves(inputs)), self.outputs)
 
-    @property
-    def source(self) -> str:
-        """The operations as Python code."""
-        return self.program.code
-
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        return dict(self.program.named_buffers())
-
     def same(self, other: Tape) -> bool:
         """Whether both compute the same, bit for bit: the same operations on the same constants."""
-        mine, theirs = self.constants, other.constants
+        mine, theirs = (dict(tape.program.named_buffers()) for tape in (self, other))
         return (
-            self.source == other.source
+            self.program.code == other.program.code
             and self.outputs == other.outputs
             and mine.keys() == theirs.keys()
             and all(_equal(value, theirs[name]) for name, value in mine.items())
@@ -91,12 +79,10 @@ class Tape:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
-    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return alike and torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) and _same_nans(one, other)
-
-
-def _same_nans(one: Tensor, other: Tensor) -> bool:
-    return not one.is_floating_point() or torch.equal(one.isnan(), other.isnan())
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    same_nans = not one.is_floating_point() or torch.equal(one.isnan(), other.isnan())
+    return same_nans and torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0))
 
 
 def record(
@@ -107,14 +93,13 @@ def record(
     held: Iterable[Tensor] = (),
     batched: bool = False,
 ) -> Tape:
-    """Run a function once on these inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
+    """Run a function once on synthetic inputs and return its tensor operations. Raises `Unrecordable` where they are not all of it.
 
     Args:
         function: from nested tensors to nested tensors.
         inputs: synthetic values of the shapes that the tape is for.
         own: the inputs that the function may write into, because each caller brings its own copy.
-        held: tensors that only this run holds, such as its module's buffers. Other constants are copied: code elsewhere may write
-            into them later.
+        held: tensors that only this run holds; other constants are copied, because code elsewhere may write into them later.
         batched: whether the function is one of many clients under `vmap`.
     """
     recorder = _Recorder(tree_leaves(inputs), own, held, batched)
@@ -144,16 +129,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Line:
-    """One operation, with slots in place of tensors.
-
-    Attributes:
-        function: what is called.
-        args: its arguments.
-        kwargs: its arguments by name.
-        made: the slots of its results, None for a result that is no tensor.
-        writes: whether it writes into one of its arguments.
-        several: whether it returns several results.
-    """
+    """One operation, with slots in place of tensors: `made` are those of its results, None for a result that is no tensor."""
 
     function: Any
     args: Any
@@ -164,7 +140,11 @@ class _Line:
 
     @property
     def used(self) -> set[_Slot]:
-        return {value for value in tree_leaves((self.args, self.kwargs)) if isinstance(value, _Slot)}
+        return _slots((self.args, self.kwargs))
+
+
+def _slots(values: Any) -> set[_Slot]:
+    return {value for value in tree_leaves(values) if isinstance(value, _Slot)}
 
 
 class _Recorder(TorchDispatchMode):
@@ -228,8 +208,8 @@ class _Recorder(TorchDispatchMode):
         graph, root, nodes = fx.Graph(), nn.Module(), {}
         for slot in self.given:
             nodes[slot] = graph.placeholder(f"t{slot.number}")
-        lines = self._needed({slot for slot in kept if isinstance(slot, _Slot)})
-        read = {slot for line in lines for slot in line.used} | {slot for slot in kept if isinstance(slot, _Slot)}
+        lines = self._needed(_slots(kept))
+        read = _slots(kept).union(*(line.used for line in lines))
         for slot in sorted(read & self.constants.keys(), key=lambda slot: slot.number):
             root.register_buffer(f"t{slot.number}", self.constants[slot])
             nodes[slot] = graph.get_attr(f"t{slot.number}")
@@ -299,7 +279,8 @@ class _Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "set_" or "resize" in name or ("empty" in name and name not in _UNFILLED):
             raise Unrecordable(f"takes memory that is not filled, or another tensor's, with torch.{name}")
-        written = [given.get(argument.name) for argument in func._schema.arguments if _is_write(argument)]
+        arguments = func._schema.arguments
+        written = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
         if given.get("training") or given.get("train"):
             # These operations update their running statistics without saying so in their schema.
             written += [given.get("running_mean"), given.get("running_var")]
@@ -328,17 +309,10 @@ class _Recorder(TorchDispatchMode):
             )
 
 
-_PLACES = (
-    "index",
-    "indices",
-    "target",
-    "targets",
-    "offsets",
-    "lengths",
-    "input_lengths",
-    "target_lengths",
-    "batch_sizes",
-)
+_PLACES = {
+    *("index", "indices", "target", "targets", "offsets"),
+    *("lengths", "input_lengths", "target_lengths", "batch_sizes"),
+}
 """Names of arguments in torch's schemas that say where to read or write."""
 _CHECKED = frozenset(
     f"{name}{way}"
@@ -346,26 +320,9 @@ _CHECKED = frozenset(
         *("index", "index_put", "index_select", "index_add", "index_copy", "index_reduce", "gather", "take", "put"),
         *("scatter", "scatter_add", "scatter_reduce", "nll_loss", "nll_loss2d", "multi_margin_loss", "embedding_dense"),
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
-        *(
-            "max_unpool2d",
-            "max_unpool3d",
-            "fractional_max_pool2d",
-            "fractional_max_pool3d",
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-        ),
-        *(
-            "mse_loss",
-            "huber_loss",
-            "smooth_l1_loss",
-            "soft_margin_loss",
-            "sort",
-            "kthvalue",
-            "topk",
-            "cummax",
-            "cummin",
-        ),
-        "value_selecting_reduction",
+        *("max_unpool2d", "max_unpool3d", "fractional_max_pool2d", "fractional_max_pool3d", "binary_cross_entropy"),
+        *("binary_cross_entropy_with_logits", "mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss"),
+        *("sort", "kthvalue", "topk", "cummax", "cummin", "value_selecting_reduction"),
     )
     for way in ("", "_forward", "_backward")
 )
@@ -411,10 +368,6 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
 
 
-def _is_write(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
 def _memory(tensor: Tensor) -> int:
     """Where a tensor's numbers lie; 0 for one without memory of its own, such as a sparse one."""
     try:
@@ -455,20 +408,12 @@ def _check_draws(func: Any, given: dict[str, Any]) -> None:
 
 
 class Recorded:
-    """A program that is replayed from a tape for each shape of its inputs.
+    """A program that is replayed from a tape for each shape of its inputs; the calls may come from several threads.
 
-    With `synthetic` the program itself runs on synthetic values only: a shape that is new is recorded on those, and the inputs go
-    through the tape. Without it the tape is only for speed: the program runs on the inputs, and a shape that has come back
-    `after` times is recorded. The calls may come from several threads.
-
-    Args:
-        program: from nested tensors to nested tensors.
-        synthetic: from inputs to synthetic ones of the same shapes, which no value of the inputs has any part in.
-        own: the inputs that the program may write into.
-        held: see `record`.
-        batched: see `record`.
-        after: without `synthetic`, how often a shape comes before it is recorded.
-        keep: how many tapes there may be.
+    `synthetic` makes values of the same shapes, out of no value of the inputs. The program runs on such values only: a shape that
+    is new is recorded on those, and the inputs go through the tape. Without it the tape is only for speed: the program runs on the
+    inputs, and a shape that has come back `after` times is recorded, up to `keep` of them.
+    `own` are the inputs that the program may write into; `held` and `batched` are those of `record`.
     """
 
     def __init__(
@@ -482,8 +427,8 @@ class Recorded:
         after: int = 12,
         keep: int = 32,
     ) -> None:
-        self.program, self.synthetic, self.own, self.after, self.keep = program, synthetic, own, after, keep
-        self.held, self.batched = held, batched
+        self.program, self.synthetic, self.own, self.held, self.batched = program, synthetic, own, held, batched
+        self.after, self.keep = after, keep
         self.uses: Counter[Any] = Counter()
         self.tapes: dict[Any, Tape] = {}
         self.refused: dict[Any, InputError] = {}
@@ -524,17 +469,13 @@ class Recorded:
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise Unrecordable(
-                f"fails on synthetic rows ({str(error).strip()[:200] or type(error).__name__})"
-            ) from error
+            why = str(error).strip()[:200] or type(error).__name__
+            raise Unrecordable(f"fails on synthetic rows ({why})") from error
 
     def record(self, inputs: tuple[Any, ...]) -> Tape:
         """The tape of these inputs' shapes; they are not changed."""
         copied = tree_map(lambda value: laid_out(value, value), inputs)
-        return self._recorded(copied)
-
-    def _recorded(self, inputs: tuple[Any, ...]) -> Tape:
-        return record(self.program, inputs, own=self.own(inputs), held=self.held(), batched=self.batched)
+        return record(self.program, copied, own=self.own(copied), held=self.held(), batched=self.batched)
 
 
 def laid_out(values: Tensor, like: Tensor) -> Tensor:

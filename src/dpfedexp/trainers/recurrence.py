@@ -1,7 +1,5 @@
 """Modules that `vmap` can trace: recurrent layers out of products that it knows, and masks made without a look at values."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,12 +48,9 @@ CELLS: dict[Any, Cell] = {
 
 
 def with_loose_weights(module: nn.Module) -> nn.Module:
-    """The module itself. Its recurrent layers no longer move their weights together in a GPU's memory, as they do at every change.
+    """The module itself, a copy that only trains, without its recurrent layers moving their weights together in a GPU's memory.
 
     They ask where the weights lie, which those that `vmap` hands over can't say.
-
-    Args:
-        module: a copy that only trains.
     """
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
@@ -63,7 +58,7 @@ def with_loose_weights(module: nn.Module) -> nn.Module:
     return module
 
 
-def _nothing() -> None: ...
+def _nothing(*args: Any) -> None: ...
 
 
 def one_by_one(func: Any, args: Sequence[Any]) -> bool:
@@ -107,26 +102,11 @@ def recurrent(
 ) -> tuple[Tensor, ...]:
     """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu` say that they compute, in their order of arguments.
 
-    Args:
-        cell: one step.
-        x: [t, rows, features], or [rows, t, features] with `rows_first`.
-        state: h₀ [layers·ways, rows, width], and of an LSTM c₀ with it.
-        weights: for each layer and way the input's, the state's, and with `biases` a bias of each.
-        biases: see above.
-        layers: how many are stacked.
-        dropout: the share that is dropped between layers.
-        train: whether it is.
-        both_ways: whether a second cell reads from the end.
-        rows_first: see above.
-        drop: what drops a share.
-
-    Returns:
-        The outputs, shaped as the input, and the last states, shaped as the first ones.
+    x is [t, rows, features], or [rows, t, features] with `rows_first`. There are weights for each layer and way: the input's, the
+    state's, and with `biases` a bias of each.
     """
-    first = _states(state)
-    ways, each = 1 + both_ways, 4 if biases else 2
-    values = x.transpose(0, 1) if rows_first else x
-    last: list[State] = []
+    first, ways, each = _states(state), 1 + both_ways, 4 if biases else 2
+    values, last = x.transpose(0, 1) if rows_first else x, list[State]()
     for layer in range(layers):
         if layer and train and dropout > 0:
             values = drop(values, dropout)
@@ -155,13 +135,10 @@ BLIND = "dpfedexp"
 
 
 def with_blind_masks(module: nn.Module) -> nn.Module:
-    """The module itself. Its models of `transformers` that use torch's attention build every mask that they are given.
+    """The module itself, a copy that only trains. Its `transformers` models with torch's attention build every mask they are given.
 
     By default they leave out a mask of ones, and warn of padding without a mask. That means asking what the rows of one client
     hold: `vmap` can't, and the numbers are the same. A model that brings another kind of attention stays as it is.
-
-    Args:
-        module: a copy that only trains.
     """
     transformers = sys.modules.get("transformers")
     kind = getattr(transformers, "PreTrainedModel", None)
@@ -175,12 +152,9 @@ def with_blind_masks(module: nn.Module) -> nn.Module:
         _register(*interfaces)
     for model in models:
         model.set_attn_implementation(BLIND)
-        model.warn_if_padding_and_no_attention_mask = _silent
+        # The model that the caller holds goes on warning, where it is measured.
+        model.warn_if_padding_and_no_attention_mask = _nothing
     return module
-
-
-def _silent(*args: Any) -> None:
-    """The model that the caller holds goes on warning, where it is measured."""
 
 
 def _register(attention: Any, masks: Any) -> None:

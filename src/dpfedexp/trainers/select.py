@@ -1,12 +1,8 @@
 """The trainers by name, and which of them a run gets: the one that is asked for, or the fastest on its own first clients.
 
-A run that is over in a moment anyway takes plain `vmap` without asking. Otherwise each candidate trains a few clients for a few
-steps, in turn, so that a machine that becomes busier slows all of them, and the best time of each decides. The answer is kept for
-the same network and shapes while the process lasts, and what it rests on is in the log. A new trainer is a class that is a
-`Trainer`, and a line in `TRAINERS`.
+A run that is over in a moment anyway takes plain `vmap`. Otherwise each candidate trains a few clients for a few steps, in turn,
+and the best time of each decides; the log has the times. A new trainer is a class that is a `Trainer`, and a line in `TRAINERS`.
 """
-
-from __future__ import annotations
 
 import logging
 import time
@@ -14,19 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError, nearest, require
-from dpfedexp.trainers.chunk_size import Footprint, footprint
+from dpfedexp.trainers.checks import first_line
+from dpfedexp.trainers.chunk_size import footprint
 from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.programs import Programs, by_program, sample
 from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.steps import ByVmap, Core, Parallel, Steps
-from dpfedexp.trainers.task import Task, Trainer
-from dpfedexp.trainers.vectorised import Vectorised, choose
+from dpfedexp.trainers.steps import ByVmap, Core, Parallel, Steps, Vectorised
+from dpfedexp.trainers.task import Task, Trainer, pair_of_clients
 
 log = logging.getLogger("dpfedexp")
 
@@ -52,12 +48,8 @@ Makers = dict[str, Callable[[], Trainer]]
 class Parts:
     """What a trainer is made from.
 
-    Args:
-        task: what every client does.
-        streams: the run's random streams, for modules that draw.
-        programs: the module's fast programs; asking for one that does not exist is an `InputError`, which leaves the trainer out.
-        tile: clients whose activations fit a processor's cache together.
-        fixed: whether no shape may depend on how many clients there are, as in an isolated run.
+    `programs` are the module's; asking for one that does not exist is an `InputError`, which leaves the trainer out. Activations of
+    `tile` clients fit a processor's cache. With `fixed` no shape may depend on how many clients there are.
     """
 
     task: Task
@@ -67,11 +59,6 @@ class Parts:
     fixed: bool
 
 
-def _tiled(parts: Parts, name: str, core: Core) -> Trainer:
-    steps = Steps(parts.task, name, core, streams=parts.streams)
-    return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
-
-
 def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
     return Steps(parts.task, name, core, record=True, streams=parts.streams)
 
@@ -79,7 +66,10 @@ def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
 def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
     def make(parts: Parts) -> Trainer:
         core = by_program(parts.task, getattr(parts.programs, which))
-        return (_tiled if parts.task.device.type == "cpu" else _recorded)(parts, name, core)
+        if parts.task.device.type != "cpu":
+            return _recorded(parts, name, core)
+        steps = Steps(parts.task, name, core, streams=parts.streams)
+        return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
 
     return make
 
@@ -111,10 +101,7 @@ TRAINERS: dict[str, tuple[Callable[[Parts], Trainer], tuple[str, ...]]] = {
     "tiled-loop": (_tiled_loop, ("cpu",)),
     "vectorised": (lambda p: Vectorised(p.task, record=not p.fixed, streams=p.streams), ("cpu", "cuda")),
 }
-"""What makes a trainer of several clients at once, for modules that `vmap` can trace, and the types of device that have it.
-
-In order of preference.
-"""
+"""What makes a trainer of several clients at once, and the types of device that have it, in order of preference."""
 
 
 def trainer_names() -> tuple[str, ...]:
@@ -176,8 +163,7 @@ def _selected(
     isolated, on = trial is not None, trial or task
     if name == "loop":
         return Loop(task, streams), None
-    _, reason = choose(on, streams)
-    if reason is not None:
+    if (reason := _why_not_together(on, streams)) is not None:
         if name != "auto":
             raise InputError(f"the model can't be vectorised over clients: {reason}. Use trainer='loop' or 'auto'.")
         return Loop(task, streams), (
@@ -187,7 +173,8 @@ def _selected(
     if isolated and not task.local.shape_is_public:
         return _one_by_one(task, streams, name)
     size = footprint(on)
-    tile = size.tile(_tile_bytes(budget))
+    # A quarter of a budget is for the tiles of all threads together; the rest is for updates.
+    tile = size.tile(TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads())))
     if isolated:
         tile = max(1, min(tile, -(-chunk // (2 * torch.get_num_threads()))))
     programs = Programs(on)
@@ -195,12 +182,14 @@ def _selected(
     if name != "auto":
         require(name in offered, f"trainer is {name!r}, which a device of type {task.device.type!r} does not have.")
         require(
-            not isolated or _keeps_apart_by_name(on, candidates[name](), chunk),
+            not isolated or _made_apart(on, candidates[name], chunk, name),
             f"trainer is {name!r}, but on this device a client's update then depends on the others of its chunk, which a "
             "secure run may not let happen. Use trainer='auto'.",
         )
         return offered[name](), None
-    brief = updates * _per_update(on, size) < WORTH_MEASURING
+    steps = float(on.local.step_count(torch.tensor([size.rows])))
+    per_update = steps * size.rows * (size.activations + on.layout.dimension)
+    brief = updates * per_update < WORTH_MEASURING
     if on.device.type == "cpu" and not brief:
         # Threads that each take a tile of clients beat threads that share every operation.
         candidates.pop("vectorised")
@@ -220,6 +209,28 @@ def _selected(
     return (Loop(task, streams) if chosen == LOOP else offered[chosen]()), None
 
 
+def _why_not_together(task: Task, streams: Streams) -> str | None:
+    """Why `torch.func.vmap` can't trace the module, None where it can; tried on two clients."""
+    for name, module in task.model.named_modules():
+        if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch"
+    trainer = Vectorised(task, streams=streams)
+    x, y = pair_of_clients(task)
+    params = task.layout.unflatten(task.layout.read(task.model).float().to(task.device).repeat(2, 1))
+    try:
+        keys = task.keys(streams, 0, torch.arange(2))
+        weights = torch.full((2, 2), 0.5, device=task.device)
+        trainer.gradients.program(params, x, y, weights, *([] if keys is None else [keys]))
+    except Exception as error:
+        reason = first_line(error)
+        if "data-dependent control flow" in reason:
+            return "it looks at values while it runs: .item(), bool() or an `if` on a tensor"
+        if "called random operation" in reason:
+            return "it draws random numbers within an operation of torch, such as Tensor.uniform_()"
+        return reason
+    return None
+
+
 def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolated: bool) -> str | None:
     """The quickest candidate, or in a brief run the first; in an isolated run only of those that keep clients apart."""
     fit = (name for name, make in candidates.items() if not isolated or _made_apart(trial, make, chunk))
@@ -229,19 +240,17 @@ def _choice(trial: Task, candidates: Makers, chunk: int, *, brief: bool, isolate
     return _quickest(trial, makers, chunk) if makers else None
 
 
-def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int) -> bool:
+def _made_apart(trial: Task, make: Callable[[], Trainer], chunk: int, named: str | None = None) -> bool:
+    """Whether a trainer can be made and keeps clients apart; one that was `named` says why it can't."""
     try:
         return keeps_apart(trial, make(), chunk)
     except (InputError, RuntimeError) as reason:
+        if isinstance(reason, Unrecordable) and named is not None:
+            raise refusal(f"with trainer {named!r} the model or its loss", reason) from None
+        if named is not None:
+            raise
         log.debug("a trainer is left out: %s", reason)
         return False
-
-
-def _keeps_apart_by_name(trial: Task, trainer: Trainer, chunk: int) -> bool:
-    try:
-        return keeps_apart(trial, trainer, chunk)
-    except Unrecordable as reason:
-        raise refusal(f"with trainer {trainer.name!r} the model or its loss", reason) from None
 
 
 def keeps_apart(trial: Task, trainer: Trainer, chunk: int) -> bool:
@@ -257,33 +266,22 @@ def keeps_apart(trial: Task, trainer: Trainer, chunk: int) -> bool:
 def _one_by_one(task: Task, streams: Streams, name: str) -> tuple[Trainer, str | None]:
     """Without a public bound, shapes would tell how much others hold: every client is its own program."""
     bound = "local.max_examples, a public bound on the examples of a client (or both local.steps and local.batch_size)"
-    require(
-        name in ("auto", "tiled-loop"),
-        f"trainer is {name!r} in a secure run, which needs {bound}; or use trainer='auto'.",
-    )
+    known = name in ("auto", "tiled-loop")
+    require(known, f"trainer is {name!r} in a secure run, which needs {bound}; or use trainer='auto'.")
     note = f"the run is secure, so clients are trained one by one; give {bound} to train many at once."
     if task.device.type != "cpu":
         return Loop(task, streams), note
     return Parallel("tiled-loop", lambda: Loop(task.apart(), streams), 1, fixed=True), note
 
 
-def _tile_bytes(budget: int | None) -> int:
-    """A quarter of a budget for the tiles of all threads together; the rest is for updates."""
-    return TILE_BYTES if budget is None else min(TILE_BYTES, budget // (4 * torch.get_num_threads()))
-
-
-def _per_update(task: Task, size: Footprint) -> float:
-    """Numbers that one client's local update computes, about."""
-    steps = float(task.local.step_count(torch.tensor([size.rows])))
-    return steps * size.rows * (size.activations + task.layout.dimension)
-
-
 def _quickest(task: Task, makers: Makers, chunk: int) -> str:
     on_cpu = task.device.type == "cpu"
     clients, plan = sample(task, min(chunk, 4 * torch.get_num_threads()) if on_cpu else chunk)
-    trial = _first_steps(plan)
+    # More than one step, because what depends on the data alone is made once for all of them.
+    count = min(STEPS, plan.longest)
+    trial = Schedule(plan.positions[:, :count], plan.weights[:, :count], torch.full_like(plan.steps, count))
     loss = getattr(task.loss, "__qualname__", repr(task.loss))
-    work = (loss, repr(task.model), task.layout, task.local, trial.positions.shape, int(trial.steps[0]), task.precision)
+    work = (loss, repr(task.model), task.layout, task.local, trial.positions.shape, count, task.precision)
     key = repr((*work, *makers, task.device, torch.get_num_threads()))
     chosen = _remembered.get(key)
     if chosen not in makers or not _made(makers[chosen]):
@@ -291,7 +289,7 @@ def _quickest(task: Task, makers: Makers, chunk: int) -> str:
         # Of candidates that are about equally quick the preferred one, so that two runs of the same work choose alike.
         chosen = next(name for name, seconds in times.items() if seconds <= ALIKE * min(times.values()))
         shown = ", ".join(f"{name} {seconds:.4g}" for name, seconds in times.items())
-        log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), int(trial.steps[0]), shown)
+        log.info("trainer %s: seconds of %d clients and %d steps: %s", chosen, len(clients), count, shown)
     _remembered[key] = chosen
     return chosen
 
@@ -304,13 +302,6 @@ def _made(make: Callable[[], Trainer]) -> bool:
         log.debug("the trainer of before is left out: %s", reason)
         return False
     return True
-
-
-def _first_steps(plan: Schedule) -> Schedule:
-    """The first steps of a plan: more than one, because what depends on the data alone is made once for all of them."""
-    count = min(STEPS, plan.longest)
-    at = slice(0, count)
-    return Schedule(plan.positions[:, at], plan.weights[:, at], torch.full_like(plan.steps, count))
 
 
 def _compared(task: Task, makers: Makers, clients: Tensor, plan: Schedule) -> dict[str, float]:

@@ -3,17 +3,17 @@
 `Stepper` is the local step of every trainer, w ← w − η_l·direction; a `Core` computes the gradients.
 """
 
-from __future__ import annotations
-
 import gc
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from threading import local
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Layout, Params
@@ -25,9 +25,12 @@ from dpfedexp.machine import spread, without_subnormals
 from dpfedexp.trainers.draws import step_keys
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Product, multiplied
 from dpfedexp.trainers.fast.program import Objective, Program
-from dpfedexp.trainers.precision import Precision, low
-from dpfedexp.trainers.task import Clients, Rows, Task, Trainer, batches
+from dpfedexp.trainers.task import Precision, Rows, Task, Trainer, batches, low
 
+# torch says this once per layer and place, asks for an issue, and is no reason to act: what is slow is measured and not chosen.
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching rule"
+)
 Take = Callable[[str, Gradient], None]
 
 
@@ -44,15 +47,15 @@ class Batch:
 
 
 class Core(Protocol):
-    """Gradients of a tile, however they are computed."""
+    """Gradients of a tile, however they are computed.
 
-    def prepare(self, x: Inputs) -> dict[int, Inputs]:
-        """What depends on the data alone."""
-        ...
+    `prepare` gives what depends on the data alone; `descend` hands every parameter's gradient to `take`, after which the parameter
+    may change.
+    """
 
-    def descend(self, params: Params, batch: Batch, take: Take) -> None:
-        """Hands every parameter's gradient to `take`, after which the parameter may change."""
-        ...
+    def prepare(self, x: Inputs) -> dict[int, Inputs]: ...
+
+    def descend(self, params: Params, batch: Batch, take: Take) -> None: ...
 
 
 @dataclass
@@ -61,11 +64,6 @@ class Stepper:
 
     What is the same for all optimisers is here and nowhere else: the proximal pull and SCAFFOLD's correction, which come to the
     gradient before the optimiser sees it, and clients that stand still when they have taken all their steps.
-
-    Args:
-        core: computes the gradients.
-        layout: of the model's parameters.
-        local: the clients' optimiser.
     """
 
     core: Core
@@ -83,16 +81,11 @@ class Stepper:
     def begin(
         self, w: Tensor, steps: Tensor, correction: Rows, rates: Rows, keys: Rows, *, uneven: bool, into: Rows = None
     ) -> None:
-        """All clients at w, with no memory of another round.
+        """All clients at w [d], with no memory of another round.
 
-        Args:
-            w: the global parameters [d].
-            steps: how many steps each client takes, [n].
-            correction: SCAFFOLD's c − c_i, [n, d].
-            rates: η_l of each client, [n]; None for the optimiser's own.
-            keys: where each client's draws come from, [n]; None for a module that draws nothing.
-            uneven: whether some clients may stand still before the others are done.
-            into: rows [n, d] in which the parameters live meanwhile.
+        Clients have numbers of steps [n], SCAFFOLD's c − c_i [n, d], η_l [n] where it is not the optimiser's own, and the keys
+        [n] of what a module draws. `uneven` says that some may stand still before the others are done; `into` are rows [n, d] in
+        which the parameters live meanwhile.
         """
         n = len(steps)
         self.start = self.layout.unflatten(w)
@@ -124,18 +117,22 @@ class Stepper:
         """One local step of all clients that have steps left."""
         going = self.clock.step < self.clock.steps if self.uneven else None
         gradients: Params = {}
+        local = self.local
+        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
+        # Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it.
+        only_subtracts = local.follows_gradient and going is None and not beside
 
         def take(name: str, given: Gradient) -> None:
             value = self.params[name]
-            if isinstance(given, Product) and going is None and self._only_subtracts and given.adds_to(value):
-                given.add_to(value, -self.local.rate)
+            if isinstance(given, Product) and only_subtracts and given.adds_to(value):
+                given.add_to(value, -local.rate)
                 return
             gradient = multiplied(given)
-            if self.local.proximal:
-                gradient = gradient + self.local.proximal * (value - self.start[name])
+            if local.proximal:
+                gradient = gradient + local.proximal * (value - self.start[name])
             if self.correction is not None:
                 gradient = gradient + self.correction[name]
-            if self.local.needs_all_gradients:
+            if local.needs_all_gradients:
                 gradients[name] = gradient.to(value.dtype)
             else:
                 self._move(name, gradient, going)
@@ -143,17 +140,9 @@ class Stepper:
         if self.keys is not None:
             batch = replace(batch, fixed={**batch.fixed, KEYS: step_keys(self.keys, self.clock.step)})
         self.core.descend(self.params, batch, take)
-        if self.local.needs_all_gradients:
-            for name, gradient in self.local.joined(gradients).items():
-                self._move(name, gradient, going)
+        for name, gradient in (local.joined(gradients) if local.needs_all_gradients else {}).items():
+            self._move(name, gradient, going)
         self.clock.step.add_(1)
-
-    @property
-    def _only_subtracts(self) -> bool:
-        """Whether a step is w ← w − η_l·gradient in the memory of w, with nothing beside it."""
-        local = self.local
-        beside = local.proximal or local.needs_all_gradients or self.correction is not None or self.rates is not None
-        return local.follows_gradient and not beside
 
     def _move(self, name: str, gradient: Tensor, going: Tensor | None) -> None:
         value, moments = self.params[name], self.moments[name]
@@ -337,19 +326,6 @@ class ByVmap:
             take(name, gradient)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data."""
-
-    round: int
-    asked: tuple[Tensor, ...]
-    edition: Edition
-    batch: Batch
-
-    def serves(self, asked: tuple[Tensor, ...], edition: Edition | None) -> bool:
-        return self.edition.same(edition) and all(map(torch.equal, asked, self.asked))
-
-
 class Steps:
     """All clients of a chunk at once, their parameters moved in place; with `record`, each step is a recording that is replayed.
 
@@ -370,7 +346,8 @@ class Steps:
     ) -> None:
         self.task, self.name, self.core, self.streams = task, name, core, streams
         self.recordings = Recordings(self._fresh, capture) if record else None
-        self._kept: Kept | None = None
+        # The one batch of all steps, for another round of the same clients: when it was made, for what, and from which data.
+        self._kept: tuple[int, list[Tensor], Edition, Batch] | None = None
         self._crowded = -2
 
     def _fresh(self) -> Stepper:
@@ -405,23 +382,24 @@ class Steps:
     def _batches(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
         if schedule.positions.shape[1] > 1:
             return self._made(clients, schedule, round)
-        asked, edition = (clients, schedule.positions, schedule.weights), _edition(self.task.clients)
+        asked, data = (clients, schedule.positions, schedule.weights), self.task.clients
+        # Of data that give the same rows whenever they are asked, where their class says so.
+        edition: Edition | None = getattr(data, "edition", None) if hasattr(type(data), "edition") else None
         kept = self._kept
-        if kept is None or not kept.serves(asked, edition):
-            if kept is not None and kept.round == round:
-                # Several chunks a round would only push one another out.
-                self._crowded = round
-            # The old batch goes before the new one comes.
-            self._kept = kept = None
-            batch = self._made(clients, schedule, round)(0)
-            if edition is not None and round not in (self._crowded, self._crowded + 1):
-                self._kept = Kept(round, tuple(part.clone() for part in asked), edition, batch)
-        else:
-            batch = kept.batch
-        return lambda step: batch
+        if kept is not None and kept[2].same(edition) and all(map(torch.equal, asked, kept[1])):
+            batch = kept[3]
+            return lambda step: batch
+        if kept is not None and kept[0] == round:
+            # Several chunks a round would only push one another out.
+            self._crowded = round
+        # The old batch goes before the new one comes.
+        self._kept = kept = None
+        fresh = self._made(clients, schedule, round)(0)
+        if edition is not None and round not in (self._crowded, self._crowded + 1):
+            self._kept = round, [part.clone() for part in asked], edition, fresh
+        return lambda step: fresh
 
     def _made(self, clients: Tensor, schedule: Schedule, round: int) -> Callable[[int], Batch]:
-        """From a step to its batch."""
         gathered = batches(self.task, clients, schedule, self.streams, round)
 
         def make(step: int) -> Batch:
@@ -429,12 +407,6 @@ class Steps:
             return Batch(self.core.prepare(x), y, weights)
 
         return make
-
-
-def _edition(clients: Clients) -> Edition | None:
-    """Of data that give the same rows whenever they are asked; None where their class does not say so."""
-    known: Edition | None = getattr(clients, "edition", None) if hasattr(type(clients), "edition") else None
-    return known
 
 
 def _filled(
@@ -450,10 +422,19 @@ def _filled(
     return fill(clients), filled, own, rate
 
 
+class Vectorised(Steps):
+    """All clients of a chunk at once: `vmap(grad(loss))` over stacked parameters; `record` records shapes that come back."""
+
+    def __init__(self, task: Task, record: bool = True, streams: Streams | None = None) -> None:
+        def loss(params: Params, x: Inputs, y: Tensor, weights: Tensor, *key: Tensor) -> Tensor:
+            return (task.losses(params, x, y, *key) * weights).sum()
+
+        self.gradients = task.program("gradients of clients", vmap(grad(loss)), batched=True, keep=32 if record else 0)
+        super().__init__(task, "vectorised", ByVmap(self.gradients), streams=streams)
+
+
 class Parallel:
     """Another trainer, in tiles that fit a processor's cache, on as many threads as torch was given; `make` makes one for each.
-
-    torch's own threads split each operation and wait for each other after it. Here every thread takes whole local updates.
 
     Threads do not share a module: torch's functional calls put parameters into it for a moment. With `fixed` every tile has the
     same number of clients and trains on such a thread, however many clients there are; the caller fills up the last one.
@@ -502,5 +483,4 @@ class Parallel:
     def _trainer(self) -> Trainer:
         if not hasattr(self.own, "trainer"):
             self.own.trainer = self.make()
-        trainer: Trainer = self.own.trainer
-        return trainer
+        return cast(Trainer, self.own.trainer)

@@ -1,9 +1,7 @@
 """Synthetic clients and values, made from public numbers alone: what a secure run tries and records everything on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,14 +17,7 @@ T = TypeVar("T")
 
 
 class SyntheticClients:
-    """Clients with rows of the right shape and type from public numbers alone, of the sizes given.
-
-    Args:
-        like: one row of inputs and targets, of which only shapes and types are used.
-        sizes: rows of each client.
-        transform: the federation's.
-        tokens: whole numbers are below this, in inputs and targets.
-    """
+    """Clients of `sizes` rows, of the shapes and types of `like`, from public numbers alone; whole numbers are below `tokens`."""
 
     def __init__(
         self,
@@ -61,13 +52,8 @@ def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw
 def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
     """Batches [s, …] of the same shapes that a program might treat differently from ordinary ones.
 
-    Very large and very small values, zeros, one row again and again, and each word and label that the model knows.
-
-    Args:
-        x: a batch of inputs.
-        y: its targets.
-        words: whole numbers that the model takes as inputs.
-        labels: whole numbers that the loss takes as targets.
+    Very large and very small values, zeros, one row again and again, and each of the `words` that the model and the `labels` that
+    the loss knows.
     """
 
     def whole(value: Tensor, most: int, first: int) -> Tensor:
@@ -84,11 +70,7 @@ def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inp
 
 
 class Synthetic:
-    """Values for programs to be recorded on, and the programs of a run by name, shared by all of its trainers.
-
-    Args:
-        tokens: whole numbers are below this.
-    """
+    """Values for programs to be recorded on, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -97,8 +79,7 @@ class Synthetic:
     def program(self, name: str, make: Callable[[], T]) -> T:
         if name not in self.programs:
             self.programs[name] = make()
-        found: T = self.programs[name]
-        return found
+        return cast(T, self.programs[name])
 
     def like(self, values: Any) -> Any:
         """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers that are known."""
@@ -106,9 +87,7 @@ class Synthetic:
 
         def one(value: Tensor) -> Tensor:
             if value.is_floating_point():
-                made = torch.rand(value.shape, generator=generator)
-            else:
-                made = torch.randint(0, self.tokens, value.shape, generator=generator)
-            return laid_out(made, value)
+                return laid_out(torch.rand(value.shape, generator=generator), value)
+            return laid_out(torch.randint(0, self.tokens, value.shape, generator=generator), value)
 
         return tree_map(one, values)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +18,32 @@ from torch.utils._pytree import tree_map
 
 from dpfedexp.core.batches import Schedule
 from dpfedexp.core.layout import Layout, Params
-from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local import AdamW, LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss, check_labels, check_loss, doubt_of
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data.federation import Federation
 from dpfedexp.errors import InputError
 from dpfedexp.inputs import Inputs, arguments, each, in_float
-from dpfedexp.trainers.apart import ClientTransform, optimiser_apart
+from dpfedexp.trainers.apart import ClientOptimiser, ClientTransform
 from dpfedexp.trainers.checks import applied, check_draws, furthest_rows
-from dpfedexp.trainers.draws import Habits, client_keys, drawing, habits, step_keys
+from dpfedexp.trainers.draws import Drawing, Habits, client_keys, habits, step_keys
 from dpfedexp.trainers.module_state import Watch, drawing_alike
-from dpfedexp.trainers.precision import Precision, arithmetic, low
 from dpfedexp.trainers.recording import Recorded, laid_out
 from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""How exactly local training computes.
+
+fp32  every product and sum in float32, on a GPU too, where torch would otherwise let convolutions round their factors
+tf32  products of a GPU's matrix units round their factors to 10 bits of fraction, a relative error of about 5·10⁻⁴ each; sums are
+      float32. A CPU has no such units and computes as fp32
+bf16  values, gradients and products in bfloat16 (7 bits of fraction, 4·10⁻³), sums in float32; the parameters that the steps move,
+      and everything from clipping on, stay float32 or better, so that no privacy statement depends on it
+"""
 Rows = Tensor | None
 """One row or number for each client of a chunk, where there are any."""
+Read = Callable[[int], tuple[Inputs, Tensor]]
+"""From a step to inputs and targets."""
 
 
 class Clients(Protocol):
@@ -57,9 +67,9 @@ class Clients(Protocol):
 class Task:
     """What every client of a run does: a model, a loss, local steps, on a device.
 
-    `watch` is what the module's state may be, and `copies` are the modules that train beside `model`. `rated` says that every call
-    of a trainer brings the clients' rates, so that checks bring them too. With `synthetic`, as in a run that protects data, module,
-    loss, transform and optimizer are recorded on synthetic values, and no code of the caller's meets a client's rows.
+    `watch` is what the module's state may be, `copies` are the modules that train beside `model`, and `rated` says that every call
+    of a trainer brings the clients' rates. With `synthetic`, as in a run that protects data, module, loss, transform and optimizer
+    are recorded on synthetic values, and no code of the caller's meets a client's rows.
     """
 
     model: nn.Module
@@ -100,16 +110,14 @@ class Task:
         """One loss per example of one client, in float32; `key` is where a module that draws takes its draws from."""
         if self.precision == "bf16":
             params = self._rounded_constants() | {name: value.bfloat16() for name, value in params.items()}
-        with drawing(key, fused=self.habits.fused or self.synthetic is not None):
+        looked_after = key is not None or self.habits.fused or self.synthetic is not None
+        with Drawing(key) if looked_after else nullcontext():
             given = arguments(each(lambda value: low(value, self.precision), x))
             outputs = functional_call(self.model, params, *given, tie_weights=self.tied)
             return self.loss(in_float(outputs) if self.precision == "bf16" else outputs, y)
 
     def _rounded_constants(self) -> Params:
-        """What stands still, frozen parameters and buffers of real numbers, as a network in bf16 computes with it.
-
-        Made anew for every pass, so that nothing which a module writes into them reaches another client.
-        """
+        """Frozen parameters and buffers in bf16, made anew for every pass: what a module writes there reaches no other client."""
         frozen = ((name, value) for name, value in self.model.named_parameters() if not value.requires_grad)
         still = {**dict(frozen), **dict(self.model.named_buffers())}
         return {name: value.detach().bfloat16() for name, value in still.items() if value.is_floating_point()}
@@ -120,12 +128,13 @@ class Task:
 
         A run that protects data asks on synthetic clients, before it reads a real one (`check_on`).
         """
-        return self._habits() if self.synthetic is None else self.synthetic.program("habits", self._habits)
 
-    def _habits(self) -> Habits:
-        with torch.random.fork_rng(devices=[]):
-            x, _ = pair_of_clients(self)
-        return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
+        def seen() -> Habits:
+            with torch.random.fork_rng(devices=[]):
+                x, _ = pair_of_clients(self)
+            return habits(copy.deepcopy(self.model), each(lambda value: torch.zeros_like(value[0]), x))
+
+        return seen() if self.synthetic is None else self.synthetic.program("habits", seen)
 
     def keys(self, streams: Streams | None, round: int, clients: Tensor) -> Tensor | None:
         """Where each client's draws of a round come from, [n]; None for a module that draws nothing."""
@@ -141,10 +150,12 @@ class Task:
 
     @cached_property
     def optimiser(self) -> LocalOptimiser:
-        """The clients' optimizer as a trainer may call it."""
-        if self.synthetic is None:
+        """The clients' optimizer. The optimizers of this package act on a client's own row; others are kept to it (`apart`)."""
+        synthetic = self.synthetic
+        if synthetic is None or type(self.local) in (Sgd, AdamW):
             return self.local
-        return self.synthetic.program(f"optimizer {self.local}", lambda: optimiser_apart(self.local, self.synthetic))
+        own = synthetic.program(f"optimizer {self.local}", lambda: ClientOptimiser(self.local, synthetic))
+        return cast(LocalOptimiser, own)
 
     def program(self, name: str, program: Callable[..., Any], *, batched: bool = False, keep: int = 32) -> Recorded:
         """A program of parameters, inputs, targets, weights and perhaps keys, of one client or of many.
@@ -155,7 +166,10 @@ class Task:
             return Recorded(program, keep=keep)
 
         def make() -> Recorded:
-            return Recorded(program, self._stand_ins, _own_parameters, held=self.module_tensors, batched=batched)
+            # Each client has its own copy of the parameters.
+            return Recorded(
+                program, self._stand_ins, lambda inputs: inputs[0].values(), held=self.module_tensors, batched=batched
+            )
 
         return self.synthetic.program(f"{name}, {self.precision}", make)
 
@@ -165,24 +179,21 @@ class Task:
 
     def _stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs of a program with the model's own start for parameters, and synthetic values for the rest."""
-        params, x, y, weights, *keys = inputs
-        if self.synthetic is None:
-            raise ValueError("stand-ins are for runs that protect data.")
+        params, *rest = inputs
         start = self.layout.unflatten(self.layout.read(self.model).float().to(self.device))
         own = {name: laid_out(start[name].expand_as(value), value) for name, value in params.items()}
-        return own, *self.synthetic.like((x, y, weights, *keys))
+        return own, *cast(Synthetic, self.synthetic).like(rest)
 
     @cached_property
     def transforming(self) -> ClientTransform | None:
         """The federation's transform, where it has one; in a run that protects data the same for all of its trainers and trials."""
         transform, synthetic = getattr(self.clients, "transform", None), self.synthetic
-        if transform is None or synthetic is None:
-            return None if transform is None else ClientTransform(transform, None)
-        return synthetic.program("transform", lambda: ClientTransform(transform, synthetic))
+        if transform is None:
+            return None
+        make = partial(ClientTransform, transform, synthetic)
+        return make() if synthetic is None else synthetic.program("transform", make)
 
-    def reading(
-        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
-    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+    def reading(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
         """From a step k to rows `positions[i, k]` of client `clients[i]` as the model takes them, for positions [n, steps, s]."""
         read, transforming = self.held(clients, positions, streams, round), self.transforming
         if transforming is None:
@@ -201,24 +212,18 @@ class Task:
         """Rows `positions[i]` of client `clients[i]` as the model takes them, inputs and targets [n, s, …]."""
         return self.reading(clients, positions[:, None], streams or Streams(0), round)(0)
 
-    def held(
-        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
-    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+    def held(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
         """As `reading`, without the transform."""
         held, device = self.clients, self.device
         known = isinstance(held, SyntheticClients) or (isinstance(held, Federation) and held.gathers_itself)
         if self.synthetic is not None and not known:
             return self._one_by_one(clients, positions, streams, round)
         # Asked of the class: a view of a federation, which passes on what it does not know itself, has rows of its own.
-        reading = getattr(type(held), "reading", None)
-        if reading is not None:
-            rows: Callable[[int], tuple[Inputs, Tensor]] = reading(held, clients, positions, device)
-            return rows
+        if (reading := getattr(type(held), "reading", None)) is not None:
+            return cast(Read, reading(held, clients, positions, device))
         return lambda step: held.gather(clients, positions[:, step], device)
 
-    def _one_by_one(
-        self, clients: Tensor, positions: Tensor, streams: Streams, round: int
-    ) -> Callable[[int], tuple[Inputs, Tensor]]:
+    def _one_by_one(self, clients: Tensor, positions: Tensor, streams: Streams, round: int) -> Read:
         """Rows that a caller's own code makes: each client is asked for alone, with generators in a state of its own."""
         seeds = [int(streams.at("rows", round).generator(client).integers(2**62)) for client in clients.tolist()]
 
@@ -228,8 +233,7 @@ class Task:
                 at = slice(row, row + 1)
                 with drawing_alike(self.device, seed + step):
                     parts.append(self.clients.gather(clients[at], positions[at, step], self.device))
-            joined: tuple[Inputs, Tensor] = tree_map(lambda *values: torch.cat(values), *parts)
-            return joined
+            return cast(tuple[Inputs, Tensor], tree_map(lambda *values: torch.cat(values), *parts))
 
         return read
 
@@ -262,17 +266,19 @@ class Trainer(Protocol):
     ) -> Tensor: ...
 
 
-def _own_parameters(inputs: tuple[Any, ...]) -> Iterable[Tensor]:
-    """The parameters among a program's inputs: each client has its own copy."""
-    own: Params = inputs[0]
-    return own.values()
+def of_one(task: Task, x: Inputs, y: Tensor, weights: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+    """A single client's rows of a batch, in a simulation without those that only pad it."""
+    x, y, weights = each(lambda value: value[0], x), y[0], weights[0]
+    if task.synthetic is not None:
+        return x, y, weights
+    real = weights > 0
+    return each(lambda value: value[real], x), y[real], weights[real]
 
 
 def batches(
     task: Task, clients: Tensor, schedule: Schedule, streams: Streams | None, round: int
 ) -> Callable[[int], tuple[Inputs, Tensor, Tensor]]:
     """step → (inputs, targets, weights) on the device; gathered once where every step uses the same batch."""
-
     weights = schedule.weights.to(task.device)
     read = task.reading(clients, schedule.positions, streams or Streams(0), round)
 
@@ -329,8 +335,33 @@ def _check_words(task: Task, model: nn.Module) -> None:
     inputs, prepare = getattr(task.clients, "inputs", None), getattr(task.clients, "prepare", None)
     if inputs is None or prepare is None or not any(isinstance(part, nn.Embedding) for part in model.modules()):
         return
-    rows = furthest_rows(inputs)
-    if len(rows) > 0:
+    if len(rows := furthest_rows(inputs)) > 0:
         x, _ = prepare(each(lambda value: value[rows], inputs), task.clients.targets[rows], task.device)  # type: ignore[attr-defined]
         with torch.no_grad():
             applied(model, x)
+
+
+def check_precision(precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is {precision!r}; it must be 'fp32', 'tf32' or 'bf16'.")
+
+
+def low(x: Tensor, precision: Precision) -> Tensor:
+    """Inputs as the network computes with them; integers are tokens and stay."""
+    return x.bfloat16() if precision == "bf16" and x.is_floating_point() else x
+
+
+@contextmanager
+def arithmetic(precision: Precision, device: torch.device, *, same: bool = False) -> Iterator[None]:
+    """torch's global switches for the length of a local update. With `same` a kernel gives the same bits every time."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    cudnn.deterministic = same or cudnn.deterministic
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before

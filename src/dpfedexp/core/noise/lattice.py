@@ -1,13 +1,10 @@
 """Whole numbers instead of floats: sums and noise on one lattice, so that no low bit of a release tells what it was added to.
 
-The step g of a lattice is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero,
-which never makes a norm larger: a vector in the ball of radius C stays in it, and its sensitivity claim holds without a correction.
-Whole numbers are held in int64 and float64; the latter is exact below 2⁵³, and `check_room` refuses anything that could come near.
+The step of a lattice is a power of two, so dividing by it and multiplying with it are exact. Values are truncated toward zero, so
+a vector in the ball of radius C stays in it. float64 is exact below 2⁵³, and `check_room` refuses anything that could come near.
 
-Masks split a client's row of whole numbers into two parts, each of which is uniform by itself. The row x becomes x − m mod 2⁶⁴,
-where m is the ChaCha20 key stream of a fresh 256-bit seed read as little-endian words of 64 bits. Whoever has the difference and
-not the seed sees uniform words; whoever has the seed and not the difference sees nothing of x at all. Sums of both parts add to the
-sum of the rows, whatever the order of adding. Arithmetic is that of uint64 in NumPy, which wraps around by definition.
+A mask splits a client's row x into x − m mod 2⁶⁴ and the 256-bit seed of m, ChaCha20's key stream as little-endian words. Either
+part alone is uniform and tells nothing of x. Sums of both parts add to the sum of the rows, in uint64, which wraps around.
 """
 
 from __future__ import annotations
@@ -68,8 +65,8 @@ def truncate(values: Tensor, step: float) -> Tensor:
 def truncated_sum(rows: Tensor, step: float) -> Tensor:
     """Σ over the rows of what `truncate` leaves of them, [width] float64: exact, where `check_room` was asked.
 
-    A piece of the rows at a time, so that the steps of its conversion stay in the processor's cache. Whole numbers are exact in
-    float64 here, and −0 is made 0, whatever a sum makes of it: the sign of a zero would tell of a value that was truncated.
+    A piece of the rows at a time, which stays in the processor's cache. −0 is made 0: the sign of a zero would tell of a value that
+    was truncated.
     """
     made = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
     piece = max(1, PIECE // max(1, len(rows))) if rows.device.type == "cpu" else max(1, rows.shape[1])
@@ -130,7 +127,7 @@ def discrete_gaussian(shape: Sequence[int], scale: float) -> Tensor:
 
 
 def fresh_seed() -> bytes:
-    """256 bits from the operating system. A seed hides one row; hiding a second one with it would give away their difference."""
+    """256 bits from the operating system, for one row: a second row under the same seed would give away their difference."""
     return secrets.token_bytes(SEED_BYTES)
 
 

@@ -1,9 +1,8 @@
 """Convolution as one product of matrices per client: patches of the input beside the client's own kernels.
 
 A max-pool behind a convolution is taken into the product. The four outputs that a 2×2 window compares come from one patch that is
-one row and one column larger, so that the kernels of a client are shifted copies in a larger, partly empty matrix. That matrix
-multiplies 25/16 as much for a 4×4 kernel, but patches are read a quarter as often, outputs that no window reads are never made, and
-the windows lie side by side: several times faster in all.
+one row and one column larger, so that the kernels of a client are shifted copies in a larger, partly empty matrix: several times
+faster, because patches are read a quarter as often.
 """
 
 from __future__ import annotations
@@ -37,11 +36,18 @@ class Window:
         return (self.size[axis] - 1) * self.dilation[axis] + 1
 
     def outputs(self, height: int, width: int) -> Pair:
-        lengths = (height + 2 * self.padding[0], width + 2 * self.padding[1])
-        return (
-            (lengths[0] - self.span(0)) // self.stride[0] + 1,
-            (lengths[1] - self.span(1)) // self.stride[1] + 1,
+        rows, columns = (
+            (length + 2 * self.padding[i] - self.span(i)) // self.stride[i] + 1
+            for i, length in enumerate((height, width))
         )
+        return rows, columns
+
+    def padded(self, height: int, width: int) -> Pair:
+        return height + 2 * self.padding[0], width + 2 * self.padding[1]
+
+    @property
+    def is_one_pixel(self) -> bool:
+        return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     def pooled(self, pool: Pair) -> Window:
         """The window that holds all patches that one pool window compares."""
@@ -60,7 +66,7 @@ class Patches:
         (x,) = inputs
         w = self.window
         shape = x.shape
-        if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
+        if w.is_one_pixel:
             return x, shape
         if (own := _own_kernels(x, w, shape)) is not None:
             return own.unfolded(x, w), shape
@@ -79,11 +85,11 @@ class Patches:
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         n, c, height, width, s = saved
         w = self.window
-        if w.size == (1, 1) and w.stride == (1, 1) and w.padding == (0, 0):
+        if w.is_one_pixel:
             return (), (dy,)
         if (own := _own_kernels(dy, w, saved)) is not None:
             return (), (own.folded(dy, w, height, width),)
-        padded = (height + 2 * w.padding[0], width + 2 * w.padding[1])
+        padded = w.padded(height, width)
         if dy.device.type == "cpu":
             dx = torch.zeros(n, c, padded[0] * padded[1], s, dtype=dy.dtype)
             dx.index_add_(2, _positions(w, height, width), dy.reshape(n, c, -1, s))
@@ -120,19 +126,10 @@ def _own_kernels(values: Tensor, window: Window, image: Sequence[int]) -> Module
 @lru_cache(maxsize=64)
 def _positions(window: Window, height: int, width: int) -> Tensor:
     """For every row of a patch matrix and every position, which pixel of the padded image it is."""
-    padded = (height + 2 * window.padding[0], width + 2 * window.padding[1])
-    rows, columns = window.outputs(height, width)
+    padded, (down, right), (dy, dx) = window.padded(height, width), window.dilation, window.stride
     pixel = torch.arange(padded[0] * padded[1]).view(padded)
-    view = pixel.as_strided(
-        (*window.size, rows, columns),
-        (
-            padded[1] * window.dilation[0],
-            window.dilation[1],
-            padded[1] * window.stride[0],
-            window.stride[1],
-        ),
-    )
-    return view.reshape(-1)
+    strides = (padded[1] * down, right, padded[1] * dy, dx)
+    return pixel.as_strided((*window.size, *window.outputs(height, width)), strides).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -235,15 +232,13 @@ def _places(window: Window, pool: Pair, o: int, c: int, device: torch.device) ->
 
 
 def compete(values: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The largest of the values elementwise, and for each value after the first 1 where it beat all before it.
-
-    The marks are floats, because a comparison into bytes and a product with them cost several times as much on a CPU.
-    """
+    """The largest of the values elementwise, and for each value after the first 1.0 where it beat all before it."""
     if len(values) == 1:
         return values[0].clone(), []
     best, wins = values[0], []
     room = torch.empty_like(best, memory_format=torch.contiguous_format)
     for value in values[1:]:
+        # Floats, because a comparison into bytes and a product with them cost several times as much on a CPU.
         wins.append(torch.gt(value, best, out=torch.empty_like(room)))
         best = torch.maximum(best, value, out=room)
     return best, wins
@@ -261,16 +256,7 @@ def award(dy: Tensor, wins: Sequence[Tensor], out: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class LibraryConvolve:
-    """A convolution by torch's own library, one client after the other, and a max-pool behind it where there is one.
-
-    With many channels its kernels read every number from a cache many times. Patches are written and read for every place of the
-    kernel; with few channels that matters less than the calls that many clients at once save.
-
-    Args:
-        window: of the kernels.
-        bias: whether there is one.
-        pool: the pooled windows, None for none.
-    """
+    """A convolution by torch's own library, one client after the other, and a max-pool behind it: faster with many channels."""
 
     window: Window
     bias: bool
@@ -299,11 +285,8 @@ class LibraryConvolve:
                 )
             sizes = [len(kernel)] if self.bias else None
             asked = (wanted, True, self.bias)
-            found.append(
-                torch.ops.aten.convolution_backward(
-                    gradient, image, kernel, sizes, *self._window, False, (0, 0), 1, asked
-                )
-            )
+            rest = (*self._window, False, (0, 0), 1, asked)
+            found.append(torch.ops.aten.convolution_backward(gradient, image, kernel, sizes, *rest))
         of_inputs, of_kernels, of_biases = zip(*found, strict=True)
         grads = [torch.stack(of_kernels), *([torch.stack(of_biases)] if self.bias else [])]
         return grads, (_values(of_inputs) if wanted else None,)

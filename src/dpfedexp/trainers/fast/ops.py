@@ -4,12 +4,10 @@ Products of matrices have gradients written by hand, which a step can subtract w
 that autograd differentiates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -29,12 +27,8 @@ KEYS = -1
 class Product:
     """A parameter's gradient left·right, [n, a, k] times [n, k, b], that is not multiplied out yet.
 
-    A gradient as large as the parameters is memory that is written, read and thrown away. Whoever only subtracts it lets the
-    product of matrices do so.
-
-    Args:
-        left, right: the factors.
-        shape: of the parameter behind its first two dimensions, where it is not [b].
+    A gradient as large as the parameters is memory that is written, read and thrown away: a plain step lets the product of matrices
+    subtract it. `shape` is that of the parameter behind its first two dimensions, where it is not [b].
     """
 
     left: Tensor
@@ -121,8 +115,7 @@ def by_sample(apply: Callable[..., Tensor]) -> Function:
         y = apply(x.movedim(-1, 1).flatten(0, 1))
         if len(y) != len(x) * x.shape[-1]:
             raise Unsupported("a call that changes the number of samples")
-        found: Tensor = y.unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
-        return found
+        return cast(Tensor, y.unflatten(0, (len(x), x.shape[-1])).movedim(1, -1))
 
     return Function(on_values)
 
@@ -138,14 +131,10 @@ def with_parameter(x: Tensor, own: Tensor) -> Tensor:
     """A parameter added to every sample, such as one for each position, as torch's broadcasting has it."""
     rows = x.movedim(-1, 1)
     shape = (len(x), *[1] * (rows.dim() - own.dim()), *own.shape[1:])
-    if (
-        len(shape) != rows.dim()
-        or any(a not in (1, b) for a, b in zip(shape[2:], rows.shape[2:], strict=True))
-        or shape[1] != 1
-    ):
+    fits = len(shape) == rows.dim() and shape[1] == 1
+    if not fits or any(a not in (1, b) for a, b in zip(shape[2:], rows.shape[2:], strict=True)):
         raise Unsupported("adding a parameter that is not of the shape of one sample")
-    found: Tensor = (rows + own.view(shape)).movedim(1, -1)
-    return found
+    return (rows + own.view(shape)).movedim(1, -1)
 
 
 def flattened(x: Tensor, start: int) -> Tensor:
@@ -170,10 +159,7 @@ def normalised(x: Tensor, *params: Tensor, shape: tuple[int, ...], eps: float) -
 
 
 def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
-    """softmax(q·kᵀ/√d + bias)·v by heads: from q, k and v beside each other, [n, l, 3·width, s], to [n, l, width, s].
-
-    Clients have nothing of their own in here, so that one product takes all clients, samples and heads.
-    """
+    """softmax(q·kᵀ/√d + bias)·v by heads: from q, k and v beside each other, [n, l, 3·width, s], to [n, l, width, s]."""
     if x.dim() != 4 or x.shape[2] % (3 * heads):
         raise Unsupported("attention on values that are not at positions")
     n, length, width, s = x.shape
@@ -187,11 +173,7 @@ def attended(x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features].
-
-    Every operation on values at positions leaves them like this in memory, so that this is a view: products of matrices, sums over
-    features and attention all read it as it is.
-    """
+    """Values at positions, [n, positions, features, s], as rows of features, [n, s·positions, features]: a view."""
     return x.permute(0, 3, 1, 2).flatten(1, 2)
 
 
@@ -215,9 +197,7 @@ class Linear:
             return (y.add_(params[1].unsqueeze(2)) if self.bias else y), x
         rows = as_rows(x)
         y = torch.bmm(rows, params[0].transpose(1, 2))
-        if self.bias:
-            y = y.add_(params[1].unsqueeze(1))
-        return from_rows(y, x.shape[3]), rows
+        return from_rows(y.add_(params[1].unsqueeze(1)) if self.bias else y, x.shape[3]), rows
 
     def backward(self, params: Sequence[Tensor], saved: Saved, dy: Tensor, wanted: bool) -> Gradients:
         at_positions = dy.dim() == 4
@@ -265,10 +245,7 @@ def _clients(tokens: Tensor) -> Tensor:
 class Dropout:
     """y = x·mask/(1 − p) on [n, …, s], the mask being drawn from the clients' keys [n], the second input.
 
-    Args:
-        p: the share that is dropped.
-        call: which of the draws of a pass this is, counted from 1 as `Drawing` counts.
-        channels: whether whole channels are dropped.
+    `call` is which of the draws of a pass this is, counted from 1 as `Drawing` counts; with `channels` whole ones are dropped.
     """
 
     p: float

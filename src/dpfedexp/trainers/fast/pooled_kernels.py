@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpfedexp.trainers.fast.convolution import Pair, Window
 from dpfedexp.trainers.fast.ops import Gradients, Saved
-from dpfedexp.trainers.precision import Precision
+from dpfedexp.trainers.task import Precision
 
 
 def pooled(

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from dpfedexp.core.losses import (
-    IGNORED,
-    Loss,
-    binary_cross_entropy,
-    cross_entropy,
-    half_squared_error,
-    mean_squared_error,
-    plain,
-)
+from dpfedexp.core import losses
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Op, Saved
 from dpfedexp.trainers.recording import Recorded
 from dpfedexp.trainers.synthetic import Synthetic
@@ -40,10 +32,7 @@ class Step:
 class Program:
     """Steps in order; every trained parameter belongs to one step, so its gradient is whole when that step has gone backward.
 
-    Args:
-        steps: what is computed.
-        output: the number of the value that the network puts out.
-        frozen: the parameters and buffers of steps that nobody trains, one copy for all clients.
+    `output` is the number of the network's output, and `frozen` are parameters and buffers that are not trained, held once.
     """
 
     steps: tuple[Step, ...]
@@ -73,10 +62,6 @@ class Program:
         return frozenset(found)
 
     @cached_property
-    def fixed(self) -> tuple[Step, ...]:
-        return tuple(step for step in self.steps if step.output not in self.trained)
-
-    @cached_property
     def active(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.output in self.trained)
 
@@ -99,8 +84,9 @@ class Program:
     def prepare(self, x: Tensor) -> dict[int, Tensor]:
         """What depends on the data alone, from inputs [n, s, …]."""
         values = {INPUT: x.movedim(1, -1).contiguous()}
-        for step in self.fixed:
-            self._apply(step, {}, values, len(x))
+        for step in self.steps:
+            if step.output not in self.trained:
+                self._apply(step, {}, values, len(x))
         return {i: values[i] for i in self.kept}
 
     def forward(self, params: Mapping[str, Tensor], fixed: Mapping[int, Tensor]) -> tuple[Tensor, list[Saved]]:
@@ -151,18 +137,18 @@ class Program:
                     take(name, of_param)
 
 
-def objective(loss: Loss, synthetic: Synthetic | None = None) -> Objective:
+def objective(loss: losses.Loss, synthetic: Synthetic | None = None) -> Objective:
     """(outputs [n, …, s], targets [n, s, …], weights [n, s]) → Σ weight·loss differentiated in the outputs, in float32.
 
     A loss of the caller's own is recorded on synthetic values where these are given.
     """
-    by_hand: dict[Loss, Objective] = {
-        cross_entropy: _cross_entropy,
-        half_squared_error: _half_squared_error,
-        mean_squared_error: _mean_squared_error,
-        binary_cross_entropy: _binary_cross_entropy,
+    by_hand: dict[losses.Loss, Objective] = {
+        losses.cross_entropy: _cross_entropy,
+        losses.half_squared_error: _half_squared_error,
+        losses.mean_squared_error: _mean_squared_error,
+        losses.binary_cross_entropy: _binary_cross_entropy,
     }
-    known, anything = by_hand.get(plain(loss)), _differentiated(loss, synthetic)
+    known, anything = by_hand.get(losses.plain(loss)), _differentiated(loss, synthetic)
 
     def start(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         outputs = outputs.float()
@@ -178,19 +164,18 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     if targets.is_floating_point():
         total = targets.sum(-1).unsqueeze(1)
         return p.mul_(total).sub_(targets.transpose(1, 2)).mul_(weights.unsqueeze(1))
-    counts = targets != IGNORED
+    counts = targets != losses.IGNORED
     labels = torch.where(counts, targets, 0)
     p.scatter_add_(1, labels.unsqueeze(1), torch.full_like(weights, -1.0).unsqueeze(1))
     return p.mul_((weights * counts).unsqueeze(1))
 
 
 def _half_squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    return (outputs - _placed(targets, outputs)).mul_(_per_output(weights, outputs))
+    return (outputs - _placed(targets, outputs)).mul_(weights if outputs.dim() == 2 else weights.unsqueeze(1))
 
 
 def _mean_squared_error(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    share = 2.0 if outputs.dim() == 2 else 2.0 / outputs.shape[1]
-    return (outputs - _placed(targets, outputs)).mul_(_per_output(weights, outputs) * share)
+    return _half_squared_error(outputs, targets, weights * (2.0 if outputs.dim() == 2 else 2.0 / outputs.shape[1]))
 
 
 def _binary_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -205,11 +190,7 @@ def _placed(targets: Tensor, outputs: Tensor) -> Tensor:
     return targets.reshape(len(targets), targets.shape[1], outputs.shape[1]).transpose(1, 2)
 
 
-def _per_output(weights: Tensor, outputs: Tensor) -> Tensor:
-    return weights if outputs.dim() == 2 else weights.unsqueeze(1)
-
-
-def _differentiated(loss: Loss, synthetic: Synthetic | None = None) -> Objective:
+def _differentiated(loss: losses.Loss, synthetic: Synthetic | None = None) -> Objective:
     """Any loss: each client's own batch goes through it, so that a loss that looks across examples stays right too."""
 
     def total(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

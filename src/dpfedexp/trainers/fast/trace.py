@@ -1,7 +1,5 @@
 """From an nn.Module to a `Program`, where every layer that it calls has a rule: the operations of a fast program in its place."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import operator
@@ -61,10 +59,6 @@ def _group_norm(layer: nn.GroupNorm) -> Emitted:
     return [(ops.GroupNorm(layer.num_groups, layer.eps), ("weight", "bias") if layer.affine else ())]
 
 
-def layer_norm(shape: Sequence[int], eps: float) -> Op:
-    return Function(partial(ops.normalised, shape=tuple(shape), eps=eps))
-
-
 @register(nn.Embedding)
 def _embedding(layer: nn.Embedding) -> Emitted:
     own_gradient = layer.padding_idx is not None or layer.scale_grad_by_freq or layer.sparse
@@ -75,11 +69,7 @@ def _embedding(layer: nn.Embedding) -> Emitted:
 @register(nn.Flatten)
 def _flatten(layer: nn.Flatten) -> Emitted:
     refuse(layer.start_dim < 0 or layer.end_dim != -1, "flattening some dimensions only")
-    return [(_flat(layer.start_dim), ())]
-
-
-def _flat(start: int) -> Op:
-    return Function(partial(ops.flattened, start=start))
+    return [(Function(partial(ops.flattened, start=layer.start_dim)), ())]
 
 
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
@@ -97,7 +87,9 @@ RULES |= {
         (Patches(window_of(layer)), ()),
         (Contract(layer.bias is not None), named(layer, "weight", "bias")),
     ],
-    nn.LayerNorm: lambda layer: [(layer_norm(layer.normalized_shape, layer.eps), named(layer, "weight", "bias"))],
+    nn.LayerNorm: lambda layer: [
+        (Function(partial(ops.normalised, shape=layer.normalized_shape, eps=layer.eps)), named(layer, "weight", "bias"))
+    ],
     nn.GELU: lambda layer: [(Function(partial(F.gelu, approximate=layer.approximate)), ())],
     nn.LeakyReLU: lambda layer: [(Function(partial(F.leaky_relu, negative_slope=layer.negative_slope)), ())],
     nn.AdaptiveAvgPool2d: lambda layer: [
@@ -137,13 +129,10 @@ def compile_module(model: nn.Module, trainable: Sequence[str]) -> Program:
         raise Unsupported(f"the module can't be traced ({type(error).__name__})") from error
     graph.eliminate_dead_code(lambda node: node.op != "get_attr" and node.target not in _HARMLESS)
     for node in graph.nodes:
-        refuse(
-            not node.users and node.op != "output",
-            f"nothing reads what {node.name!r} gives, which may change something",
-        )
-        refuse(
-            node.op == "get_attr" and not hasattr(model, str(node.target).split(".")[0]), "a tensor made in `forward`"
-        )
+        unread = not node.users and node.op != "output"
+        refuse(unread, f"nothing reads what {node.name!r} gives, which may change something")
+        made = node.op == "get_attr" and not hasattr(model, str(node.target).split(".")[0])
+        refuse(made, "a tensor made in `forward`")
     return _Translation(model, graph, frozenset(trainable)).program()
 
 
@@ -220,11 +209,20 @@ class _Translation:
         padding = asked.get("key_padding_mask", asked.get("src_key_padding_mask"))
         refuse(padding is not None, f"layer {name!r} takes a mask of padding")
         mask = next(asked[part] for part in ("attn_mask", "src_mask", "mask") if part in asked)
-        bias = None if mask is None else _as_bias(self._constant(mask))
-        if isinstance(layer, nn.TransformerEncoder):
-            return self._encoder(name, layer, self._value(asked["src"]), bias)
+        bias = None
+        if mask is not None:
+            refuse(not isinstance(mask, fx.Node) or mask.op != "get_attr", "a mask that is computed")
+            held: Tensor = operator.attrgetter(str(mask.target))(self.model)
+            refuse(held.requires_grad, f"parameter {str(mask.target)!r} is a mask")
+            bias = _as_bias(held)
         if isinstance(layer, nn.TransformerEncoderLayer):
             return self._encoder_layer(name, layer, self._value(asked["src"]), bias)
+        if isinstance(layer, nn.TransformerEncoder):
+            value = self._value(asked["src"])
+            for number, part in enumerate(layer.layers):
+                refuse(type(part) is not nn.TransformerEncoderLayer, f"layer {name!r} has layers of its own")
+                value = self._encoder_layer(f"{name}.layers.{number}", part, value, bias)
+            return value if layer.norm is None else self.layer(f"{name}.norm", value)
         refuse(not asked["query"] is asked["key"] is asked["value"], f"layer {name!r} attends to something else")
         weights = {user for user in node.users if user.target is not operator.getitem or user.args[1] != 0}
         refuse(bool(weights), f"layer {name!r} gives its weights to another layer")
@@ -263,20 +261,6 @@ class _Translation:
             else:
                 value = self.layer(norm, self.emit(Function(ops.added), (value, part(value))))
         return value
-
-    def _encoder(self, name: str, layer: nn.TransformerEncoder, value: int, bias: Tensor | None) -> int:
-        for number, part in enumerate(layer.layers):
-            refuse(type(part) is not nn.TransformerEncoderLayer, f"layer {name!r} has layers of its own")
-            value = self._encoder_layer(f"{name}.layers.{number}", part, value, bias)
-        return value if layer.norm is None else self.layer(f"{name}.norm", value)
-
-    def _constant(self, node: Any) -> Tensor:
-        """A buffer or a frozen parameter that the module names."""
-        refuse(not isinstance(node, fx.Node) or node.op != "get_attr", "a mask that is computed")
-        name = str(node.target)
-        found: Tensor = operator.attrgetter(name)(self.model)
-        refuse(found.requires_grad, f"parameter {name!r} is a mask")
-        return found
 
     def _dropout(self, value: int, p: float, channels: bool) -> int:
         if p <= 0:
@@ -321,7 +305,7 @@ class _Translation:
             refuse(not all(isinstance(size, int) for size in shape), "a LayerNorm of a computed shape")
             names = self._names(weight, bias)
             refuse(weight is None and bias is not None, "a LayerNorm of a bias alone")
-            op = layer_norm(shape, 1e-5 if eps is None else eps)
+            op = Function(partial(ops.normalised, shape=tuple(shape), eps=1e-5 if eps is None else eps))
         elif target is F.dropout:
             p, training, inplace = _bound(("p", "training", "inplace"), args, kwargs)
             p, training = 0.5 if p is None else p, True if training is None else training
@@ -346,13 +330,12 @@ class _Translation:
         more = args[1:]
         if target in FUNCTIONS:
             refuse(bool(more) or bool(kwargs.get("inplace")), "an in-place activation")
-            return Function(
-                partial(FUNCTIONS[target], **{key: value for key, value in kwargs.items() if key != "inplace"})
-            )
+            given = {key: value for key, value in kwargs.items() if key != "inplace"}
+            return Function(partial(FUNCTIONS[target], **given))
         if target in (torch.flatten, "flatten"):
             start = more[0] if len(more) == 1 else kwargs.get("start_dim", 0)
             refuse(len(more) > 1 or "end_dim" in kwargs or not isinstance(start, int) or start < 0, "this flattening")
-            return _flat(start)
+            return Function(partial(ops.flattened, start=start))
         if target in (torch.squeeze, "squeeze") and (more == (-1,) or kwargs == {"dim": -1}):
             return by_sample(partial(torch.squeeze, dim=-1))
         if target in (torch.mean, "mean") and set(kwargs) <= {"dim"} and len(more) + len(kwargs) == 1:

@@ -1,0 +1,312 @@
+"""A run from its first vote to its last file, whichever cohort answers."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
+from dpfedexp.accounting.statement import Source
+from dpfedexp.algorithms.round import State
+from dpfedexp.engine.advice import Commentary
+from dpfedexp.engine.checkpoint import Checkpoint
+from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.open_run import OpenRun, RunDescription
+from dpfedexp.engine.outlets import METRICS, recorded
+from dpfedexp.engine.plan import Advice, Plan
+from dpfedexp.engine.run import Run, RunFacts, RunFolder, Status
+from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, heard, tell
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed
+
+Measure = Callable[[State], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How a run is conducted, beside what it computes.
+
+    Attributes:
+        run_folder: writes all files of the run; None where it has no folder, or a folder for checkpoints only.
+        folder: where ledger and checkpoint go; None for none.
+        ledger: another ledger than the folder's.
+        last: the checkpoint to go on from.
+        resume: go on with what the folder holds.
+        measure: metrics of the released model, from the server's own data.
+        evaluate_every: after how many rounds.
+        budget: ε at the algorithm's δ before which the run stops.
+        callbacks: called with every round's record.
+        on_advice: called with advice.
+        progress: show a progress bar.
+    """
+
+    run_folder: RunFolder | None = None
+    folder: Path | None = None
+    ledger: Ledger | Path | str | None = None
+    last: Checkpoint | None = None
+    resume: bool = False
+    measure: Measure | None = None
+    evaluate_every: int = 1
+    budget: float | None = None
+    callbacks: tuple[OnRound, ...] = ()
+    on_advice: Callable[[Advice], None] | None = None
+    progress: bool = False
+
+
+def conduct(
+    engine: Engine,
+    description: RunDescription,
+    how: Conduct,
+    facts_of: Callable[[OpenRun], RunFacts],
+    model_of: Callable[[Tensor], nn.Module],
+    trainer: str = "",
+) -> Run:
+    """All rounds that are left, with everything written.
+
+    Args:
+        engine: the run.
+        description: what it is.
+        how: files, budget and callbacks.
+        facts_of: public facts for `run.json`.
+        model_of: from parameters to the module that the run returns.
+        trainer: how local updates are computed.
+
+    Raises:
+        Interrupted: a KeyboardInterrupt that holds the rounds that were complete.
+        RoundFailed: a round failed; what was complete is on disk.
+    """
+    with (
+        OpenRun.open(description, how.ledger, how.folder, how.last, resume=how.resume) as open_run,
+        round_progress(engine, description.rounds, enabled=how.progress) as show_progress,
+    ):
+        engine = replace(engine, run=open_run.name)
+        dimension, rounds, files = len(engine.start), description.rounds, how.run_folder
+        plan = Plan.of(
+            engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
+        )
+        commentary = Commentary(plan, description.start.w, how.on_advice or _warn)
+        commentary.begin(open_run.history)
+        facts = facts_of(open_run)
+
+        def made(end: End) -> Run:
+            return Run(
+                model_of(open_run.state.reported.cpu()),
+                open_run.history,
+                statement_of(open_run, end),
+                open_run.ledger,
+                trainer,
+                end.reason,
+                tuple(commentary.advice),
+                facts,
+            )
+
+        def running() -> None:
+            """What the folder says while the run goes on; a deployment's has model and statement after every round."""
+            if files is not None and engine.cohort.is_remote:
+                files.finish(made(End("it is not complete.", "hand")))
+            if files is not None:
+                epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
+                files.write_status("running", open_run.state.round, rounds, epsilon)
+
+        def completed(record: dict[str, Any]) -> Stop | None:
+            if files is not None:
+                files.record(record)
+                if engine.cohort.is_remote:
+                    running()
+                else:
+                    files.write_status("running", open_run.state.round, rounds, record["epsilon_total"])
+            stop = heard(how.callbacks, record)
+            show_progress(record)
+            commentary.after(record, open_run.state.w)
+            return stop
+
+        if files is not None:
+            files.begin(facts)
+            running()
+            if engine.cohort.is_remote and engine.mechanism.is_local:
+                # A local round is spent when it is sent, also where the server does not live to see its end.
+                engine = replace(engine, on_charge=running)
+        try:
+            tell(how.callbacks, "begun", facts)
+            stop = tell(how.callbacks, "resumed", open_run.history)
+            end = End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, completed)
+        except (Exception, KeyboardInterrupt) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            # Any other text could hold something about the clients' data.
+            own = isinstance(error, RoundFailed | LedgerError)
+            why = str(error) if own else "it was interrupted." if interrupted else "the run's own log says why."
+            if files is not None:
+                with suppress(InputError, LedgerError):
+                    epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
+                    files.write_status("failed", open_run.state.round, rounds, epsilon, why)
+                    run = made(End(why, "hand"))
+                    open_run.seal(run.model)
+                    files.finish(run)
+            if not interrupted:
+                if files is not None:
+                    error.add_note(f"The rounds so far are in {str(files.path)!r}; resume=True goes on from them.")
+                raise
+            where = "" if how.folder is None else f", and resume=True goes on in {str(how.folder)!r}"
+            raise Interrupted(
+                f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
+                made(End("somebody interrupted it.", "hand")),
+            ) from None
+        commentary.end(open_run.state.w)
+        run = made(end)
+        open_run.seal(run.model)
+    if files is not None:
+        status: Status = "completed" if end.reason is None else "stopped"
+        files.write_status(status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or "")
+        files.finish(run)
+    tell(how.callbacks, "finished", run)
+    return run
+
+
+class End(NamedTuple):
+    """How the rounds ended: with the last of them, or for a reason, which somebody may have decided by looking at something."""
+
+    reason: str | None = None
+    decided: Source | Literal["hand", ""] = ""
+
+
+def _warn(advice: Advice) -> None:
+    """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
+    if advice.level == "warning":
+        warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
+
+
+def _rounds(engine: Engine, open_run: OpenRun, how: Conduct, completed: Callable[[dict[str, Any]], Stop | None]) -> End:
+    """All the rounds that are left."""
+    rounds, delta = open_run.description.rounds, engine.algorithm.delta
+    budget = None if how.budget is None else Budget(how.budget, delta)
+    try:
+        open_run.before_rounds(engine.choose_rate(open_run.state, open_run.ledger, budget))
+        for number in range(open_run.state.round + 1, rounds + 1):
+            # A copy of the run that another one has overtaken ends here, before its clients train.
+            open_run.ledger.check_newest()
+            state, result = engine.step(open_run.state, open_run.ledger, budget)
+            last = number == rounds
+            epsilon = epsilon_so_far(open_run.ledger, delta, last=last)
+            record, failure = result.record(epsilon, {}), None
+            if how.measure is not None and (number % how.evaluate_every == 0 or last):
+                try:
+                    record = result.record(epsilon, how.measure(state))
+                except Exception as error:
+                    failure = error
+            record = recorded(METRICS, record, secure=engine.secure)
+            open_run.complete(state, record, last=last)
+            if failure is not None:
+                # Only now: the round is released and paid for, and a caller's function must not make it again.
+                raise failure
+            stop = completed(record)
+            # After the last round there is nothing left to stop.
+            if stop is not None and number < rounds:
+                open_run.stop()
+                return End(stop.reason, stop.source)
+    except BudgetExceeded as reason:
+        open_run.stop()
+        return End(str(reason))
+    return End()
+
+
+def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
+    """What was promised to whom, from what was charged."""
+    run, engine, charges = open_run.description, open_run.description.engine, open_run.ledger.charges()
+    # An interrupt may come between the charge and the release.
+    charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
+    missing = run.rounds - max(open_run.state.round, len(charged))
+    return PrivacyStatement.from_charges(
+        charges,
+        engine.algorithm.delta,
+        algorithm=engine.algorithm.name,
+        clients=engine.population,
+        simulated=not engine.secure,
+        # The rounds that are missing, on top of everything in the ledger: other runs may share it.
+        planned=[*charges, (engine.event, missing)] if end.reason else None,
+        not_covered=run.not_covered,
+        reporting=run.reporting(open_run.history),
+        no_other_adjacency=run.no_other_adjacency,
+        stopping=end.decided,
+        **engine.stands_for,
+    )
+
+
+LARGER = "of the larger deployment"
+"""Whose ε it is where few clients stand for many."""
+
+
+@contextmanager
+def round_progress(engine: Engine, rounds: int, *, enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields what shows a record in a bar over the rounds; silent when disabled or when there is no terminal.
+
+    In a secure run it shows no durations, which depend on what the clients hold.
+    """
+    # A run that shows nothing needs no package of the command line.
+    if not enabled or not (sys.stdout.isatty() or "ipykernel" in sys.modules):
+        yield lambda record: None
+        return
+    from rich import progress
+
+    times = recorded("terminal", {"elapsed": None}, secure=engine.secure)
+    whose = "" if engine.larger is None else LARGER
+    with progress.Progress(
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        *([progress.TimeElapsedColumn(), progress.TimeRemainingColumn()] if times else []),
+        progress.TextColumn("{task.fields[shown]}"),
+        transient=True,
+    ) as bar:
+        row = bar.add_task(engine.algorithm.name, total=rounds, shown="")
+        yield lambda record: bar.update(row, completed=record["round"], shown=show(record, whose))
+
+
+def show(record: dict[str, Any], whose: str = "") -> str:
+    """The public values of a round in one line; `whose` ε it is, where it is not that of the run's own clients."""
+    metrics = [
+        f"{key.removeprefix('test_')} {value:.4g}"
+        for key, value in recorded("terminal", record, secure=True).items()
+        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+    ]
+    epsilon = record["epsilon_total"]
+    privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"
+    return "  ".join([*metrics, f"η_g {record['eta_g']:.2f}", privacy])
+
+
+EXACT = 8
+"""Up to so many sampled rounds the record of each has its own ε."""
+GROWTH = 1.25
+"""From one number of rounds for which ε is computed to the next, in longer runs."""
+
+
+def epsilon_so_far(ledger: Ledger, delta: float, *, last: bool) -> float:
+    """ε of everything that was charged, or where that takes long an upper bound: ε of up to a quarter more rounds.
+
+    The cost of rounds that sample by Poisson takes a tenth of a second or more to compute, for every number of rounds anew. After
+    the first few it is therefore computed for some numbers of rounds only, and a record gets that of the next one: more rounds cost
+    more. Which numbers these are depends on nothing, so that a run which goes on records what it would have. The `last` record, and
+    every statement, is of what was charged.
+    """
+    charges = ledger.charges()
+    sampled = [
+        (n, event) for event, n in charges if isinstance(event, GaussianEvent) and event.sampling.kind == "poisson"
+    ]
+    _, event = max(sampled, key=lambda pair: pair[0], default=(0, None))
+    if event is None or last or event.setting == "local":
+        return compose(charges, delta).epsilon
+    return compose([(one, next_known(n) if one == event else n) for one, n in charges], delta).epsilon
+
+
+def next_known(rounds: int) -> int:
+    """The smallest number of rounds, not below this one, for which ε is computed."""
+    known = EXACT
+    while known < rounds:
+        known = max(known + 1, int(known * GROWTH))
+    return known if rounds > EXACT else rounds

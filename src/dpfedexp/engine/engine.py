@@ -1,0 +1,375 @@
+"""The one engine of every run: ask the cohort, charge, release, move the model.
+
+An `Engine` decides everything about a run and knows no transport. A `Cohort` answers a `Request` with sums and public counts and
+decides nothing about privacy: clients simulated in this process (`simulated`), on several ranks (`ranks`), or behind Flower.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from dpfedexp.accounting import Budget, Event, Ledger, Sampling
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.participation import LargerCohort, Participation
+from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, Probe
+from dpfedexp.algorithms.round import State, advance
+from dpfedexp.core import step_size
+from dpfedexp.core.clipping import AdaptiveClip
+from dpfedexp.core.local_rate import HELPED, chosen, located, slowed, watched
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.step_size import initial_memory
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import HALF
+from dpfedexp.errors import LedgerError, require
+from dpfedexp.mechanisms import Mechanism, Release
+
+LOCAL_RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
+"""What a `State` remembers of a local rate that sets itself."""
+BEFORE = 0
+"""The round of the votes that come before the first one."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the engine asks of a cohort.
+
+    Attributes:
+        purpose: `UPDATE`, or the name of a vote (`RATE`, `CLIP`).
+        round: its number; `BEFORE` for votes before the first round.
+        state: the model and whatever else was released so far.
+        mechanism: at its radius: what clients do to their answer, and how it is added.
+    """
+
+    purpose: str
+    round: int
+    state: State
+    mechanism: Mechanism
+
+    @property
+    def local_rate(self) -> float | None:
+        """The rate that clients train with, where it sets itself."""
+        rate = self.state.memory.get(LOCAL_RATE)
+        return None if rate is None else float(rate)
+
+
+Open = Callable[[float, Noise, Noise], Release]
+"""From the public denominator and two sources of noise to the release."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a cohort answers.
+
+    Attributes:
+        sums: of the clients' reports.
+        counts: public counts of clients for the record; empty where how many took part is private.
+        controls: what SCAFFOLD's simulated clients will remember once the round is complete.
+        true_squares: Σ‖Δ_i‖² for diagnostics.
+        release: makes the release where the sums are not in one place (two-party); None for the mechanism's own.
+    """
+
+    sums: Sums
+    counts: Mapping[str, int] = field(default_factory=dict)
+    controls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    true_squares: float = 0.0
+    release: Open | None = None
+
+
+class Cohort(ABC):
+    """The clients of a run, wherever they are."""
+
+    is_remote: ClassVar[bool] = False
+    """Whether reports travel to the server: then a local round is charged before it is sent."""
+    busy_elsewhere: bool = False
+    """Whether this processor is idle while clients train, so that noise may be drawn meanwhile."""
+
+    @abstractmethod
+    def answer(self, request: Request) -> Answer:
+        """Draws who takes part, and adds up their reports. Raises `RoundFailed` where too few answer."""
+
+    def control_variates(self, dimension: int) -> Tensor | None:
+        """What SCAFFOLD's clients remember before the first round; None where they keep it themselves."""
+        return None
+
+    def to_checkpoint(self) -> dict[str, Any]:
+        """Public facts that a resumed run needs."""
+        return {}
+
+    def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
+        """Takes them back."""
+        return
+
+
+class Sources(Protocol):
+    """Where noise comes from: the run's seed, or the operating system."""
+
+    def at(self, purpose: str, round: int) -> Noise: ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round shows: nothing here is private unless its name starts with `nonprivate_`."""
+
+    round: int
+    eta_g: float
+    clip: float
+    update_norm: float
+    seconds: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+    def record(self, epsilon: float, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """One line of the history."""
+        return {
+            "round": self.round,
+            **metrics,
+            "eta_g": self.eta_g,
+            "clip": self.clip,
+            "update_norm": self.update_norm,
+            "epsilon_total": epsilon,
+            "seconds": self.seconds,
+            **self.extra,
+        }
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A run without its state: the parts, bound together.
+
+    Attributes:
+        algorithm: what is run.
+        mechanism: the algorithm's, with every constant in place.
+        participation: who takes part in a round.
+        population: the public number of clients: of denominators, of sampling rates and of whatever is written.
+        cohort: the clients.
+        start: the model's parameters before the first round, [d], on the server's device.
+        noise: where the server's noise comes from.
+        seed: what the noise follows from; None where it comes from the operating system, as in every run that protects real data.
+        tau_eta_l: τη_l for SCAFFOLD.
+        probe: the votes that choose the local rate and the first clip before the first round; None where the rate is given.
+        diagnostics: whether to record values that are not private.
+        on_charge: called after every charge.
+        run: the name that the ledger knows the run by, new for every run.
+    """
+
+    algorithm: Algorithm
+    mechanism: Mechanism
+    participation: Participation
+    population: int
+    cohort: Cohort
+    start: Tensor
+    noise: Sources
+    seed: int | None = None
+    tau_eta_l: float | None = None
+    probe: Probe | None = None
+    diagnostics: bool = False
+    on_charge: Callable[[], None] = lambda: None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def secure(self) -> bool:
+        """Whether noise comes from the operating system."""
+        return self.seed is None
+
+    @property
+    def larger(self) -> LargerCohort | None:
+        """The deployment that the clients stand for, where they do."""
+        return self.participation if isinstance(self.participation, LargerCohort) else None
+
+    @property
+    def stands_for(self) -> dict[str, Any]:
+        """The same as the ledger's header and the statement say it."""
+        larger = self.larger
+        return {} if larger is None else {"noise_cohort": larger.noise_cohort, "stand_ins": larger.stand_ins}
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.participation.sampling(self.population)
+
+    @property
+    def expected(self) -> float:
+        """The public number of clients in a round, which sums are divided by."""
+        return self.participation.expected(self.population)
+
+    @property
+    def event(self) -> Event:
+        return self.mechanism.event(self.sampling)
+
+    def begin(self) -> State:
+        """The state before the first round."""
+        w = self.start
+        require(
+            bool(torch.isfinite(w).all()),
+            "the model's initial parameters contain NaN or infinity; they must all be finite.",
+        )
+        memory = dict(initial_memory(self.algorithm.rule, w))
+        if self.probe is not None:
+            zero, one = w.new_zeros((), dtype=torch.float64), w.new_ones((), dtype=torch.float64)
+            memory |= {LOCAL_RATE: zero, HELPED_SO_FAR: one}
+        scaffold = self.algorithm.scaffold is not None
+        return State(
+            round=0,
+            w=w,
+            recent=(w,),
+            radius=self.mechanism.clip,
+            server=self.algorithm.server.init(w),
+            control=torch.zeros_like(w) if scaffold else None,
+            client_controls=self.cohort.control_variates(len(w)) if scaffold else None,
+            memory=memory,
+        )
+
+    def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
+        """One round."""
+        began = time.perf_counter()
+        mechanism = self.mechanism.at_radius(state.radius)
+        request = Request(UPDATE, state.round + 1, state, mechanism)
+        release, answer = self.ask(request, ledger, budget)
+        new, eta_g = self._advance(state, release)
+        if new.client_controls is not None:
+            for clients, rows in answer.controls:
+                new.client_controls[clients] = rows
+        extra: dict[str, float] = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
+        if (rate := request.local_rate) is not None:
+            extra["local_rate"] = rate
+        if self.diagnostics:
+            mean = answer.true_squares / max(answer.sums.count, 1)
+            extra["nonprivate_eta_target"] = step_size.target(mean, release.c_bar)
+        seconds = time.perf_counter() - began
+        return new, Round(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+
+    def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
+        """The release of what a cohort answers. It is charged after the clients are done and before anything is released.
+
+        Reports of local privacy that leave a client's machine are released when they are sent: those are charged before.
+        Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
+        """
+        mechanism, number, update = request.mechanism, request.round, request.purpose == UPDATE
+        charge = self._charge(request, ledger, budget)
+        vector, scalar = (
+            ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
+        )
+        central = self._drawn_ahead(self.noise.at(vector, number), mechanism)
+        early = mechanism.is_local and self.cohort.is_remote
+        if early:
+            charge()
+        answer = self.cohort.answer(request)
+        if not early:
+            charge()
+        if answer.release is not None:
+            return answer.release(self.expected, central, self.noise.at(scalar, number)), answer
+        sums = answer.sums.to(self.start.device)
+        sums = sums if self.larger is None else sums.times(self.larger.factor)
+        return mechanism.release(sums, self.expected, central, self.noise.at(scalar, number)), answer
+
+    def choose_rate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> State:
+        """The state with the rate, and with an adaptive clip the first radius, that the clients' votes choose.
+
+        Nothing happens where the rate is known. Both votes are charged before anything of them is released.
+        """
+        if self.probe is None or float(state.memory[LOCAL_RATE]) > 0:
+            return state
+        noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
+        rate = slowed(chosen(*self._vote(RATE, self.probe, state, ledger, budget)), noise)
+        state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], rate)})
+        if not isinstance(self.algorithm.clip, AdaptiveClip):
+            return state
+        return replace(state, radius=located(*self._vote(CLIP, self.probe, state, ledger, budget)))
+
+    def votes_left(self, state: State) -> list[Event]:
+        """What the votes before the first round will cost, where they are still to come."""
+        if self.probe is None or float(state.memory[LOCAL_RATE]) > 0:
+            return []
+        return self.probe.events(self.sampling, adaptive=isinstance(self.algorithm.clip, AdaptiveClip))
+
+    def _vote(
+        self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None
+    ) -> tuple[Tensor, float]:
+        """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise."""
+        mechanism = probe.mechanism(purpose)
+        release, _ = self.ask(Request(purpose, BEFORE, state, mechanism), ledger, budget)
+        deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
+        return release.c_bar.cpu() / HALF, deviation / HALF
+
+    def _charge(self, request: Request, ledger: Ledger, budget: Budget | None) -> Callable[[], None]:
+        """Checks that the budget allows the charge; returns what makes it."""
+        update, number = request.purpose == UPDATE, request.round
+        if not update and not request.mechanism.is_private:
+            return lambda: None
+        event = request.mechanism.event(self.sampling)
+        what = f"round {number}" if update else f"the vote {request.purpose!r}"
+        noise = None if self.seed is None else f"seed {self.seed}" + ("" if update else f", {request.purpose}")
+        if budget is not None:
+            ledger.check(budget, event, round=number, run=self.run, noise=noise)
+
+        def charge() -> None:
+            try:
+                ledger.charge(number, event, run=self.run, noise=noise)
+            except OSError as error:
+                raise LedgerError(f"{what} can't be charged: {error.strerror}. Nothing of it was released.") from None
+            self.on_charge()
+
+        return charge
+
+    def _drawn_ahead(self, noise: Noise, mechanism: Mechanism) -> Noise:
+        """The source itself, or while clients train elsewhere one whose draw for the server is under way."""
+        central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
+        width = mechanism.width(len(self.start))
+        plain = mechanism.noise_kind is False or (self.cohort.is_remote and mechanism.noise_kind is True)
+        if central and plain and width >= LONG and self.cohort.busy_elsewhere:
+            return Ahead(noise, width, self.start.device)
+        return noise
+
+    def _advance(self, state: State, release: Release) -> tuple[State, float]:
+        share = self.expected / self.population
+        new, eta_g = advance(self.algorithm, release, state, share=share, tau_eta_l=self.tau_eta_l)
+        if LOCAL_RATE not in state.memory:
+            return new, eta_g
+        rate, helped = (float(state.memory[name]) for name in (LOCAL_RATE, HELPED_SO_FAR))
+        (noise,) = (vote.noise for vote in self.mechanism.votes if vote.name == HELPED.name)
+        rate, helped = watched(rate, helped, release.votes[HELPED.name], noise / self.expected)
+        known = {LOCAL_RATE: rate, HELPED_SO_FAR: helped}
+        memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
+        return replace(new, memory=memory), eta_g
+
+
+CPU = torch.device("cpu")
+LONG = 2**13
+"""Numbers that are worth a thread."""
+
+
+class Ahead:
+    """A source of noise whose draw for the server is under way: the same numbers, sooner, and handed out once.
+
+    Nothing of it waits for what the clients do: the draws depend on the source alone. The thread leaves the GPU
+    alone, because whatever it asked of it would end a recording; memory that a GPU reads by itself is there before it starts.
+    """
+
+    def __init__(self, noise: Noise, width: int, wanted: torch.device) -> None:
+        self.noise, self.width = noise, width
+        room = torch.empty(1, width, dtype=torch.float64, pin_memory=wanted.type == "cuda")
+        server = torch.zeros(1, dtype=torch.int64)
+        thread = ThreadPoolExecutor(1, "noise")
+        self.drawn: Future[Tensor] | None = thread.submit(
+            lambda: room.copy_(noise.normal(server, width, CPU, torch.float64))
+        )
+        thread.shutdown(wait=False)
+
+    def normal(self, clients: Tensor, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        drawn = self.drawn
+        if drawn is not None and clients.tolist() == [0] and (width, dtype) == (self.width, torch.float64):
+            # A second time it would not be noise any more.
+            self.drawn = None
+            return drawn.result().to(device, non_blocking=True)
+        return self.noise.normal(clients, width, device, dtype)
+
+    def uniform(self, clients: Tensor, width: int) -> Tensor:
+        return self.noise.uniform(clients, width)

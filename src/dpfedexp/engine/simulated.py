@@ -1,0 +1,284 @@
+"""Clients simulated on this machine: local updates → clip → randomize → `Sums`, a chunk of clients at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dpfedexp.algorithms.participation import Participation
+from dpfedexp.algorithms.probe import CLIP, UPDATE, bins_of, in_bins
+from dpfedexp.core.batches import Schedule, schedule
+from dpfedexp.core.clipping import clip, row_norms
+from dpfedexp.core.local_rate import nearest, preferred
+from dpfedexp.core.noise.chacha import SystemStreams
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
+from dpfedexp.core.votes import further
+from dpfedexp.engine.engine import BEFORE, Answer, Cohort, Request
+from dpfedexp.errors import InputError, RoundFailed, require
+from dpfedexp.machine import zero_rows
+from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.isolation import learnt_apart, padded
+from dpfedexp.trainers.task import Task, Trainer
+
+Ballots = Callable[[Request, Tensor, Tensor], Tensor]
+"""From a request, some clients' numbers and their updates before clipping to the clients' values of the votes that the run asks,
+[n, k']. A client's row must depend on nothing of another client's. The updates may have rows behind the clients'."""
+
+
+@dataclass(frozen=True)
+class Simulation(Cohort):
+    """The simulated clients of a run.
+
+    Attributes:
+        task: what every client does.
+        trainer: how local updates are computed.
+        participation: who takes part in a round.
+        streams: every draw of a simulation, keyed by purpose, round and client.
+        chunk_size: clients that are trained together.
+        scaffold: what SCAFFOLD's control variates follow; None without SCAFFOLD.
+        diagnostics: whether to add up values that are not private.
+        system: where noise and sampling come from in a secure run: the operating system instead of the seed.
+        unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
+        ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
+    """
+
+    task: Task
+    trainer: Trainer
+    participation: Participation
+    streams: Streams
+    chunk_size: int
+    scaffold: str | None = None
+    diagnostics: bool = False
+    system: SystemStreams | None = None
+    unit: int | None = None
+    ballots: Ballots | None = None
+
+    @property
+    def noise(self) -> Streams | SystemStreams:
+        """What the guarantee rests on: an observer who can repeat these draws can subtract the noise."""
+        return self.system or self.streams
+
+    @property
+    def present(self) -> int:
+        """How many clients there are, which is private under add-remove adjacency: only for choosing and holding them."""
+        return len(self.task.clients)
+
+    @property
+    def busy_elsewhere(self) -> bool:  # type: ignore[override]
+        return self.task.device.type == "cuda"
+
+    def control_variates(self, dimension: int) -> Tensor | None:
+        return zero_rows(self.present, dimension)
+
+    def answer(self, request: Request) -> Answer:
+        return self.collect(request, self.drawn(request))
+
+    def drawn(self, request: Request) -> Tensor:
+        """Who takes part. Each vote has a cohort of its own: sampling hides a client only if draws are independent."""
+        name = "participation" if request.purpose == UPDATE else f"participation, {request.purpose}"
+        return self.participation.cohort(self.present, self.noise.at(name, request.round))
+
+    def collect(self, request: Request, cohort: Tensor) -> Answer:
+        """The sums of these clients."""
+        mechanism, state = request.mechanism, request.state
+        noise = self.noise.at("local noise", request.round)
+        w = state.w.float().to(self.task.device)
+        sums: Sums | None = None
+        controls: list[tuple[Tensor, Tensor]] = []
+        true_squares = 0.0
+        judge = None
+        unchanged = None if self.task.synthetic is None else _unchanged(w)
+        chunks = list(self._chunks(cohort))
+        for clients in chunks:
+            rows_of = self.updates if request.purpose == UPDATE else self.places
+            updates = rows_of(request, w, clients)
+            ballots = self._ballots(request, clients, updates)
+            if unchanged is not None:
+                unchanged()
+            elif clients is chunks[-1]:
+                # Asked now, judged below: a GPU that still trains need not wait for the processor.
+                judge = self.task.look()
+            # In an isolated run rows are clipped and randomised in shapes of one size, the last of which may have rows to spare.
+            unit, first = self.unit or len(clients), 0
+            for part, rows in zip(clients.split(unit), updates.split(unit), strict=True):
+                own_votes = {} if ballots is None else {"ballots": ballots[first : first + len(rows)]}
+                first += len(rows)
+                clipped = clip(rows, mechanism.clip, reuse=True)
+                numbers = torch.cat([part, part[-1:].expand(len(rows) - len(part))])
+                report = mechanism.randomize(clipped, numbers, noise, **own_votes).first(len(part))
+                if state.control is not None and state.client_controls is not None:
+                    own = clipped.vectors[: len(part)] if self.scaffold == "update" else mechanism.estimate(report)
+                    controls.append(self._control(state.control, state.client_controls, part, own))
+                added = mechanism.collect(report)
+                sums = added if sums is None else sums + added
+                if self.diagnostics:
+                    true_squares += float(row_norms(clipped.vectors[: len(part)]).square().sum())
+        if judge is not None:
+            judge()
+        if unchanged is not None:
+            unchanged(judged=True)
+        width = bins_of(request.purpose) or mechanism.width(len(w))
+        zero = Sums.zero(width, self.task.device, len(mechanism.votes))
+        return Answer(sums or zero, {}, controls, true_squares)
+
+    def _ballots(self, request: Request, clients: Tensor, updates: Tensor) -> Tensor | None:
+        """What the clients of a chunk answer to the votes that are theirs to answer, a row for each update; None without any."""
+        asked = further(request.mechanism.votes)
+        if not asked:
+            return None
+        if self.ballots is None:
+            raise InputError(
+                f"the vote {asked[0].name!r} is asked for, and nobody answers it; give the run its ballots."
+            )
+        values = self.ballots(request, clients, updates)
+        right = (len(clients), len(asked))
+        require(tuple(values.shape) == right, f"ballots have shape {tuple(values.shape)}; they must have {right}.")
+        # Rows that only fill a shape answer nothing.
+        return pad(values.double(), (0, 0, 0, len(updates) - len(values)), value=math.nan)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all clients hold the same number of examples, and some."""
+        sizes = self.task.clients.sizes
+        return len(sizes) > 0 and int(sizes.min()) == int(sizes.max()) > 0
+
+    def _chunks(self, cohort: Tensor) -> Iterator[Tensor]:
+        """Clients of like size together, so that little is padded; the empty ones, which send a zero update, come first.
+
+        In an isolated run they stay in the order of their numbers, because sizes are private.
+        """
+        if len(cohort) == 0:
+            return
+        if self.unit is not None or self.alike:
+            yield from cohort.split(self.chunk_size)
+            return
+        sizes = self.task.clients.sizes[cohort]
+        order = torch.argsort(sizes, stable=True)
+        empty = int((sizes == 0).sum())
+        for part in (order[:empty], order[empty:]):
+            for chunk in part.split(self.chunk_size) if len(part) else ():
+                yield cohort[chunk]
+
+    def updates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
+        """One row for each client of a chunk, zero for an empty one; more where an isolated run's last shape is not full."""
+        state, number, rate = request.state, request.round, request.local_rate
+
+        def learn(who: Tensor) -> Tensor:
+            correction = None
+            if state.control is not None and state.client_controls is not None:
+                correction = state.control.float().to(w.device) - state.client_controls[who].to(w.device)
+            if rate is None:
+                return self.trainer(w, who, self.plan(who, number), number, correction)
+            rates = w.new_full((len(who),), rate)
+            rows = self.trainer(w, who, self.plan(who, number), number, correction, rates)
+            helped = self.loss_after(w, rows, who, number) < self.loss_after(w, torch.zeros_like(rows), who, number)
+            return torch.where(helped[:, None], rows, torch.zeros_like(rows))
+
+        return self._of_holders(learn, clients, len(w), w.device)
+
+    def places(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
+        """What clients answer to a vote: ½ in the bin of their own best rate, or of their update's norm, [n, bins].
+
+        In an isolated run a client on whose data the model or the loss fails abstains, and stops no other.
+        """
+        rate = request.local_rate or 0.0
+
+        def trained(who: Tensor, rates: Tensor) -> Tensor:
+            return self.trainer(w, who, self.plan(who, BEFORE), BEFORE, None, rates)
+
+        def answers(who: Tensor) -> Tensor:
+            if request.purpose == CLIP:
+                found = nearest(row_norms(trained(who, w.new_full((len(who),), rate))))
+            else:
+                still = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
+                found = preferred(still, lambda rates: self.loss_after(w, trained(who, rates), who, BEFORE))
+            return in_bins(found.to(w.device), bins_of(request.purpose))
+
+        return self._of_holders(answers, clients, bins_of(request.purpose), w.device)
+
+    def _of_holders(
+        self, rows_of: Callable[[Tensor], Tensor], clients: Tensor, width: int, device: torch.device
+    ) -> Tensor:
+        """The rows of clients that hold data, and zeros for the others; in an isolated run every shape is full."""
+        sizes = self.task.clients.sizes
+        if self.unit is None:
+            empty = int(sizes[clients[0]]) == 0
+            return torch.zeros(len(clients), width, device=device) if empty else rows_of(clients)
+        filled, real = padded(clients, sizes, self.unit)
+        like = torch.zeros(width, device=device)
+        rows = learnt_apart(rows_of, filled, self.unit, like=like, public=self._shapes_are_public)
+        return rows if bool(real.all()) else torch.where(real.to(device)[:, None], rows, torch.zeros_like(rows))
+
+    @property
+    def _shapes_are_public(self) -> bool:
+        return self.unit is not None and self.task.local.shape_is_public
+
+    def plan(self, clients: Tensor, number: int) -> Schedule:
+        """What the clients train on in a round."""
+        shuffles, numbers = self.streams.at("batches", number).generators(), clients.tolist()
+        sizes = self.task.clients.sizes[clients]
+        return schedule(self.task.local, sizes, lambda row: shuffles(numbers[row]), public=self._shapes_are_public)
+
+    @cached_property
+    def _losses(self) -> ClientLosses:
+        return ClientLosses(self.task, self.trainer, self.streams, unit=self.unit)
+
+    def loss_after(self, w: Tensor, rows: Tensor, clients: Tensor, number: int) -> Tensor:
+        """The clients' own losses after they went as far as their rows, [n]."""
+        draws, numbers = self.streams.at("losses", number).generators(), clients.tolist()
+        sizes, public = self.task.clients.sizes[clients], self._shapes_are_public
+        plan = schedule(AllRows.of(self.task.local), sizes, lambda row: draws(numbers[row]), public=public)
+        return self._losses(w, rows, clients, plan, number)
+
+    def _control(
+        self, control: Tensor, client_controls: Tensor, clients: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """c_i − c − Δ_i/(τη_l) with the client's own clipped update, which never leaves it, or with what it sent.
+
+        A client that holds nothing has learnt nothing, and keeps what it had.
+        """
+        holding = torch.nonzero(self.task.clients.sizes[clients] > 0).flatten()
+        clients, delta = clients[holding], delta[holding.to(delta.device)]
+        steps = self.task.local.step_count(self.task.clients.sizes[clients])
+        tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
+        old = client_controls[clients].to(delta.device)
+        return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()
+
+
+def _unchanged(w: Tensor) -> Callable[..., None]:
+    """Compares the released model's bits with what they were: after every chunk, and `judged` before the round is charged."""
+    before, same = w.clone(), torch.ones((), dtype=torch.bool, device=w.device)
+
+    def compare(*, judged: bool = False) -> None:
+        # NaN is no parameter that is released, so equal bits are equal numbers. A GPU is waited for at the end alone.
+        nonlocal same
+        same = same & (w == before).all()
+        if judged and not bool(same):
+            raise RoundFailed(
+                "the released model changed while clients trained on it, so that one client could reach another; nothing of this "
+                "round was charged or released."
+            )
+
+    return compare
+
+
+def ballots_of(task: Task) -> Ballots | None:
+    """Who answers the votes on a local rate that sets itself; None where it is given."""
+    if not task.local.automatic:
+        return None
+    sizes = task.clients.sizes
+
+    def ballots(request: Request, clients: Tensor, updates: Tensor) -> Tensor:
+        """A client that was not helped has sent nothing; one without data abstains."""
+        helped = (updates[: len(clients)] != 0).any(1).double()
+        holds = (sizes[clients] > 0).to(helped.device)
+        return torch.where(holds, helped, math.nan)[:, None]
+
+    return ballots

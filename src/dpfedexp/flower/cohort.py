@@ -1,0 +1,365 @@
+"""Clients behind Flower's messages: requests go out, replies are checked and added up.
+
+`FlowerCohort` is asked by the engine and decides nothing about privacy. `TwoPartyCohort` is the same where a second aggregator, the
+helper, makes the sums too: a reply is then a row under a mask that the server can't take off, and between the charge and the
+release the helper is asked for the sum of masks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from dpfedexp.accounting import Sampling
+from dpfedexp.algorithms.probe import bins_of
+from dpfedexp.core.layout import Layout
+from dpfedexp.core.noise import Noise
+from dpfedexp.core.noise.lattice import Words, from_words, to_words
+from dpfedexp.core.sums import Sums
+from dpfedexp.engine.engine import Answer, Cohort
+from dpfedexp.engine.engine import Request as Question
+from dpfedexp.errors import InputError, RoundFailed, require
+from dpfedexp.flower.helper import HELPER, round_of
+from dpfedexp.flower.messages import (
+    CONTROL,
+    MODEL,
+    REFUSAL,
+    REPORT,
+    REQUEST,
+    Request,
+    read_parts,
+    read_sums,
+    strict_array,
+    to_arrays,
+)
+from dpfedexp.flower.nodes import Places, choose, exchange
+from dpfedexp.mechanisms import Mechanism, Release
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+
+_log = logging.getLogger("flwr")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Clients of one round, counted against the messages that were sent: Flower itself reports a hung client as no failure."""
+
+    asked: int
+    valid: int
+    refused: int
+
+    def shown(self) -> dict[str, int]:
+        return {**vars(self), "missing": self.asked - self.valid - self.refused}
+
+
+def read_replies(
+    replies: Iterable[Message], sent: Mapping[int, Request], read: Callable[[Message, Request], T], *, name_nodes: bool
+) -> tuple[dict[int, T], int]:
+    """What `read` makes of the first reply of every node that was asked, by node, and how many clients' were refused.
+
+    `read` raises `InputError` for a reply that is not as it must be. `name_nodes` says whether the log may name nodes.
+    """
+    found: dict[int, T] = {}
+    waiting, refused = dict(sent), 0
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        request = waiting.pop(node, None)
+        if request is None:
+            continue
+        try:
+            require(not reply.has_error(), reason_of(reply))
+            found[node] = read(reply, request)
+        except InputError as reason:
+            refused += request.size
+            if name_nodes:
+                _log.warning("A reply of node %d was not counted: %s", node, reason)
+    return found, refused
+
+
+def reason_of(reply: Message) -> str:
+    """Only this library's own refusals are shown: any other text could hold something about the client's data."""
+    reason = (reply.error.reason or "") if reply.has_error() else ""
+    if not reason.startswith(REFUSAL):
+        return "it is an error"
+    return "".join(c for c in reason.removeprefix(REFUSAL) if c.isprintable())[:300]
+
+
+@dataclass
+class FlowerCohort(Cohort):
+    """The nodes that are connected to a SuperLink.
+
+    Attributes:
+        grid: Flower's connection to them.
+        layout: of the model's arrays.
+        places: who may be asked.
+        clients: the public number of clients.
+        sampling: who of them takes part in a round.
+        rounds: how many rounds the run has.
+        floor: the fraction of the clients asked that must answer well.
+        timeout: seconds that a round waits for replies.
+        hosted: clients per node.
+        tau_eta_l: τη_l for SCAFFOLD.
+        config: goes to the app's function with every message.
+    """
+
+    is_remote = True
+    busy_elsewhere = True
+
+    grid: Grid
+    layout: Layout
+    places: Places
+    clients: int
+    sampling: Sampling
+    rounds: int
+    floor: float
+    timeout: float
+    hosted: int = 1
+    tau_eta_l: float | None = None
+    config: ConfigRecord = field(default_factory=ConfigRecord)
+
+    def to_checkpoint(self) -> dict[str, Any]:
+        """The nodes that have the run's places; none under add-remove adjacency, which hides who takes part."""
+        return {"nodes": list(self.places.taken)}
+
+    def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
+        self.places.taken = tuple(int(node) for node in facts.get("nodes", ()))
+
+    def answer(self, request: Question) -> Answer:
+        sent = self._requests(request, self.grid)
+        replies = exchange(self.grid, self._messages(request, sent), self.timeout)
+        mechanism, width = request.mechanism, self._width(request)
+        sums = Sums.zero(width, votes=len(mechanism.votes))
+
+        def add(reply: Message, one: Request) -> None:
+            nonlocal sums
+            sums = sums.take(read_sums(reply, one, width))
+
+        _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
+        counts = Counts(sum(one.size for one in sent.values()), sums.count, refused)
+        self._check_floor(request, counts)
+        return Answer(sums, self._shown(mechanism, counts))
+
+    def _width(self, request: Question) -> int:
+        """How long the vector of a report is."""
+        return bins_of(request.purpose) or request.mechanism.width(self.layout.dimension)
+
+    def _shown(self, mechanism: Mechanism, counts: Counts) -> dict[str, int]:
+        return counts.shown() if mechanism.counts_are_public(self.sampling) else {}
+
+    def _requests(self, request: Question, grid: Any) -> dict[int, Request]:
+        """A request with a nonce of its own for each node that is asked."""
+        asked = choose(self.places.nodes_of_round(grid), self.hosted, self.sampling)
+        shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
+        return {
+            node: Request(
+                request.round,
+                shared or secrets.token_hex(16),
+                request.mechanism,
+                self.sampling,
+                clients if self.hosted > 1 else (),
+                self.tau_eta_l,
+                self.rounds,
+                self.hosted,
+                request.purpose,
+                request.local_rate,
+            )
+            for node, clients in asked.items()
+        }
+
+    def _messages(self, request: Question, sent: Mapping[int, Request]) -> list[Message]:
+        state = request.state
+        records: dict[str, Any] = {MODEL: to_arrays(state.w, self.layout), "config": self.config}
+        if state.control is not None:
+            records[CONTROL] = to_arrays(state.control, self.layout)
+        contents = {node: RecordDict({**records, REQUEST: one.to_record()}) for node, one in sent.items()}
+        group = str(request.round)
+        return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
+
+    def _check_floor(self, request: Question, counts: Counts) -> None:
+        """Raises `RoundFailed` where fewer than the floor answered well.
+
+        Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
+        """
+        of, needed = self._needed(counts.asked)
+        if counts.valid >= needed:
+            return
+        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+        if not request.mechanism.counts_are_public(self.sampling):
+            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
+        cost = (
+            "It was charged before it was sent." if request.mechanism.is_local else "Nothing was released or charged."
+        )
+        raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
+
+    def _needed(self, asked: int) -> tuple[int, int]:
+        """Of how many clients the floor is a fraction, and how many that is."""
+        of = self.clients if self.sampling.kind == "full" else asked
+        return of, math.ceil(self.floor * of)
+
+
+def _named(request: Question) -> str:
+    return f"round {request.round}" if not bins_of(request.purpose) else f"the vote on the {request.purpose}"
+
+
+@dataclass
+class TwoPartyCohort(FlowerCohort):
+    """`FlowerCohort` for the mechanisms "two-party" and "two-party-one-sided".
+
+    Formal guarantee: the server holds rows under masks, and their sum with the helper's noise; it adds noise of its own before
+    anything leaves. Which node is the helper is found by asking the connected nodes; that a node's seeds are for the helper that
+    its site trusts is the site's doing. A round is charged before the helper is asked, so one that the helper refuses is paid for.
+    """
+
+    noise: Callable[[], Noise] = field(kw_only=True)
+    helper: int | None = None
+    """The helper's node, once it is known."""
+
+    def answer(self, request: Question) -> Answer:
+        mechanism = _masking(request.mechanism)
+        if self.helper is None or self.helper not in self.grid.get_node_ids():
+            self.helper = self._find_helper()
+        sent = self._requests(request, _Clients(self.grid, self.helper))
+        messages = self._messages(request, sent)
+        replies = exchange(self.grid, messages, self.timeout)
+        columns = self._width(request) + mechanism.scalars
+        received, refused = read_replies(
+            replies, sent, partial(read_masked, columns=columns), name_nodes=mechanism.counts_are_public(self.sampling)
+        )
+        counts = Counts(len(sent), len(received), refused)
+        self._check_floor(request, counts)
+        # Flower's id of the run, which clients and helper know from their own nodes.
+        run = str(messages[0].metadata.run_id) if messages else ""
+        shown = dict(self._shown(mechanism, counts))
+        zero = Sums.zero(self._width(request), votes=len(mechanism.votes))
+
+        def release(denominator: float, noise: Noise, scalar_noise: Noise) -> Release:
+            if not sent:
+                raise RoundFailed(f"{_named(request)} failed: nobody was asked. It was charged.")
+            round_ = round_of(next(iter(sent.values())), columns, run)
+            left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
+            own: Words | None = None
+            if "server" in mechanism.sides:
+                own = to_words(mechanism.noise_units(columns, "server", self.noise(), self.noise()))
+            total = unmasked([one.words for one in left.values()], answer, own)
+            if shown:
+                shown.update(replace(counts, valid=len(left), refused=refused + len(received) - len(left)).shown())
+            try:
+                return mechanism.decode(from_words(total), len(left), denominator)
+            except InputError as reason:
+                raise RoundFailed(f"{_named(request)} failed: {reason} It was charged.") from None
+
+        return Answer(replace(zero, count=len(received)), shown, release=release)
+
+    def _find_helper(self) -> int:
+        """Ask every connected node whether it is a helper, until one says so. A client of the run's list can't be one."""
+        deadline, answered = time.monotonic() + self.places.timeout, set(self.places.allowed or ())
+        while True:
+            new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
+            record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
+            seconds = max(1.0, min(60.0, deadline - time.monotonic()))
+            replies = exchange(self.grid, [Message(record, node, "train", ttl=seconds) for node in new], seconds)
+            answered |= {reply.metadata.src_node_id for reply in replies}
+            found = sorted(r.metadata.src_node_id for r in replies if not r.has_error() and HELPER in r.content)
+            if found:
+                _log.info("Node %d is the helper", found[0])
+                return int(found[0])
+            if time.monotonic() >= deadline:
+                raise RoundFailed(
+                    f"no connected node was a helper within {self.places.timeout:g} seconds; start the helper's SuperNode with "
+                    "DPFEDEXP_HELPER naming its file, then resume."
+                )
+            time.sleep(1.0)
+
+    def _ask_helper(
+        self, request: Question, round_: Round, received: dict[int, Masked], needed: int
+    ) -> tuple[dict[int, Masked], Words]:
+        """The rows whose seeds the helper can open, and its answer for them: a client may have sent a bad seed."""
+        while True:
+            seeds = [(node, one.sealed) for node, one in sorted(received.items())]
+            reply = self._exchange(request, round_, seeds)
+            closed = reply.content.config_records.get(HELPER, ConfigRecord()).get("closed")
+            if not isinstance(closed, list):
+                return received, read_answer(reply, round_, set_digest(round_, seeds))
+            bad = set(closed) & set(received)
+            _log.warning("The helper can't open the seeds of %d clients; they are left out", len(bad))
+            received = {node: one for node, one in received.items() if node not in bad}
+            if not bad or len(received) < needed:
+                raise RoundFailed(
+                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that fewer than the floor are "
+                    "left; their sites must pin this helper's key. It was charged."
+                )
+
+    def _exchange(self, request: Question, round_: Round, seeds: list[tuple[int, bytes]]) -> Message:
+        fields: dict[str, Any] = {
+            "asks": "sum",
+            "round": round_.number,
+            "nonce": round_.nonce,
+            "columns": round_.columns,
+            "clip": float(round_.clip),
+            "mechanism": round_.mechanism,
+            "nodes": [node for node, _ in seeds],
+            "seeds": [sealed for _, sealed in seeds],
+        }
+        failed = f"{_named(request)} failed: the helper"
+        if self.helper is None:
+            raise RoundFailed(f"{failed} is not known. It was charged.")
+        content = RecordDict({HELPER: ConfigRecord(fields)})
+        message = Message(content, self.helper, "train", group_id=str(request.round), ttl=self.timeout)
+        replies = exchange(self.grid, [message], self.timeout)
+        if not replies:
+            raise RoundFailed(f"{failed} did not answer. It was charged. Resume to try again.")
+        if replies[0].has_error():
+            raise RoundFailed(f"{failed} refused: {reason_of(replies[0])} It was charged.")
+        return replies[0]
+
+
+def _masking(mechanism: Mechanism) -> TwoPartyGaussian:
+    if not isinstance(mechanism, TwoPartyGaussian):
+        raise InputError(f"mechanism {mechanism.kind!r} has no helper; use DpFedExp.")
+    return mechanism
+
+
+class _Clients:
+    """The grid without the helper."""
+
+    def __init__(self, grid: Grid, helper: int) -> None:
+        self.grid, self.helper = grid, helper
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.grid.get_node_ids() if node != self.helper]
+
+
+def read_masked(reply: Message, request: Request, columns: int) -> Masked:
+    """A client's masked row and sealed seed. Raises `InputError` with the reason if any part of the reply is not as it must be."""
+    sent, fields = read_parts(reply, request)
+    seed = fields.get("seed")
+    if not isinstance(seed, bytes) or len(seed) != SEALED_BYTES:
+        raise InputError("its seed is not sealed as it must be")
+    return Masked(strict_array(sent, "uint64", (columns,)).astype(np.uint64, copy=False), seed)
+
+
+def read_answer(reply: Message, round_: Round, digest: str) -> Words:
+    """The helper's sum, if it is for this round and this set of clients."""
+    try:
+        arrays, fields = reply.content.array_records.get(REPORT), reply.content.config_records.get(HELPER)
+        if arrays is None or fields is None or set(arrays) != {"vector"}:
+            raise InputError("it holds no sum")
+        same = fields.get("nonce") == round_.nonce and fields.get("digest") == digest
+        require(same, "it is for another round or another set of clients")
+        return strict_array(arrays["vector"], "uint64", (round_.columns,)).astype(np.uint64, copy=False)
+    except InputError as reason:
+        raise RoundFailed(
+            f"round {round_.number} failed: the helper's answer can't be used: {reason}. It was charged."
+        ) from None

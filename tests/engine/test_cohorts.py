@@ -1,0 +1,239 @@
+"""The same run over every cohort: the same requests, the same charges, the same releases, the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+
+from dpfedexp import Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
+from dpfedexp.accounting import Ledger
+from dpfedexp.algorithms.algorithm import aggregated
+from dpfedexp.algorithms.probe import UPDATE
+from dpfedexp.core.clipping import clip
+from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
+from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.engine import Answer, Cohort
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.run import RunFacts, read_history
+from dpfedexp.engine.train import train
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.flower import DpFedExp, answer, private_training
+from dpfedexp.models import linear_regression
+from tests.flower.loopback import LoopbackGrid, Silence
+
+M, D, ROUNDS = 24, 6, 3
+AUTO = Sgd(lr="auto", steps=5, max_examples=64)
+FILES = {
+    *("advice.jsonl", "checkpoint.safetensors", "ledger.jsonl", "ledger.jsonl.head", "metrics.csv", "metrics.jsonl"),
+    *("model.safetensors", "privacy.json", "privacy.txt", "run.json", "status.json"),
+}
+ALGORITHMS = {
+    "fit": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), AUTO),
+    "fixed rate": (dp_fedavg(clip=0.5, noise_multiplier=1.0), Sgd(lr=0.05, steps=5)),
+    "local": (ldp_fedexp(clip=0.5, noise_multiplier=1.0), Sgd(lr=0.05, steps=5)),
+}
+
+
+def problem():
+    posed = synthetic_regression(M, D, seed=3)
+    model = linear_regression(D)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.linspace(-0.5, 0.5, D).view_as(p))
+    return posed.federation, model
+
+
+class Callables(Cohort):
+    """A transport of one's own: every client is a function from a request to its row and its votes."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def answer(self, request):
+        mechanism, sums = request.mechanism, None
+        for number, client in enumerate(self.clients):
+            row, ballots = client(request)
+            clipped = clip(row[None], mechanism.clip)
+            noise = Streams(0).at("local noise", request.round)
+            report = mechanism.randomize(clipped, torch.tensor([number]), noise, ballots=ballots)
+            added = mechanism.collect(report)
+            sums = added if sums is None else sums + added
+        return Answer(sums if sums is not None else Sums.zero(D))
+
+
+def callables(engine) -> Callables:
+    """The simulated clients, one function for each."""
+    simulation = engine.cohort
+
+    def client(number):
+        def call(request):
+            one, w = torch.tensor([number]), request.state.w.float()
+            rows = (simulation.updates if request.purpose == UPDATE else simulation.places)(request, w, one)
+            asked = request.purpose == UPDATE and simulation.ballots is not None
+            return rows[0], simulation.ballots(request, one, rows) if asked else None
+
+        return call
+
+    return Callables([client(number) for number in range(M)])
+
+
+class Recording(Cohort):
+    """Passes requests on, and remembers them."""
+
+    def __init__(self, inner, seen):
+        self.inner, self.seen = inner, seen
+
+    @property
+    def is_remote(self):
+        return self.inner.is_remote
+
+    def answer(self, request):
+        self.seen.append((request.purpose, request.round, type(request.mechanism).__name__.removeprefix("Secure")))
+        return self.inner.answer(request)
+
+
+def steps(engine, ledger):
+    """A whole run of an engine without files."""
+    state = engine.choose_rate(engine.begin(), ledger)
+    for _ in range(ROUNDS):
+        state, _ = engine.step(state, ledger)
+    return state
+
+
+def simulated(algorithm, local, wrap):
+    federation, model = problem()
+    engine, _ = prepare(model, federation, algorithm, local=local, rounds=ROUNDS)
+    ledger = Ledger.in_memory()
+    return steps(replace(engine, cohort=wrap(engine)), ledger), ledger
+
+
+def flower_app(federation, model, local):
+    app = ClientApp()
+
+    @app.train(mods=[private_training])
+    def run(message, context):
+        rows = federation.client(context.node_config["partition-id"])
+        return answer(message, context, linear_regression(D), rows, local=local)
+
+    return app
+
+
+def announced(algorithm):
+    """What the run's configuration would say, for nodes without a guard."""
+    config = {"federation.clients": M, "federation.rounds": ROUNDS, "federation.folder": "x", "federation.epsilon": 8.0}
+    return {**config, "algorithm.clip": "adaptive", "algorithm.delta": algorithm.delta}
+
+
+def flower(algorithm, local, folder, noise=Silence, **options):
+    federation, model = problem()
+    grid = LoopbackGrid(
+        flower_app(federation, model, local), M, run_config=announced(algorithm) if local.automatic else {}
+    )
+    strategy = DpFedExp(
+        algorithm, clients=M, rounds=ROUNDS, folder=folder, local=local, noise=noise, node_timeout=1, **options
+    )
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
+    return strategy
+
+
+def charges(ledger):
+    return [(entry.round, [query.name for query in entry.event.queries]) for entry in ledger.entries]
+
+
+@pytest.mark.parametrize("name", ["fit", "fixed rate"])
+def test_a_cohort_of_ones_own_gives_the_same_requests_charges_and_bits(name):
+    algorithm, local = ALGORITHMS[name]
+    seen: dict[str, list] = {"simulated": [], "callables": []}
+    ours, book = simulated(algorithm, local, lambda engine: Recording(engine.cohort, seen["simulated"]))
+    theirs, other = simulated(algorithm, local, lambda engine: Recording(callables(engine), seen["callables"]))
+    assert seen["simulated"] == seen["callables"]
+    assert charges(book) == charges(other)
+    # Chunks of 24 clients and of one round their local steps in their own way.
+    torch.testing.assert_close(theirs.w, ours.w, rtol=1e-5, atol=1e-6)
+    assert theirs.radius == pytest.approx(ours.radius, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, monkeypatch):
+    """Without noise the choices are the same, and the models agree to the lattice of secure noise."""
+    algorithm, local = ALGORITHMS[name]
+    silence(monkeypatch)
+    federation, model = problem()
+    given = {"local": local, "rounds": ROUNDS, "progress": False, "out": tmp_path / "simulated"}
+    run = train(model, federation, algorithm, **given)
+    strategy = flower(algorithm, local, tmp_path / "flower")
+    assert charges(strategy.ledger) == charges(run.ledger)
+    for ours, theirs in zip(strategy.history, run.history, strict=True):
+        assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-3)
+        assert ours.get("local_rate", 0.0) == pytest.approx(theirs.get("local_rate", 0.0), rel=1e-3)
+        assert ours["epsilon_total"] == pytest.approx(theirs["epsilon_total"], rel=1e-3)
+    assert {path.name for path in (tmp_path / "flower").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "simulated").iterdir()} == FILES
+    for folder in ("flower", "simulated"):
+        assert outcome(verify_run(tmp_path / folder)) == "holds"
+        assert json.loads((tmp_path / folder / "status.json").read_text())["status"] == "completed"
+        assert RunFacts.read(tmp_path / folder).rounds == ROUNDS
+        assert len(read_history(tmp_path / folder)) == ROUNDS
+    start = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    moved, expected = (
+        strategy.state.w - start,
+        torch.cat([p.detach().flatten() for p in run.model.parameters()]).double() - start,
+    )
+    assert float(expected.norm()) > 0.01
+    if name != "local":
+        assert float(torch.cosine_similarity(moved, expected, dim=0)) > 0.99
+
+
+def silence(monkeypatch):
+    """No noise anywhere, in the simulator and on the nodes."""
+    from dpfedexp.core.noise.streams import KeyedNoise
+    from dpfedexp.flower import client
+
+    def at(self, purpose, round):
+        return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
+
+    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", at)
+    monkeypatch.setattr(client, "deployment_noise", Silence)
+
+
+@pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
+def test_two_aggregators_in_one_process_vote_on_the_rate(aggregation):
+    algorithm, local = ALGORITHMS["fit"]
+    state, ledger = simulated(aggregated(algorithm, aggregation), local, lambda engine: engine.cohort)
+    assert charges(ledger)[:2] == [(0, ["local rate"]), (0, ["first clip"])]
+    assert state.round == ROUNDS
+
+
+def rank_main(number, world, port, folder):
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    federation, model = problem()
+    run = fit(model, federation, rounds=ROUNDS, progress=False, out=folder if number == 0 else None)
+    torch.save([p.detach() for p in run.model.parameters()], f"{folder}-{number}.pt")
+    dist.destroy_process_group()
+
+
+def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
+    federation, model = problem()
+    alone = fit(model, federation, rounds=ROUNDS, progress=False)
+    with __import__("socket").socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(rank_main, args=(2, port, str(tmp_path / "run")), nprocs=2)
+    history = read_history(tmp_path / "run")
+    for ours, theirs in zip(history, alone.history, strict=True):
+        assert ours["local_rate"] == pytest.approx(theirs["local_rate"], rel=1e-5)
+        assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-5)
+    for number in (0, 1):
+        for p, q in zip(torch.load(tmp_path / f"run-{number}.pt"), alone.model.parameters(), strict=True):
+            torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)
