@@ -175,6 +175,10 @@ def test_a_script_that_makes_a_new_random_model_resumes_from_the_folder_alone(tm
     with torch.no_grad():
         for p in other.parameters():
             p.add_(torch.randn_like(p))
+    other.register_buffer("scale", torch.ones(1))
+    with pytest.raises(InputError, match="frozen parameters or buffers are not those that the run began with"):
+        small_run(out=tmp_path / "killed", resume=True, model=other)
+    del other.scale
     again = small_run(out=tmp_path / "killed", resume=True, model=other)
     for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)

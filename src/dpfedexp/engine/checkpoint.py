@@ -123,6 +123,11 @@ def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> N
         {name: value for name, value in one.items() if name != START}
         for one in (settings, checkpoint.progress.settings)
     )
+    require(
+        here.get("frozen") == there.get("frozen"),
+        "the model's frozen parameters or buffers are not those that the run began with, and a checkpoint holds only what is "
+        "trained: build the model as it was, with the same pretrained weights or the same torch.manual_seed.",
+    )
     changed = differences(here, there)
     require(
         not changed,

@@ -22,7 +22,7 @@ from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
-from dpfedexp.engine.checkpoint import Checkpoint
+from dpfedexp.engine.checkpoint import Checkpoint, digest
 from dpfedexp.engine.conduct import Conduct, conduct
 from dpfedexp.engine.open_run import OpenRun, described, facts_of, find
 from dpfedexp.engine.plan import Advice
@@ -212,6 +212,7 @@ def train(
             evaluate_every=evaluate_every,
             secure=secure,
             precision=execution.precision,
+            frozen=frozen_tag(model, layout),
         )
         options: dict[str, Any] = {"local": local, "seed": seed, "secure": secure, "budget": budget}
         options |= {} if aggregation == "plain" else {"aggregation": aggregation}
@@ -246,6 +247,12 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
     if trainer == "auto" and before.trainer is not None:
         trainer = trainer_again(before.trainer, execution.place.type)
     return replace(execution, chunk_size=execution.chunk_size or before.chunk_size, trainer=trainer)
+
+
+def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
+    """The hash of the parameters and buffers that are not trained, which no checkpoint holds; None where there are none."""
+    held = {name: value.cpu().contiguous() for name, value in model.state_dict().items() if name not in layout.names}
+    return digest(held) if held else None
 
 
 def _filled(model: nn.Module, layout: Layout, w: torch.Tensor) -> nn.Module:
