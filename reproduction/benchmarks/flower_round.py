@@ -2,10 +2,9 @@
 
     python -m reproduction.benchmarks.flower_round [--dimension 10000000] [--nodes 3] [--rounds 3] [--out FILE]
 
-Replies are made in this process, so that neither training nor the network is counted: only what the server does with them. Prints
-medians over the rounds after a warm-up: how long nodes wait for the server (asking; adding up, step and ledger), and
-the processor seconds of all of it. Nodes are taken to train for two seconds (`--train`), during which a server draws
-its noise and writes its checkpoint.
+Replies are made in this process, so that neither training nor the network is counted: only what the server does from the last reply
+to its next request. Prints medians over the rounds after a warm-up. Nodes are taken to train for two seconds (`--train`), during
+which a server may draw its noise.
 """
 
 from __future__ import annotations
@@ -17,32 +16,68 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfedexp import cdp_fedexp
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.messages import report_content
+from dpfedexp.flower.messages import Request, report_content
 from dpfedexp.mechanisms import Report
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
-class Nodes:
-    """As much of Flower's grid as asking needs."""
+class Nodes(Grid):
+    """Nodes that answer at once; what a server does between their answers and its next request is timed."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, seconds: float, reply: Callable[[Message], RecordDict]) -> None:
+        self.count, self.seconds, self.reply = count, seconds, reply
+        self.ready: list[Message] = []
+        self.answered: tuple[float, float] | None = None
+        self.taken: list[tuple[float, float]] = []
 
     def get_node_ids(self) -> list[int]:
         return list(range(1, self.count + 1))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        if self.answered is not None:
+            wall, processor = self.answered
+            self.taken.append((time.perf_counter() - wall, time.process_time() - processor))
+        messages = list(messages)
+        self.ready = [answered(message, self.reply(message)) for message in messages]
+        time.sleep(self.seconds)
+        self.answered = time.perf_counter(), time.process_time()
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready, self.ready = self.ready, []
+        return ready
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *given: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def medians(self) -> dict[str, float]:
+        """Over the rounds after the first."""
+        columns = zip(*self.taken[1:], strict=True)
+        names = ("server seconds", "processor seconds")
+        return {name: round(statistics.median(column), 3) for name, column in zip(names, columns, strict=True)}
 
 
 def answered(message: Message, content: RecordDict) -> Message:
@@ -50,26 +85,6 @@ def answered(message: Message, content: RecordDict) -> Message:
     reply = Message(content, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
     return reply
-
-
-def measured(
-    strategy: Any, reply: Callable[[Message], RecordDict], grid: Nodes, asked: argparse.Namespace
-) -> dict[str, float]:
-    """Medians over the rounds after the first."""
-    taken = []
-    for number in range(1, asked.rounds + 2):
-        processor, begun = time.process_time(), time.perf_counter()
-        messages = list(strategy.configure_train(number, strategy.start_arrays, ConfigRecord(), grid))
-        sent = time.perf_counter()
-        time.sleep(asked.train)
-        used = time.process_time() - processor
-        replies = [answered(message, reply(message)) for message in messages]
-        processor, back = time.process_time(), time.perf_counter()
-        strategy.aggregate_train(number, replies)
-        taken.append((sent - begun, time.perf_counter() - back, used + time.process_time() - processor))
-    names = ("ask seconds", "add seconds", "processor seconds")
-    columns = zip(*taken[1:], strict=True)
-    return {name: round(statistics.median(column), 3) for name, column in zip(names, columns, strict=True)}
 
 
 def main() -> None:
@@ -80,24 +95,14 @@ def main() -> None:
     parser.add_argument("--train", type=float, default=2.0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    grid, update = Nodes(given.nodes), torch.randn(1, given.dimension + 1) / 1e4
+    update = torch.randn(1, given.dimension + 1) / 1e4
     start = ArrayRecord({"w": Array(np.zeros(given.dimension, dtype=np.float32))})
+    rounds = given.rounds + 2
+    private = Nodes(given.nodes, given.train, lambda one: report_content(Report(update), Request.from_message(one)))
     with tempfile.TemporaryDirectory() as folder:
-        algorithm = cdp_fedexp(clip=0.5, noise_multiplier=1.0)
-        ours = DpFedExp(
-            algorithm, clients=given.nodes, rounds=given.rounds + 1, folder=Path(folder) / "run", node_timeout=1
-        )
-        ours.begin(start)
-        ours.start_arrays = start  # type: ignore[attr-defined]
-        private = measured(
-            ours,
-            lambda message: report_content(Report(update), ours._sent[message.metadata.dst_node_id]),
-            grid,
-            given,
-        )
-        ours.finish()
-    plain = FedAvg(min_train_nodes=given.nodes, min_available_nodes=given.nodes)
-    plain.start_arrays = start  # type: ignore[attr-defined]
+        algorithm, place = cdp_fedexp(clip=0.5, noise_multiplier=1.0), Path(folder) / "run"
+        ours = DpFedExp(algorithm, clients=given.nodes, rounds=rounds, folder=place, node_timeout=1)
+        ours.start(private, start)
     trained = np.ascontiguousarray(update[0, :-1].numpy())
 
     def content(message: Message) -> RecordDict:
@@ -105,13 +110,17 @@ def main() -> None:
             {"arrays": ArrayRecord({"w": Array(trained)}), "metrics": MetricRecord({"num-examples": 1.0})}
         )
 
+    plain = Nodes(given.nodes, given.train, content)
+    FedAvg(min_train_nodes=given.nodes, min_available_nodes=given.nodes, fraction_evaluate=0.0).start(
+        plain, start, num_rounds=rounds
+    )
     found = {
         "dimension": given.dimension,
         "nodes": given.nodes,
         "threads": torch.get_num_threads(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "dpfedexp": private,
-        "Flower's FedAvg": measured(plain, content, grid, given),
+        "dpfedexp": private.medians(),
+        "Flower's FedAvg": plain.medians(),
     }
     print(json.dumps(found, indent=1))
     if given.out:

@@ -108,9 +108,9 @@ def conduct(
             )
 
         def running() -> None:
-            """What the folder says while the run goes on; a deployment's has model and statement after every round."""
+            """What the folder says while the run goes on; a deployment's has a statement after every round."""
             if files is not None and engine.cohort.is_remote:
-                files.finish(made(End("it is not complete.", "hand")))
+                files.state(statement_of(open_run, End("it is not complete.", "hand")))
             if files is not None:
                 epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
                 files.write_status("running", open_run.state.round, rounds, epsilon)
