@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -28,7 +29,8 @@ from dpfedexp.engine.train import train
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.flower import DpFedExp, answer, private_training
 from dpfedexp.models import linear_regression
-from tests.flower.loopback import LoopbackGrid, Silence
+from tests.flower.loopback import LoopbackGrid, Silence, dying_at
+from tests.sizes import long
 
 M, D, ROUNDS = 24, 6, 3
 AUTO = Sgd(lr="auto", steps=5, max_examples=64)
@@ -237,3 +239,24 @@ def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
     for number in (0, 1):
         for p, q in zip(torch.load(tmp_path / f"run-{number}.pt"), alone.model.parameters(), strict=True):
             torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)
+
+
+@long
+def test_a_deployed_fit_that_dies_at_any_write_releases_nothing_uncharged_and_goes_on(tmp_path, monkeypatch):
+    """Every write to disk of two votes and a round in turn is the last one that happens."""
+    algorithm, local = ALGORITHMS["fit"]
+    for write in itertools.count(1):
+        place, shown = tmp_path / str(write), []
+        with dying_at(write, monkeypatch) as left:
+            flower(algorithm, local, place, on_round=lambda record, shown=shown: shown.append(record["round"]))
+        if left[0] > 0:
+            break
+        path = place / "ledger.jsonl"
+        entries = Ledger.open(path, read_only=True).entries if path.exists() else ()
+        assert {entry.round for entry in entries} >= set(shown)
+        resumed = flower(algorithm, local, place, resume=True)
+        assert resumed.state.round == ROUNDS
+        names = [query for _, queries in charges(resumed.ledger) for query in queries]
+        assert {"local rate", "first clip"} <= set(names)
+        assert outcome(verify_run(place)) == "holds"
+    assert write > 15, "two votes and three rounds, each with a head and an anchor"
