@@ -37,6 +37,8 @@ MOST_HARMED = 0.1
 SMOOTHING, EVIDENT = 0.7, 3.0
 """The weight of the votes so far in the mean that is compared with it, and the deviations of its noise by which it must be below.
 The rate never rises again, so noise must not lower it."""
+LEAST = 1e-3 * RATES[0]
+"""The rate falls no further: a model that nobody can train must not end in a rate of zero."""
 FALL = 2.0
 """How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
 
@@ -130,4 +132,5 @@ def watched(rate: float, mean_helped: float, helped: float, deviation: float) ->
     """
     mean = SMOOTHING * mean_helped + (1.0 - SMOOTHING) * helped
     noise = deviation * math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING))
-    return rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean - EVIDENT * noise)), mean
+    fallen = rate * math.exp(-FALL * max(0.0, 1.0 - MOST_HARMED - mean - EVIDENT * noise))
+    return max(fallen, LEAST), mean

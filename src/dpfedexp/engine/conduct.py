@@ -110,10 +110,14 @@ def conduct(
         def running() -> None:
             """What the folder says while the run goes on; a deployment's has a statement after every round."""
             if files is not None and engine.cohort.is_remote:
-                files.state(statement_of(open_run, End("it is not complete.", "hand")))
+                files.state(statement_of(open_run, End("it is not complete.")))
             if files is not None:
                 epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
                 files.write_status("running", open_run.state.round, rounds, epsilon)
+
+        def voted(state: State) -> None:
+            open_run.before_rounds(state)
+            running()
 
         def completed(record: dict[str, Any]) -> Stop | None:
             if files is not None:
@@ -130,13 +134,15 @@ def conduct(
         if files is not None:
             files.begin(facts)
             running()
-            if engine.cohort.is_remote and engine.mechanism.is_local:
+            if engine.cohort.is_remote:
                 # A local round is spent when it is sent, also where the server does not live to see its end.
                 engine = replace(engine, on_charge=running)
         try:
             tell(how.callbacks, "begun", facts)
             stop = tell(how.callbacks, "resumed", open_run.history)
-            end = End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, completed)
+            end = (
+                End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, voted, completed)
+            )
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
@@ -146,7 +152,7 @@ def conduct(
                 with suppress(InputError, LedgerError):
                     epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
                     files.write_status("failed", open_run.state.round, rounds, epsilon, why)
-                    run = made(End(why, "hand"))
+                    run = made(End(why, "hand" if interrupted else ""))
                     open_run.seal(run.model)
                     files.finish(run)
             if not interrupted:
@@ -182,12 +188,18 @@ def _warn(advice: Advice) -> None:
         warnings.warn(advice.sentence, AdviceWarning, stacklevel=6)
 
 
-def _rounds(engine: Engine, open_run: OpenRun, how: Conduct, completed: Callable[[dict[str, Any]], Stop | None]) -> End:
+def _rounds(
+    engine: Engine,
+    open_run: OpenRun,
+    how: Conduct,
+    voted: Callable[[State], None],
+    completed: Callable[[dict[str, Any]], Stop | None],
+) -> End:
     """All the rounds that are left."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
     budget = None if how.budget is None else Budget(how.budget, delta)
     try:
-        open_run.before_rounds(engine.choose_rate(open_run.state, open_run.ledger, budget))
+        engine.choose_rate(open_run.state, open_run.ledger, budget, save=voted)
         for number in range(open_run.state.round + 1, rounds + 1):
             # A copy of the run that another one has overtaken ends here, before its clients train.
             open_run.ledger.check_newest()
@@ -222,6 +234,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
     missing = run.rounds - max(open_run.state.round, len(charged))
+    votes = [(event, 1) for event in engine.votes_left(open_run.state)]
     return PrivacyStatement.from_charges(
         charges,
         engine.algorithm.delta,
@@ -229,7 +242,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
         clients=engine.population,
         simulated=not engine.secure,
         # The rounds that are missing, on top of everything in the ledger: other runs may share it.
-        planned=[*charges, (engine.event, missing)] if end.reason else None,
+        planned=[*charges, *votes, (engine.event, missing)] if end.reason else None,
         not_covered=run.not_covered,
         reporting=run.reporting(open_run.history),
         no_other_adjacency=run.no_other_adjacency,

@@ -33,8 +33,8 @@ from dpfedexp.core.votes import HALF
 from dpfedexp.errors import LedgerError, require
 from dpfedexp.mechanisms import Mechanism, Release
 
-LOCAL_RATE, HELPED_SO_FAR = "rate.local", "rate.helped"
-"""What a `State` remembers of a local rate that sets itself."""
+LOCAL_RATE, HELPED_SO_FAR, PENDING = "rate.local", "rate.helped", "rate.pending"
+"""What a `State` remembers of a local rate that sets itself: the rate, who was helped so far, and how many votes are to come."""
 BEFORE = 0
 """The round of the votes that come before the first one."""
 
@@ -214,7 +214,7 @@ class Engine:
         memory = dict(initial_memory(self.algorithm.rule, w))
         if self.probe is not None:
             zero, one = w.new_zeros((), dtype=torch.float64), w.new_ones((), dtype=torch.float64)
-            memory |= {LOCAL_RATE: zero, HELPED_SO_FAR: one}
+            memory |= {LOCAL_RATE: zero, HELPED_SO_FAR: one, PENDING: zero + len(self._votes)}
         scaffold = self.algorithm.scaffold is not None
         return State(
             round=0,
@@ -270,25 +270,41 @@ class Engine:
         sums = sums if self.larger is None else sums.times(self.larger.factor)
         return mechanism.release(sums, self.expected, central, self.noise.at(scalar, number)), answer
 
-    def choose_rate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> State:
+    def choose_rate(
+        self,
+        state: State,
+        ledger: Ledger,
+        budget: Budget | None = None,
+        save: Callable[[State], None] = lambda state: None,
+    ) -> State:
         """The state with the rate, and with an adaptive clip the first radius, that the clients' votes choose.
 
-        Nothing happens where the rate is known. Both votes are charged before anything of them is released.
+        Each vote is charged before anything of it is released, and `save` is called after it: none is asked twice.
         """
-        if self.probe is None or float(state.memory[LOCAL_RATE]) > 0:
+        if self.probe is None:
             return state
         noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
-        rate = slowed(chosen(*self._vote(RATE, self.probe, state, ledger, budget)), noise)
-        state = replace(state, memory={**state.memory, LOCAL_RATE: torch.full_like(state.memory[LOCAL_RATE], rate)})
-        if not isinstance(self.algorithm.clip, AdaptiveClip):
-            return state
-        return replace(state, radius=located(*self._vote(CLIP, self.probe, state, ledger, budget)))
+        for purpose in self._pending(state):
+            found = self._vote(purpose, self.probe, state, ledger, budget)
+            memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
+            if purpose == RATE:
+                memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], slowed(chosen(*found), noise))
+            state = replace(state, memory=memory, radius=located(*found) if purpose == CLIP else state.radius)
+            save(state)
+        return state
+
+    @property
+    def _votes(self) -> tuple[str, ...]:
+        """The votes before the first round: on the first clip only where it adapts."""
+        return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
+
+    def _pending(self, state: State) -> tuple[str, ...]:
+        return self._votes[len(self._votes) - int(state.memory[PENDING]) :] if PENDING in state.memory else ()
 
     def votes_left(self, state: State) -> list[Event]:
         """What the votes before the first round will cost, where they are still to come."""
-        if self.probe is None or float(state.memory[LOCAL_RATE]) > 0:
-            return []
-        return self.probe.events(self.sampling, adaptive=isinstance(self.algorithm.clip, AdaptiveClip))
+        pending = () if self.probe is None else self._pending(state)
+        return [self.probe.mechanism(purpose).event(self.sampling) for purpose in pending if self.probe is not None]
 
     def _vote(
         self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None
@@ -302,8 +318,6 @@ class Engine:
     def _charge(self, request: Request, ledger: Ledger, budget: Budget | None) -> Callable[[], None]:
         """Checks that the budget allows the charge; returns what makes it."""
         update, number = request.purpose == UPDATE, request.round
-        if not update and not request.mechanism.is_private:
-            return lambda: None
         event = request.mechanism.event(self.sampling)
         what = f"round {number}" if update else f"the vote {request.purpose!r}"
         noise = None if self.seed is None else f"seed {self.seed}" + ("" if update else f", {request.purpose}")
@@ -322,7 +336,7 @@ class Engine:
     def _drawn_ahead(self, noise: Noise, mechanism: Mechanism) -> Noise:
         """The source itself, or while clients train elsewhere one whose draw for the server is under way."""
         central = mechanism.is_private and not mechanism.is_local and not mechanism.needs_helper
-        width = mechanism.width(len(self.start))
+        width = mechanism.width(len(self.start)) if not getattr(mechanism, "question", "") else 0
         plain = mechanism.noise_kind is False or (self.cohort.is_remote and mechanism.noise_kind is True)
         if central and plain and width >= LONG and self.cohort.busy_elsewhere:
             return Ahead(noise, width, self.start.device)

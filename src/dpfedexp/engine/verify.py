@@ -103,9 +103,10 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             **_context(header),
         )
     planned = None
-    if claim.stopping and claim.planned_rounds is not None and charges:
+    rounds = _rounds_charged(charges)
+    if claim.stopping and claim.planned_rounds is not None and rounds:
         # A run that stopped early is charged as if it had not: its rounds are all alike.
-        event, _ = max(charges, key=lambda charge: charge[1])
+        event, _ = max(rounds, key=lambda charge: charge[1])
         planned = [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
     statement = PrivacyStatement.from_charges(
         charges,
@@ -183,11 +184,21 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         )
         checks.append(Check("claim", False, missing, incomplete=True))
     else:
-        checks += [*_check_claim(claim, recompute(run, claim)), *_check_text(run, claim)]
+        if claim.stopping and not _rounds_charged(ledger.charges()):
+            early = "the run was stopped before its first round, so what it had planned is not in its ledger"
+            checks.append(Check("claim", False, early, incomplete=True))
+        else:
+            checks += _check_claim(claim, recompute(run, claim))
+        checks += _check_text(run, claim)
         checks += _check_sealed(run, ledger)
     if planned is not None:
         checks.append(_check_planned(ledger, planned, before, claim.delta if claim is not None else 1e-5))
     return checks
+
+
+def _rounds_charged(charges: Sequence[tuple[Event, int]]) -> list[tuple[Event, int]]:
+    """Without the votes before the first round."""
+    return [charge for charge in charges if not getattr(charge[0], "votes_alone", False)]
 
 
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:

@@ -29,7 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from dpfedexp.algorithms.probe import UPDATE, Probe
+from dpfedexp.algorithms.probe import CLIP, UPDATE, Probe
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
@@ -112,7 +112,7 @@ def read_request(message: Message) -> tuple[Request, Layout, Tensor]:
         raise InputError(f"the message carries no model: its arrays must be in the record {MODEL!r}.")
     layout = layout_of(model)
     w = to_flat(model, layout, torch.float32)
-    request.mechanism.check_model(len(w))
+    request.mechanism.check_model(request.shape(len(w))[1])
     return request, layout, w
 
 
@@ -258,11 +258,6 @@ class Announcement:
             return None
         return Announcement(mechanism, rounds, hosted, probe)
 
-    @property
-    def answers(self) -> int:
-        """How often a node answers at most."""
-        return self.rounds + (0 if self.probe is None else 2)
-
     @staticmethod
     def of_request(request: Request) -> Announcement:
         if not request.mechanism.is_private:
@@ -276,7 +271,7 @@ class Announcement:
         """Raises `Refused` if the request asks for more than this."""
         promised = self.mechanism
         if request.purpose != UPDATE:
-            if self.probe is None:
+            if self.probe is None or (request.purpose == CLIP and not self.mechanism.adapts_clip):
                 raise Refused(f"the vote {request.purpose!r} is not one that this run announced.")
             promised = self.probe.mechanism(request.purpose)
         kind, announced_kind = request.mechanism.kind, promised.kind
@@ -304,16 +299,22 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
     # By run: Flower hands the state of one run to the next of the same series.
     name = f"{_ANNOUNCEMENT}.{context.run_id}"
     kept: dict[str, Any] = dict(context.state.config_records.get(name) or {})
+    if kept.get("dimension", dimension) != dimension:
+        raise Refused(f"the model has {dimension} parameters, and had {kept['dimension']} when this run began.")
     # Flower fixes a run's configuration when the run is created.
     announcement = Announcement.of_run(context.run_config, dimension)
     if announcement is None and kept:
         announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["hosted"])
     announcement = announcement or Announcement.of_request(request)
-    answers = kept.get("answers", 0)
+    update = request.purpose == UPDATE
+    counter = "answers" if update else request.purpose
+    answers = kept.get(counter, 0)
     announcement.check(request)
-    if answers >= announcement.answers:
+    if answers >= (announcement.rounds if update else 1):
         raise Refused(
             f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
+            if update
+            else f"this node has answered the vote {request.purpose!r}; a repeated one costs again."
         )
     if not kept:
         _log.info(
@@ -324,5 +325,5 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
             _DELTA,
         )
     mechanism = encode(announcement.mechanism)
-    rest: dict[str, Any] = {"rounds": announcement.rounds, "hosted": announcement.hosted, "answers": answers + 1}
-    context.state[name] = ConfigRecord({"mechanism": mechanism, **rest})
+    rest: dict[str, Any] = {"rounds": announcement.rounds, "hosted": announcement.hosted, "dimension": dimension}
+    context.state[name] = ConfigRecord({**kept, "mechanism": mechanism, **rest, counter: answers + 1})

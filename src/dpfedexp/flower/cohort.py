@@ -81,7 +81,9 @@ def read_replies(
         try:
             require(not reply.has_error(), reason_of(reply))
             found[node] = read(reply, request)
-        except InputError as reason:
+        except Exception as error:
+            # Whatever else a client made fail must not stop the server, and its text may hold anything.
+            reason = str(error) if isinstance(error, InputError) else "it can't be read"
             refused += request.size
             if name_nodes:
                 _log.warning("A reply of node %d was not counted: %s", node, reason)
@@ -293,7 +295,7 @@ class TwoPartyCohort(FlowerCohort):
             if not isinstance(closed, list):
                 return received, read_answer(reply, round_, set_digest(round_, seeds))
             bad = set(closed) & set(received)
-            _log.warning("The helper can't open the seeds of %d clients; they are left out", len(bad))
+            _log.warning("The helper can't open the seeds of some clients; they are left out")
             received = {node: one for node, one in received.items() if node not in bad}
             if not bad or len(received) < needed:
                 raise RoundFailed(

@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 
 from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
-from dpfedexp.accounting.events import NonPrivateEvent
+from dpfedexp.accounting.events import GaussianEvent, NonPrivateEvent
 from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
@@ -159,7 +159,8 @@ class Limits:
         kind, allowed = mechanism.kind, ", ".join(self.mechanisms) or "none"
         if kind not in self.mechanisms:
             raise Refused(f"mechanism {kind!r} is not allowed here; allowed: {allowed}.")
-        if mechanism.clip > self.max_clip:
+        # A vote's clip is ½ by its construction, whatever the updates'.
+        if mechanism.clip > self.max_clip and not getattr(mechanism, "question", ""):
             raise Refused(f"clip {mechanism.clip:g} is above this {self.whose}'s max_clip of {self.max_clip:g}.")
 
     def check_round(self, charges: Charges) -> None:
@@ -248,12 +249,19 @@ class Guard(Limits):
         event, count = node_charge(request.mechanism, request.size)
         self.check_round([(event, count)])
         with self.open_ledger() as ledger:
-            earlier = [e.event for e in ledger.entries if (e.run, e.round) == (run, request.round)]
+            # Votes before the first round share its number; each question has a limit of its own, as a round has.
+            asked = (run, request.round, question_of(event))
+            earlier = [e.event for e in ledger.entries if (e.run, e.round, question_of(e.event)) == asked]
             event = event.beside(earlier)
             self.check_round([*((e, 1) for e in earlier), (event, count)])
             self.check_total([*ledger.charges(), (event, count)])
             for _ in range(count if charge else 0):
                 ledger.charge(request.round, event, run=run, note={"time": now(), "app": app})
+
+
+def question_of(event: Event) -> str:
+    """What is asked in place of an update; empty for an update."""
+    return event.queries[0].name if isinstance(event, GaussianEvent) and event.votes_alone else ""
 
 
 def now() -> str:

@@ -29,10 +29,11 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from dpfedexp.algorithms.probe import bins_of
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import to_words
 from dpfedexp.errors import InputError, is_count, require
-from dpfedexp.flower.guard import Guard, Limits, Refused, now, read_limits
+from dpfedexp.flower.guard import Guard, Limits, Refused, now, question_of, read_limits
 from dpfedexp.flower.messages import REPORT, Request, as_array, deployment_noise, refusal, reply_of
 from dpfedexp.mechanisms import Report
 from dpfedexp.mechanisms.aggregation import FEWEST, BadSeeds, Helper, PrivateKey, Round, check_public, masked
@@ -178,6 +179,8 @@ class HelperFile(Limits):
     def admit(self, round_: Round, mechanism: TwoPartyGaussian) -> None:
         """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
         self.check_mechanism(mechanism)
+        if (round_.number == 0) != bool(mechanism.question) or (mechanism.question and not bins_of(mechanism.question)):
+            raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
         if round_.columns > self.max_columns:
             raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
         # For a client that is in every set: the helper sees who takes part, so sampling hides nobody.
@@ -188,7 +191,7 @@ class HelperFile(Limits):
             answered = [entry.round for entry in own]
             if mechanism.question and round_.number == 0:
                 # Votes before the first round share its number; each is asked once.
-                answered = [entry.round for entry in own if entry.round or entry.event == event]
+                answered = [e.round for e in own if e.round or question_of(e.event) == question_of(event)]
             if answered and max(answered) >= round_.number:
                 raise Refused(
                     f"round {round_.number} comes after an answer to round {max(answered)} of the same run: every round "

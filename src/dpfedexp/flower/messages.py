@@ -120,7 +120,7 @@ def _header(raw: bytes) -> object:
     require(len(raw) >= 2 and int.from_bytes(raw[:2], "little") == len(raw) - 2, "its header is wrong")
     try:
         return literal_eval(raw[2:].decode("latin1").strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise InputError("its header is wrong") from None
 
 
@@ -236,10 +236,17 @@ class Request:
             not (clients and tau_eta_l),
             "the request asks hosted clients for SCAFFOLD, which keeps a control variate per node; use one client per node.",
         )
+        mechanism = deployed(decode(values["mechanism"]))
+        question = getattr(mechanism, "question", "")
+        require(
+            not mechanism.is_private or question == ("" if purpose == UPDATE else purpose),
+            f"the request is for {purpose!r}, and its mechanism is not one for that.",
+        )
+        require(purpose == UPDATE or (values["round"] == 0 and not tau_eta_l), "a vote comes before the first round.")
         return Request(
             values["round"],
             values["nonce"],
-            deployed(decode(values["mechanism"])),
+            mechanism,
             Sampling(values["sampling"], values["rate"]),
             tuple(int(c) for c in clients),
             tau_eta_l or None,

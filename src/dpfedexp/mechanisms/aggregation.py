@@ -240,7 +240,7 @@ class Helper:
         floor = max(FEWEST, self.min_clients)
         require(
             len(nodes) >= floor,
-            f"the set has {len(nodes)} clients, and this helper adds no fewer than {floor}: the sum of a few tells about each.",
+            f"the set is too small: this helper adds no fewer than {floor} clients, because the sum of a few tells about each.",
         )
         mechanism.check_headroom(len(nodes))
         opened = [(node, self.key.open(sealed, round_.info(node))) for node, sealed in seeds]

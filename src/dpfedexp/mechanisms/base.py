@@ -23,7 +23,7 @@ from dpfedexp.core.clipping import BLOCK, AdaptiveClip, Clipped, clip, row_norms
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.sums import Release as Release
 from dpfedexp.core.sums import Sums
-from dpfedexp.core.votes import WITHIN, Ask, Vote, check_votes, collected, estimate, shares
+from dpfedexp.core.votes import HALF, WITHIN, Ask, Vote, check_votes, collected, estimate, shares
 from dpfedexp.core.votes import Secure as Secure
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.machine import has_triton, spread
@@ -385,7 +385,7 @@ class NoPrivacy(Mechanism):
         return 0.0
 
     def asking(self, question: str, noise: float) -> Mechanism:
-        return NoPrivacy()
+        return NoPrivacy(HALF)
 
     def event(self, sampling: Sampling) -> NonPrivateEvent:
         return NonPrivateEvent()

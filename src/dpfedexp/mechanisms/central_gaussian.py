@@ -54,6 +54,10 @@ class CentralGaussian(Gaussian):
             self.numerator != "paper" or self.scalar_multiplier is not None,
             "the mechanism's scalar_multiplier is missing; numerator 'paper' needs the noise on the squared norms.",
         )
+        alone = (self.clip, self.numerator, self.scalar_multiplier, self.votes) == (HALF, None, None, ())
+        require(
+            not self.question or alone, f"the question {self.question!r} has a clip other than ½, or more beside it."
+        )
         voting.check_votes(self.votes)
         for vote in self.votes:
             require(vote.noise > 0, f"the vote {vote.name!r} has noise {vote.noise}; it must be a positive number.")

@@ -1,0 +1,210 @@
+"""Votes before the first round against a hostile server and hostile clients: no way round the price of an update."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from dpfedexp import Sgd, cdp_fedexp, fedavg
+from dpfedexp.accounting import Ledger, Sampling
+from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
+from dpfedexp.core.local_rate import LEAST, watched
+from dpfedexp.engine.verify import outcome, verify_run
+from dpfedexp.errors import InputError, RoundFailed
+from dpfedexp.flower import DpFedExp
+from dpfedexp.flower.client import Announcement, admit_announced
+from dpfedexp.flower.guard import Guard, Refused
+from dpfedexp.flower.messages import REPORT, REQUEST, Request
+from dpfedexp.mechanisms import CentralGaussian, PrivUnit
+from dpfedexp.mechanisms.text import decode, encode
+from dpfedexp.mechanisms.two_party import TwoPartyGaussian
+
+from ..engine.test_cohorts import ALGORITHMS, ROUNDS, M, announced, flower, flower_app, problem
+from ..mechanisms.parties import helper_file, round_of
+from .loopback import LoopbackGrid
+from .test_mod import guard_file
+
+ALGORITHM, LOCAL = ALGORITHMS["fit"]
+CONFIG = announced(ALGORITHM)
+QUESTION = CentralGaussian(1.0, 1.0).asking(RATE, 4.0)
+
+
+def asked(mechanism, purpose, round=0, **more) -> Request:
+    record = Request(round, "n" * 32, mechanism, Sampling(), purpose=purpose, **more).to_record()
+    return Request.from_message(Message(RecordDict({REQUEST: record}), dst_node_id=1, message_type="train"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"clip": 1000.0}, {"numerator": "paper", "scalar_multiplier": 1e-4}, {"numerator": "free"}],
+    ids=["clip", "squared norm", "coordinate"],
+)
+@pytest.mark.parametrize("kind", [CentralGaussian, TwoPartyGaussian])
+def test_a_question_can_not_carry_more_than_an_answer(kind, more):
+    """The attack: an update with next to no noise was charged as a vote."""
+    with pytest.raises(InputError, match="a clip other than"):
+        kind(**{**QUESTION.settings(), **more})
+    text = encode(QUESTION).replace('"clip":0.5', '"clip":1000.0')
+    with pytest.raises(InputError, match="a clip other than"):
+        decode(text)
+
+
+def test_a_request_and_its_mechanism_are_for_the_same_purpose():
+    update = CentralGaussian(0.5, 5.0)
+    for mechanism, purpose, round in (
+        (QUESTION, UPDATE, 1),
+        (update, RATE, 0),
+        (QUESTION, CLIP, 0),
+        (PrivUnit(0.5, 2), CLIP, 0),
+    ):
+        with pytest.raises(InputError, match="its mechanism is not one for that"):
+            asked(mechanism, purpose, round)
+    for more in ({"round": 3}, {"tau_eta_l": 0.1}):
+        with pytest.raises(InputError, match="comes before the first round"):
+            asked(QUESTION, RATE, **more)
+    assert asked(QUESTION, RATE).purpose == RATE
+
+
+def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
+    """The attack: votes that were not asked paid for two updates more."""
+    made = Announcement.of_run(CONFIG, 6)
+    context = Context(1, 1, {}, RecordDict(), CONFIG)
+    for round in range(1, ROUNDS + 1):
+        admit_announced(asked(made.mechanism, UPDATE, round), context, 6)
+    with pytest.raises(Refused, match="as often as this run announced rounds"):
+        admit_announced(asked(made.mechanism, UPDATE, 9), context, 6)
+    for purpose in (RATE, CLIP):
+        vote = asked(made.probe.mechanism(purpose), purpose)
+        admit_announced(vote, context, 6)
+        with pytest.raises(Refused, match="a repeated one costs again"):
+            admit_announced(vote, context, 6)
+    with pytest.raises(Refused, match="had 6 when this run began"):
+        admit_announced(asked(made.mechanism, UPDATE, 1), context, 7)
+
+
+def test_a_run_with_a_fixed_clip_asks_for_no_vote_on_it():
+    made = Announcement.of_run({**CONFIG, "algorithm.clip": 0.5}, 6)
+    made.check(asked(made.probe.mechanism(RATE), RATE))
+    with pytest.raises(Refused, match="not one that this run announced"):
+        made.check(asked(made.probe.mechanism(CLIP), CLIP))
+
+
+def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
+    algorithm = cdp_fedexp(clip=0.3, target_epsilon=8.0)
+    made = Announcement.of_run({**CONFIG, "federation.rounds": 100, "algorithm.clip": "adaptive"}, 6)
+    file = guard_file(
+        tmp_path, max_clip=0.3, max_epsilon_per_round=2.0, max_epsilon_total=50.0, mechanisms=["central-gaussian"]
+    )
+    guard = Guard.load(file)
+    for purpose in (RATE, CLIP):
+        guard.admit(asked(made.probe.mechanism(purpose), purpose), run="1")
+    with pytest.raises(Refused, match="above this node's max_clip"):
+        guard.admit(asked(replace(made.mechanism, clip=0.5), UPDATE, 1), run="1")
+    assert algorithm.private
+
+
+def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
+    file = helper_file(tmp_path, per_round=100.0, total=1000.0)
+    vote = TwoPartyGaussian(**QUESTION.settings())
+    file.admit(round_of(vote, number=0, columns=13), vote)
+    again = replace(vote, noise_multiplier=vote.noise_multiplier * (1 + 1e-6))
+    with pytest.raises(Refused, match="every round is answered once"):
+        file.admit(round_of(again, number=0, columns=13), again)
+    for other, number in ((replace(vote, question="x"), 0), (vote, 3)):
+        with pytest.raises(Refused, match="comes before the first round"):
+            file.admit(round_of(other, number=number, columns=13), other)
+
+
+def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
+    """The attack: a header with an unhashable key ended the server, and did so again after every resume."""
+    federation, model = problem()
+
+    def spoilt(message, reply):
+        if message.metadata.dst_node_id != 2:
+            return reply
+        honest = reply.content.array_records[REPORT]["vector"]
+        text = b"{[]:1}".ljust(118) + b"\n"
+        data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + honest.data[128:]
+        array = Array(dtype=honest.dtype, shape=honest.shape, stype=honest.stype, data=data)
+        fields = ConfigRecord(dict(reply.content.config_records[REQUEST]))
+        return Message(RecordDict({REPORT: ArrayRecord({"vector": array}), REQUEST: fields}), reply_to=message)
+
+    grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=spoilt)
+    strategy = DpFedExp(ALGORITHM, clients=M, rounds=ROUNDS, folder=tmp_path, local=LOCAL, node_timeout=1)
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=1)
+    assert strategy.history[0]["refused"] == 1
+
+
+def failing(times, group):
+    """Nobody answers messages of this group so many times."""
+    left = [times * M]
+
+    def lost(message, reply):
+        purpose = message.content.config_records[REQUEST]["purpose"]
+        if purpose == group and left[0] > 0:
+            left[0] -= 1
+            return None
+        return reply
+
+    return lost
+
+
+def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_was_spent(tmp_path):
+    federation, model = problem()
+    grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=failing(2, CLIP))
+    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1}
+    for resume in (False, True):
+        with pytest.raises(RoundFailed, match="the vote on the first clip failed"):
+            DpFedExp(ALGORITHM, **given, resume=resume).start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert (status["status"], status["round"]) == ("failed", 0)
+        assert status["epsilon"] > 0
+        assert outcome(verify_run(tmp_path)) != "false"
+        # As in a new run of Flower, nodes have answered nothing yet.
+        for context in grid.contexts.values():
+            context.state = RecordDict()
+    done = DpFedExp(ALGORITHM, **given, resume=True)
+    done.start(grid, ArrayRecord(model.state_dict()), timeout=1)
+    names = [entry.event.queries[0].name for entry in done.ledger.entries]
+    assert names == ["local rate", "first clip", *["update"] * ROUNDS]
+    assert done.statement.epsilon_total <= 8.0 * (1 + 1e-9)
+
+
+def test_a_run_that_stopped_after_one_round_verifies_and_a_smaller_claim_does_not(tmp_path):
+    def stop(record):
+        raise StopIteration
+
+    strategy = flower(ALGORITHM, LOCAL, tmp_path, on_round=stop)
+    assert strategy.stopped
+    assert outcome(verify_run(tmp_path)) == "holds"
+    claim = json.loads((tmp_path / "privacy.json").read_text())
+    (tmp_path / "privacy.json").write_text(json.dumps({**claim, "epsilon_total": claim["epsilon_total"] / 2}))
+    assert outcome(verify_run(tmp_path)) == "false"
+
+
+def test_votes_without_privacy_are_charged_as_such(tmp_path):
+    config = {**CONFIG, "algorithm.name": "fedavg"}
+    config = {
+        name: value for name, value in config.items() if name in ("algorithm.name",) or name.startswith("federation.")
+    }
+    config.pop("federation.epsilon")
+    local = Sgd(lr="auto", steps=3)
+    federation, model = problem()
+    run_config = {**config, "local.lr": "auto", "local.steps": 3}
+    grid = LoopbackGrid(flower_app(federation, model, local), M, run_config=run_config, reply_of=failing(9, UPDATE))
+    strategy = DpFedExp(fedavg(), clients=M, rounds=2, folder=tmp_path, local=local, node_timeout=1)
+    with pytest.raises(RoundFailed):
+        strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
+    assert [entry.round for entry in Ledger.open(tmp_path / "ledger.jsonl", read_only=True).entries] == [0]
+
+
+def test_the_rate_falls_to_no_less_than_its_least():
+    rate = 0.1
+    for _ in range(2000):
+        rate, _ = watched(rate, 0.0, 0.0, 0.0)
+    assert rate == LEAST > 0
+    assert np.float32(rate) > 0
