@@ -107,12 +107,13 @@ class Ledger:
         self._entries = entries
         self._after: list[list[str]] = [[]]
         """The hashes of the lines after so many charges: of the charge itself, and of the seals that follow it."""
-        self._seals: dict[str, dict[str, str]] = {}
+        self.seals: list[tuple[int, str, dict[str, str]]] = []
+        """Every seal: after how many charges, of which run, and its digests."""
         for record, line_hash in zip([header, *content.records], content.hashes, strict=True) if content else ():
             if "event" in record:
                 self._after.append([])
             elif record is not header:
-                self._seals[record["run"]] = record["seal"]
+                self.seals.append((len(self._after) - 1, record["run"], record["seal"]))
             self._after[-1].append(line_hash)
         self._paid = {entry.release: entry.event for entry in entries}
         self._counts: Counter[Event] = Counter()
@@ -193,18 +194,19 @@ class Ledger:
         """
         if self._read_only:
             raise LedgerError("this ledger was opened for reading; open it without read_only to seal it.")
-        if self._seals.get(run) == digests:
+        if self.sealed(run) == digests:
             return
         self.check_newest()
         if self._writer is not None:
             self._append({"run": run, "seal": digests})
             self._after[-1].append(self._writer.hashes[-1])
-        self._seals[run] = digests
+        self.seals.append((len(self), run, digests))
         self._move_witnesses()
 
     def sealed(self, run: str) -> dict[str, str] | None:
-        """The digests of the run's last seal; None where it has none."""
-        return self._seals.get(run)
+        """The digests of the run's last seal; None where it has none, or was charged since."""
+        count, digests = next(((n, found) for n, name, found in reversed(self.seals) if name == run), (0, None))
+        return None if any(entry.run == run for entry in self._entries[count:]) else digests
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._writer is not None:

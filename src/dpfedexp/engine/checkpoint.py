@@ -55,6 +55,7 @@ class Progress:
     chunk_size: int | None = None
     trainer: str | None = None
     cohort: dict[str, Any] = field(default_factory=dict)
+    decided: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,8 @@ def _progress(folder: Path, content: Any) -> Progress:
         raise _damaged(folder, "its text is not that of a checkpoint")
     mark = Mark(ledger["count"], ledger["hash"])
     run, controls, cohort = content["run"], content["controls"], content.get("cohort", {})
-    return Progress(content["round"], radius, settings, run, mark, history, controls, chunk_size, trainer, cohort)
+    known = (history, controls, chunk_size, trainer, cohort, str(content.get("decided", "")))
+    return Progress(content["round"], radius, settings, run, mark, *known)
 
 
 def _is_count(value: Any) -> bool:

@@ -92,7 +92,6 @@ def conduct(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
         commentary = Commentary(plan, description.start.w, how.on_advice or _warn)
-        commentary.begin(open_run.history)
         facts = facts_of(open_run)
 
         def made(end: End) -> Run:
@@ -126,53 +125,65 @@ def conduct(
                     running()
                 else:
                     files.write_status("running", open_run.state.round, rounds, record["epsilon_total"])
-            stop = heard(how.callbacks, record)
+            try:
+                stop = heard(how.callbacks, record)
+            except Exception as error:
+                setattr(error, FOREIGN, True)
+                raise
             show_progress(record)
             commentary.after(record, open_run.state.w)
             return stop
 
-        if files is not None:
-            files.begin(facts)
-            running()
-            if engine.cohort.is_remote:
-                # A local round is spent when it is sent, also where the server does not live to see its end.
-                engine = replace(engine, on_charge=running)
+        def written(end: End, status: Status) -> Run:
+            """The run, with everything in its folder."""
+            open_run.end(end.decided)
+            run = made(end)
+            open_run.seal(run.model)
+            if files is not None:
+                files.finish(run)
+                files.write_status(status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or "")
+            return run
+
         try:
+            if how.folder is not None and open_run.state.round < rounds:
+                RunFolder.retire(how.folder)
+            if files is not None:
+                files.begin(facts)
+                running()
+                if engine.cohort.is_remote:
+                    # A local round is spent when it is sent, also where the server does not live to see its end.
+                    engine = replace(engine, on_charge=running)
+            commentary.begin(open_run.history)
             tell(how.callbacks, "begun", facts)
             stop = tell(how.callbacks, "resumed", open_run.history)
             end = (
                 End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, voted, completed)
             )
+            commentary.end(open_run.state.w)
+            run = written(end, "completed" if end.reason is None else "stopped")
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
-            own = isinstance(error, RoundFailed | LedgerError)
-            why = str(error) if own else "it was interrupted." if interrupted else "the run's own log says why."
-            if files is not None:
-                with suppress(InputError, LedgerError):
-                    epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
-                    files.write_status("failed", open_run.state.round, rounds, epsilon, why)
-                    run = made(End(why, "hand" if interrupted else ""))
-                    open_run.seal(run.model)
-                    files.finish(run)
+            own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, FOREIGN)
+            why = str(error) if own else "somebody interrupted it." if interrupted else "the run's own log says why."
+            end = End(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
+            with suppress(InputError, LedgerError):
+                written(end, "failed")
             if not interrupted:
-                if files is not None:
-                    error.add_note(f"The rounds so far are in {str(files.path)!r}; resume=True goes on from them.")
+                if how.folder is not None:
+                    error.add_note(f"The rounds so far are in {str(how.folder)!r}; resume=True goes on from them.")
                 raise
             where = "" if how.folder is None else f", and resume=True goes on in {str(how.folder)!r}"
             raise Interrupted(
                 f"interrupted after {open_run.state.round} of {rounds} rounds; this exception's `run` holds them{where}.",
-                made(End("somebody interrupted it.", "hand")),
+                made(end),
             ) from None
-        commentary.end(open_run.state.w)
-        run = made(end)
-        open_run.seal(run.model)
-    if files is not None:
-        status: Status = "completed" if end.reason is None else "stopped"
-        files.write_status(status, open_run.state.round, rounds, run.privacy.epsilon_total, end.reason or "")
-        files.finish(run)
     tell(how.callbacks, "finished", run)
     return run
+
+
+FOREIGN = "of_a_callback"
+"""Marks what a callback raised."""
 
 
 class End(NamedTuple):
@@ -206,11 +217,12 @@ def _rounds(
             state, result = engine.step(open_run.state, open_run.ledger, budget)
             last = number == rounds
             epsilon = epsilon_so_far(open_run.ledger, delta, last=last)
-            record, failure = result.record(epsilon, {}), None
+            record = result.record(epsilon, {})
+            failure: BaseException | None = None
             if how.measure is not None and (number % how.evaluate_every == 0 or last):
                 try:
                     record = result.record(epsilon, how.measure(state))
-                except Exception as error:
+                except (Exception, KeyboardInterrupt) as error:
                     failure = error
             record = recorded(METRICS, record, secure=engine.secure)
             open_run.complete(state, record, last=last)
@@ -246,7 +258,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
         not_covered=run.not_covered,
         reporting=run.reporting(open_run.history),
         no_other_adjacency=run.no_other_adjacency,
-        stopping=end.decided,
+        stopping=(end.decided or open_run.decided) if end.reason else "",  # type: ignore[arg-type]
         **engine.stands_for,
     )
 

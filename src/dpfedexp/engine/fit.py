@@ -15,6 +15,7 @@ from dpfedexp.algorithms import Algorithm, cdp_fedexp
 from dpfedexp.algorithms.participation import Full, Participation, public_population
 from dpfedexp.core.local import LocalOptimiser, Sgd
 from dpfedexp.core.losses import Loss
+from dpfedexp.engine.outlets import LEDGER
 from dpfedexp.engine.plan import Advice, default_delta
 from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
@@ -125,7 +126,8 @@ def fit(
     facts = chosen(run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local})
     privacy = replace(run.privacy, chosen=facts)
     if out is not None and rank() == 0:
-        restate(Path(out), privacy)
+        # The one date that all files of a secure run have.
+        restate(Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None)
     return replace(run, privacy=privacy)
 
 

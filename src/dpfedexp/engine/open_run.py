@@ -134,6 +134,8 @@ class OpenRun:
     state: State
     history: list[dict[str, Any]]
     opened_here: bool
+    decided: str = ""
+    """What the decision looked at that once ended the run early; it counts until the run is complete."""
     writers: list[OneWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
@@ -179,8 +181,11 @@ class OpenRun:
                 self.private.save_controls(state.round, controls)
             self.save(controls=controls is not None)
         except BaseException:
-            self.state = before
-            self.history.pop()
+            # An interrupt may come when the checkpoint is on disk already.
+            progress = checkpoint.read_progress(self.folder)
+            if progress is None or progress.round != state.round:
+                self.state = before
+                self.history.pop()
             raise
         if self.private is not None:
             self.private.forget_controls(but=None if last else state.round)
@@ -191,6 +196,12 @@ class OpenRun:
             return
         self.state = state
         self.save(controls=False)
+
+    def end(self, decided: str) -> None:
+        """Remembers that a decision ended the run early."""
+        if decided and decided != self.decided:
+            self.decided = decided
+            self.save(controls=False if self.private is None else self.state.client_controls is not None)
 
     def seal(self, model: nn.Module) -> None:
         """Binds the model and the checkpoint of a run with a folder to its ledger. A complete run's private folder goes."""
@@ -221,6 +232,7 @@ class OpenRun:
         run, state = self.description, self.state
         public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.secure)
         public["cohort"] = run.engine.cohort.to_checkpoint()
+        public["decided"] = self.decided
         known = (run.settings, self.name, self.ledger.mark(), self.history, controls)
         checkpoint.save(self.folder, state, Progress(state.round, state.radius, *known, **public), self.records)
 
@@ -302,6 +314,12 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
         state, history = run.start, []
         if last is not None:
             checkpoint.check_charged(last, ledger, folder)
+            sealed = ledger.sealed(name) or {}
+            if sealed.get("checkpoint", checkpoint.digest(last.tensors)) != checkpoint.digest(last.tensors):
+                raise LedgerError(
+                    f"the run can't be resumed: the checkpoint in {str(folder)!r} is not the one that the ledger was sealed "
+                    "with. Put the run's own checkpoint back, or begin a new run in a new folder."
+                )
             run.engine.cohort.from_checkpoint(last.progress.cohort)
         if last is not None and last.progress.round >= run.rounds:
             # Nothing is left to compute, so neither the data nor the clients' memory is asked for.
@@ -321,7 +339,8 @@ def _go_on(run: RunDescription, source: LedgerSource, folder: Path, last: Checkp
                 controls = _controls(last.progress, run.start, private)
                 state, history = checkpoint.resume(last, run.start, folder, controls), list(last.progress.history)
             private.forget_controls(but=state.round)
-        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None)
+        decided = "" if last is None else last.progress.decided
+        open_run = OpenRun(name, run, folder, private, ledger, state, history, source.given is None, decided)
         open_run.hold(shared=not source.own)
         return open_run
 

@@ -79,7 +79,7 @@ OUTLETS: Mapping[str, Fields] = {
     ),
     LEDGER_HEAD: _fields(accounting="count hash"),
     CHECKPOINT: _fields(
-        public="format version round settings controls cohort",
+        public="format version round settings controls cohort decided",
         # `history` holds the records of the rounds, each by the rights of `ROUND`.
         released="w recent.* server.* memory.* control tensors radius history",
         accounting="run ledger",

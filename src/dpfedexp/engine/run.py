@@ -124,16 +124,13 @@ class Run:
             f"model is a {type(model).__name__}; it must be an nn.Module.",
         )
         tensors = read_parameters(path)
-        if model is not None and not (path / MODEL).is_file():
-            # A checkpoint holds what is trained; the rest is as the network has it.
-            tensors = {**model_tensors(model), **tensors}
         trained = StoredParameters(tensors) if model is None else _filled(model, tensors, path)
         ledger = Ledger.open(path / LEDGER, read_only=True) if (path / LEDGER).exists() else Ledger.in_memory()
         facts = RunFacts.read(path)
         return Run(
             trained,
             [numbers(record) for record in read_history(path)],
-            read_claim(path) or recompute(path),
+            read_claim(path) or recompute(path, planned=None if facts is None else facts.rounds),
             ledger,
             (facts.trainer if facts is not None else "") or "unknown",
             (facts.stopped if facts is not None else "") or None,
@@ -191,7 +188,9 @@ class StoredParameters(nn.Module):
 
 def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Module:
     trained = copy.deepcopy(model)
-    own = trained.state_dict()
+    whole = (folder / MODEL).is_file()
+    # A checkpoint holds what is trained; the rest is as the network has it.
+    own = trained.state_dict() if whole else {name: p for name, p in trained.named_parameters() if p.requires_grad}
     for name in sorted({*own, *tensors}):
         here, there = (f"of shape {tuple(held[name].shape)}" if name in held else "missing" for held in (own, tensors))
         require(
@@ -199,7 +198,7 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
             f"model is not the network whose parameters {str(folder)!r} holds: {name!r} is {here} in the model and {there} in the "
             "folder; give a model that was built the same way.",
         )
-    trained.load_state_dict(tensors)
+    trained.load_state_dict(tensors, strict=whole)
     return trained
 
 
@@ -368,6 +367,13 @@ class RunFolder:
         """The run's claim; a later one takes the place of an earlier one."""
         restate(self.path, privacy, self._began)
 
+    @staticmethod
+    def retire(folder: Path) -> None:
+        """The results of a run that goes on are no longer its results."""
+        with _writing(folder):
+            for name in (MODEL, STATEMENT, STATEMENT_TEXT, METRICS_TABLE):
+                (folder / name).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Nothing more is recorded."""
         if self._metrics is not None:
@@ -436,8 +442,12 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
     """
     own = {name: value for name, value in ledger.header.items() if name not in ("format", "version", "config")}
     with Ledger.create(folder / LEDGER, config_hash=str(ledger.header.get("config", "")), **{**own, **header}) as copy:
-        for entry in ledger.entries:
-            copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+        # Line by line, so that anchors of the original know the copy.
+        for number, entry in enumerate([None, *ledger.entries]):
+            if entry is not None:
+                copy.charge(entry.round, entry.event, run=entry.run, noise=entry.noise)
+            for _, run, digests in (seal for seal in ledger.seals if seal[0] == number):
+                copy.seal(run, **digests)
         copy.seal(str(header.get("run", "")), model=model)
 
 

@@ -251,7 +251,8 @@ def _as_before(execution: Execution, last: Checkpoint | None) -> Execution:
 
 def frozen_tag(model: nn.Module, layout: Layout) -> str | None:
     """The hash of the parameters and buffers that are not trained, which no checkpoint holds; None where there are none."""
-    held = {name: value.cpu().contiguous() for name, value in model.state_dict().items() if name not in layout.names}
+    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    held = {name: value.detach().cpu().contiguous() for name, value in every.items() if name not in layout.names}
     return digest(held) if held else None
 
 

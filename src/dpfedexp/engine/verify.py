@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,12 +86,17 @@ def read_claim(run: Path) -> PrivacyStatement | None:
         raise InputError(f"{path} is not a privacy statement of this library ({error}).") from None
 
 
-def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatement:
-    """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header."""
+def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int | None = None) -> PrivacyStatement:
+    """The statement that the run's ledger supports, with the context (who, how many) of its claim or its header.
+
+    A run without a claim, of which so many rounds were `planned`, is one that somebody stopped.
+    """
     ledger = open_ledger(run)
     header, charges = ledger.header, ledger.charges()
+    rounds = _rounds_charged(ledger)
     if claim is None:
-        reporting = header.get("reporting", 0)
+        reporting, made = header.get("reporting", 0), sum(count for _, count in rounds)
+        stopped = planned is not None and 0 < made < planned
         return PrivacyStatement.from_charges(
             charges,
             float(header.get("delta", 1e-5)),
@@ -100,18 +106,18 @@ def recompute(run: Path, claim: PrivacyStatement | None = None) -> PrivacyStatem
             # How many clients at least report in every round; 0 where it is unknown.
             reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
+            planned=[*charges, (_usual(rounds), (planned or 0) - made)] if stopped else None,
+            stopping="hand" if stopped else "",
             **_context(header),
         )
-    planned = None
-    rounds = _rounds_charged(charges)
+    missing = None
     if claim.stopping and claim.planned_rounds is not None and rounds:
         # A run that stopped early is charged as if it had not: its rounds are all alike.
-        event, _ = max(rounds, key=lambda charge: charge[1])
-        planned = [*charges, (event, max(0, claim.planned_rounds - claim.rounds))]
+        missing = [*charges, (_usual(rounds), max(0, claim.planned_rounds - claim.rounds))]
     statement = PrivacyStatement.from_charges(
         charges,
         claim.delta,
-        planned=planned,
+        planned=missing,
         stopping=claim.stopping,
         algorithm=claim.algorithm,
         clients=claim.clients,
@@ -184,7 +190,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         )
         checks.append(Check("claim", False, missing, incomplete=True))
     else:
-        if claim.stopping and not _rounds_charged(ledger.charges()):
+        if claim.stopping and not _rounds_charged(ledger):
             early = "the run was stopped before its first round, so what it had planned is not in its ledger"
             checks.append(Check("claim", False, early, incomplete=True))
         else:
@@ -196,9 +202,15 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     return checks
 
 
-def _rounds_charged(charges: Sequence[tuple[Event, int]]) -> list[tuple[Event, int]]:
-    """Without the votes before the first round."""
-    return [charge for charge in charges if not getattr(charge[0], "votes_alone", False)]
+def _rounds_charged(ledger: Ledger) -> list[tuple[Event, int]]:
+    """What the folder's own run charged, without the votes before the first round."""
+    own = ledger.header.get("run")
+    events = Counter(entry.event for entry in ledger.entries if own is None or entry.run == own)
+    return [(event, count) for event, count in events.items() if not getattr(event, "votes_alone", False)]
+
+
+def _usual(rounds: Sequence[tuple[Event, int]]) -> Event:
+    return max(rounds, key=lambda charge: charge[1])[0]
 
 
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:

@@ -133,10 +133,14 @@ class FlowerCohort(Cohort):
 
     def to_checkpoint(self) -> dict[str, Any]:
         """The nodes that have the run's places; none under add-remove adjacency, which hides who takes part."""
-        return {"nodes": list(self.places.taken)}
+        return {"nodes": list(self.places.taken), "rounds": self.rounds}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
         self.places.taken = tuple(int(node) for node in facts.get("nodes", ()))
+        require(
+            self.rounds >= facts.get("rounds", 0),
+            f"rounds is {self.rounds}, and the run was begun with {facts.get('rounds')}; give at least as many.",
+        )
 
     def answer(self, request: Question) -> Answer:
         sent = self._requests(request, self.grid)

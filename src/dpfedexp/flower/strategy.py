@@ -174,6 +174,8 @@ class DpFedExp(Strategy):
     @property
     def statement(self) -> PrivacyStatement:
         """What was promised to whom, from what was charged, with what it leaves out."""
+        if self.run is not None:
+            return self.run.privacy
         return statement_of(self.opened, End(None if self.opened.state.round == self.rounds else "it is not complete."))
 
     def engine(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float, config: ConfigRecord) -> Engine:
