@@ -138,3 +138,16 @@ def test_a_zeroed_model_of_an_interrupted_run_is_found(tmp_path):
     model = tmp_path / "model.safetensors"
     save_file({name: value * 0 for name, value in load_file(model).items()}, model)
     assert outcome(verify_run(tmp_path)) == "false"
+
+
+def test_each_of_two_runs_on_one_ledger_is_checked_by_its_own_charges_and_model(tmp_path):
+    for name, seed in (("one", 0), ("two", 1)):
+        small_run(out=tmp_path / name, ledger=tmp_path / "project.jsonl", seed=seed)
+    for name in ("one", "two"):
+        for file in ("project.jsonl", "project.jsonl.head"):
+            target = tmp_path / name / file.replace("project", "ledger")
+            target.write_bytes((tmp_path / file).read_bytes())
+        wrong = [check.name for check in verify_run(tmp_path / name) if not check.passed]
+        assert "model" not in wrong
+        assert "checkpoint" not in wrong
+    assert outcome(verify_run(tmp_path / "two")) == "holds"

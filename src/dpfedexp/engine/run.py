@@ -452,13 +452,10 @@ def write_ledger(folder: Path, ledger: Ledger, header: Mapping[str, Any], model:
 
 
 def read_history(folder: Path) -> list[Record]:
-    """The records of the rounds: of the metrics, or where there are none yet of the checkpoint."""
+    """The records of the rounds: of the metrics, or of the checkpoint where a killed run had written more there."""
     path = folder / METRICS
-    if not path.is_file():
-        progress = checkpoint.read_progress(folder)
-        return [] if progress is None else list(progress.history)
-    history = []
-    lines = read_text(path).splitlines()
+    history: list[Record] = []
+    lines = read_text(path, optional=True).splitlines()
     for number, text in enumerate(lines, 1):
         try:
             record = json.loads(text)
@@ -468,7 +465,8 @@ def read_history(folder: Path) -> list[Record]:
             # A run that was cut off may have left half a last line.
             if number < len(lines):
                 raise InputError(f"the file {str(path)!r} has no round in line {number}: {text[:60]!r}.") from None
-    return history
+    progress = checkpoint.read_progress(folder)
+    return history if progress is None or len(progress.history) <= len(history) else list(progress.history)
 
 
 def numbers(record: Record) -> Record:

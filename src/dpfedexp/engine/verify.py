@@ -22,7 +22,7 @@ from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
 from dpfedexp.engine.checkpoint import digest
-from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
+from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
 from dpfedexp.errors import InputError, LedgerError
 
@@ -93,7 +93,7 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
     """
     ledger = open_ledger(run)
     header, charges = ledger.header, ledger.charges()
-    rounds = _rounds_charged(ledger)
+    rounds = _rounds_charged(run, ledger)
     if claim is None:
         reporting, made = header.get("reporting", 0), sum(count for _, count in rounds)
         stopped = planned is not None and 0 < made < planned
@@ -190,7 +190,7 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
         )
         checks.append(Check("claim", False, missing, incomplete=True))
     else:
-        if claim.stopping and not _rounds_charged(ledger):
+        if claim.stopping and not _rounds_charged(run, ledger):
             early = "the run was stopped before its first round, so what it had planned is not in its ledger"
             checks.append(Check("claim", False, early, incomplete=True))
         else:
@@ -202,9 +202,19 @@ def verify_run(run: Path, planned: Event | None = None, before: Sequence[Event] 
     return checks
 
 
-def _rounds_charged(ledger: Ledger) -> list[tuple[Event, int]]:
+def _run_of(folder: Path, ledger: Ledger) -> str | None:
+    """The name of the run whose folder this is: by its own facts, or by the ledger that it began."""
+    try:
+        named = json.loads((folder / FACTS).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        named = None
+    known = named if isinstance(named, str) and any(entry.run == named for entry in ledger.entries) else None
+    return known or ledger.header.get("run")
+
+
+def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
     """What the folder's own run charged, without the votes before the first round."""
-    own = ledger.header.get("run")
+    own = _run_of(folder, ledger)
     events = Counter(entry.event for entry in ledger.entries if own is None or entry.run == own)
     return [(event, count) for event, count in events.items() if not getattr(event, "votes_alone", False)]
 
@@ -215,7 +225,7 @@ def _usual(rounds: Sequence[tuple[Event, int]]) -> Event:
 
 def _check_sealed(run: Path, ledger: Ledger) -> list[Check]:
     """The model and the checkpoint are those that the ledger was sealed with."""
-    sealed = ledger.sealed(str(ledger.header.get("run", "")))
+    sealed = ledger.sealed(_run_of(run, ledger) or "")
     if sealed is None or "model" not in sealed:
         return [
             Check(
@@ -254,8 +264,8 @@ def _marks(ledger: Ledger) -> list[tuple[Path, Mark]]:
 
 
 def _check_released(run: Path, ledger: Ledger) -> Check:
-    # The folder's own run created the ledger; what other runs charged to it since pays for nothing here.
-    own = ledger.header.get("run")
+    # What other runs charged to the same ledger pays for nothing here.
+    own = _run_of(run, ledger)
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
     released = set(_released_rounds(run / METRICS))
     missing = sorted(released - charged)
