@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dpfedexp import Federation, Run, Sgd, Stop, dp_fedavg, train
+from dpfedexp import Federation, Run, Sgd, Stop, dp_fedavg, dp_scaffold, train
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
@@ -151,3 +151,11 @@ def test_each_of_two_runs_on_one_ledger_is_checked_by_its_own_charges_and_model(
         assert "model" not in wrong
         assert "checkpoint" not in wrong
     assert outcome(verify_run(tmp_path / "two")) == "holds"
+
+
+def test_a_scaffold_that_a_callback_stopped_goes_on(tmp_path):
+    algorithm = dp_scaffold(clip=0.5, noise_multiplier=1.0)
+    small_run(out=tmp_path, algorithm=algorithm, **STOPPED)
+    with pytest.warns(UserWarning, match="control variates were deleted"):
+        again = small_run(out=tmp_path, algorithm=algorithm, resume=True)
+    assert len(again.history) == ROUNDS

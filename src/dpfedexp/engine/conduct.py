@@ -167,7 +167,10 @@ def conduct(
             own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, FOREIGN)
             why = str(error) if own else "somebody interrupted it." if interrupted else "the run's own log says why."
             end = End(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
-            with suppress(InputError, LedgerError):
+            with suppress(InputError, LedgerError, OSError):
+                if files is not None:
+                    epsilon = compose(open_run.ledger.charges(), engine.algorithm.delta).epsilon
+                    files.write_status("failed", open_run.state.round, rounds, epsilon, end.reason or why)
                 written(end, "failed")
             if not interrupted:
                 if how.folder is not None:

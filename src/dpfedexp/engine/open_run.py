@@ -139,6 +139,8 @@ class OpenRun:
     writers: list[OneWriter] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     records: checkpoint.Records = field(default_factory=checkpoint.Records)
+    _controls: bool = False
+    """Whether the checkpoint says that the private folder holds what clients remember."""
 
     @staticmethod
     def open(
@@ -201,7 +203,7 @@ class OpenRun:
         """Remembers that a decision ended the run early."""
         if decided and decided != self.decided:
             self.decided = decided
-            self.save(controls=False if self.private is None else self.state.client_controls is not None)
+            self.save(controls=self._controls)
 
     def seal(self, model: nn.Module) -> None:
         """Binds the model and the checkpoint of a run with a folder to its ledger. A complete run's private folder goes."""
@@ -230,6 +232,7 @@ class OpenRun:
         if self.folder is None:
             return
         run, state = self.description, self.state
+        self._controls = controls
         public = outlets.recorded(CHECKPOINT, run.sizes, secure=run.secure)
         public["cohort"] = run.engine.cohort.to_checkpoint()
         public["decided"] = self.decided
