@@ -34,7 +34,8 @@ def calibrate_noise(
 
     Args:
         make_event: what one of the `rounds` costs with z.
-        target_epsilon, delta: what all of it may cost.
+        target_epsilon: what all of it may cost.
+        delta: δ of that ε.
         rounds: how many rounds there are.
         beside: what else the run releases once, with z; None for nothing.
     """
@@ -158,7 +159,8 @@ def epsilon(
 
     Args:
         noise_multiplier: z.
-        rounds, delta: how many sums are released, and δ.
+        rounds: how many sums are released.
+        delta: δ of the answer.
         sampling_rate: the share of the clients that takes part in a round, drawn anew.
         sampling: how they are drawn: each by itself ("poisson"), or a fixed number.
         adjacency: "replace-one" hides what a client holds, "add-remove" that it takes part at all.

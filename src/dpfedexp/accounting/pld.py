@@ -210,7 +210,8 @@ def selection_epsilon(mu: float, delta: float, runs: float) -> float:
 
     Args:
         mu: of one run: √T·μ of its rounds (`Guarantee.mu`).
-        delta, runs: δ, and the mean number of runs, above 1.
+        delta: δ of the answer.
+        runs: the mean number of runs, above 1.
     """
     require(is_number(mu) and 0 < mu < math.inf, f"mu is {mu!r}; it must be a positive number.")
     require(is_number(delta) and 0 < delta < 1, f"delta is {delta!r}; it must be above 0 and below 1.")

@@ -51,8 +51,10 @@ class PrivacyStatement:
         chosen: what `fit` chose, in words; empty where everything was given.
         noise_by: in a two-party run, who adds noise of the stated size: "both" aggregators, or the "helper" alone.
         stopping: what decided that the run ended early (`Source`, or "hand" for an interrupt); empty where it was not stopped.
-        noise_cohort, stand_ins, selection_runs, selection_mu: as for `from_charges`; None where the promise is for the clients of
-            the run, and where nothing was selected. With a selection all figures are those of the whole of it.
+        noise_cohort: as for `from_charges`; None where the promise is for the clients of the run.
+        stand_ins: the same.
+        selection_runs: as for `from_charges`; None where nothing was selected. With a selection all figures are those of the whole.
+        selection_mu: the same.
     """
 
     algorithm: str
@@ -114,8 +116,10 @@ class PrivacyStatement:
         """The statement for what was charged.
 
         Args:
-            charges, delta: every event and how often it was charged, and δ of the total.
-            algorithm, clients: the name that the text uses, and how many clients there are, a public number.
+            charges: every event and how often it was charged.
+            delta: δ of the total.
+            algorithm: the name that the text uses.
+            clients: how many there are, a public number.
             simulated: whether the noise came from a seed.
             planned: the charges of the whole run, where it stopped early or still runs. If somebody decided the end, who may have
                 looked at what was released, the figures are those of the plan: that some rounds were not made may tell something.
@@ -124,9 +128,10 @@ class PrivacyStatement:
                 models alone; 0 where that is not known. All of them unless told otherwise.
             no_other_adjacency: why the figures hold under the run's own adjacency only, where something beside the charges says so.
             stopping: what decided that the run ended before its last planned round, where somebody decided it.
-            noise_cohort, stand_ins: clients of a round of a larger deployment, and how many simulated clients stood for them.
-            selection_runs, selection_mu: the mean of the secret, geometric number of runs of which this one is the best, where one
-                was selected, and μ of the most expensive of those runs.
+            noise_cohort: clients of a round of a larger deployment.
+            stand_ins: how many simulated clients stood for them.
+            selection_runs: the mean of the secret, geometric number of runs of which this one is the best, where one was selected.
+            selection_mu: μ of the most expensive of those runs.
         """
         made = [(event, n) for event, n in charges if n]
         plan = None if planned is None else [(event, n) for event, n in planned if n]
