@@ -38,7 +38,7 @@ SMOOTHING, EVIDENT = 0.7, 3.0
 """The weight of the votes so far in the mean that is compared with it, and the deviations of its noise by which it must be below.
 The rate never rises again, so noise must not lower it."""
 LEAST = 1e-3 * RATES[0]
-"""The rate falls no further: a model that nobody can train must not end in a rate of zero."""
+"""The smallest rate: a rate of zero could never recover."""
 FALL = 2.0
 """How fast: a round in which nobody was helped lowers the rate by e^(−2·0.9)."""
 

@@ -125,11 +125,8 @@ def conduct(
                     running()
                 else:
                     files.write_status("running", open_run.state.round, rounds, record["epsilon_total"])
-            try:
+            with _callers_code():
                 stop = heard(how.callbacks, record)
-            except Exception as error:
-                setattr(error, FOREIGN, True)
-                raise
             show_progress(record)
             commentary.after(record, open_run.state.w)
             return stop
@@ -153,9 +150,10 @@ def conduct(
                 if engine.cohort.is_remote:
                     # A local round is spent when it is sent, also where the server does not live to see its end.
                     engine = replace(engine, on_charge=running)
-            commentary.begin(open_run.history)
-            tell(how.callbacks, "begun", facts)
-            stop = tell(how.callbacks, "resumed", open_run.history)
+            with _callers_code():
+                commentary.begin(open_run.history)
+                tell(how.callbacks, "begun", facts)
+                stop = tell(how.callbacks, "resumed", open_run.history)
             end = (
                 End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, voted, completed)
             )
@@ -165,7 +163,7 @@ def conduct(
             interrupted = isinstance(error, KeyboardInterrupt)
             # Any other text could hold something about the clients' data.
             own = isinstance(error, RoundFailed | LedgerError) and not hasattr(error, FOREIGN)
-            why = str(error) if own else "somebody interrupted it." if interrupted else "the run's own log says why."
+            why = str(error) if own else "it was interrupted." if interrupted else "the run's own log says why."
             end = End(None if open_run.state.round == rounds else why, "hand" if interrupted else "")
             with suppress(InputError, LedgerError, OSError):
                 if files is not None:
@@ -185,8 +183,17 @@ def conduct(
     return run
 
 
-FOREIGN = "of_a_callback"
-"""Marks what a callback raised."""
+FOREIGN = "of_callers_code"
+"""Marks what a callback or a measurement raised: its text may hold anything, so no file gets it."""
+
+
+@contextmanager
+def _callers_code() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        setattr(error, FOREIGN, True)
+        raise
 
 
 class End(NamedTuple):
@@ -224,7 +231,8 @@ def _rounds(
             failure: BaseException | None = None
             if how.measure is not None and (number % how.evaluate_every == 0 or last):
                 try:
-                    record = result.record(epsilon, how.measure(state))
+                    with _callers_code():
+                        record = result.record(epsilon, how.measure(state))
                 except (Exception, KeyboardInterrupt) as error:
                     failure = error
             record = recorded(METRICS, record, secure=engine.secure)
