@@ -46,7 +46,7 @@ class Nodes(LoopbackGrid):
 
 
 def start(folder, grid, algorithm=REPLACE, clients=3, rounds=1, **options) -> DpFedExp:
-    options = {"floor": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
+    options = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
     strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **options)
     strategy.start(grid, ArrayRecord(problem(6)[1].state_dict()), timeout=0.05)
     return strategy
@@ -80,7 +80,7 @@ def test_under_add_remove_every_connected_node_is_asked_and_neither_file_nor_log
     with caplog.at_level(logging.DEBUG, logger="flwr"):
         strategy = start(tmp_path / "all", grid, ADD, clients=3)
         with pytest.raises(RoundFailed, match="too few nodes were connected") as failure:
-            start(tmp_path / "few", Nodes({1: 0, 2: 1}), ADD, clients=6, floor=0.9)
+            start(tmp_path / "few", Nodes({1: 0, 2: 1}), ADD, clients=6, min_reply_fraction=0.9)
     assert grid.asked == [[1, 2, 3, 4, 5]]
     assert bound(tmp_path / "all") == []
     assert "valid" not in strategy.history[0]
@@ -125,8 +125,8 @@ def test_nodes_with_new_ids_take_no_place_unless_the_run_is_resumed_with_rebind(
     grid = Nodes({20: 0, 21: 1, 12: 2}, {3: {20: 0, 21: 1, 12: 2, 5: 4}})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
     with pytest.raises(RoundFailed, match=few + r".* also 2 nodes that have no place in this run.*rebind=true"):
-        start(tmp_path, grid, rounds=3, resume=True, floor=0.6)
-    start(tmp_path, grid, rounds=3, resume=True, rebind=True, floor=0.6)
+        start(tmp_path, grid, rounds=3, resume=True, min_reply_fraction=0.6)
+    start(tmp_path, grid, rounds=3, resume=True, rebind=True, min_reply_fraction=0.6)
     assert grid.asked == [[12, 20, 21]] * 2
     assert sorted(bound(tmp_path)) == [12, 20, 21]
 
@@ -159,12 +159,14 @@ def test_a_statement_with_places_has_no_add_remove_figure(tmp_path):
 
 
 def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(tmp_path):
-    """The attack: two of six report while the floor is low, then the run is resumed with a floor of one."""
+    """The attack: two of six report while min_reply_fraction is low, then the run is resumed with 1."""
     local = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
     few = {n: n - 1 for n in (1, 2)}
     early = start(tmp_path, Nodes(few), local, clients=6, rounds=1)
     assert early.statement.reporting == 2
-    late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, resume=True, floor=1.0)
+    late = start(
+        tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, resume=True, min_reply_fraction=1.0
+    )
     assert late.statement.reporting == 2
     assert late.statement.models_only is not None
     assert late.statement.models_only.epsilon_total > early.statement.models_only.epsilon_total

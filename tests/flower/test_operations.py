@@ -105,7 +105,7 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     start(tmp_path / "budget", Nodes(THREE), rounds=3, budget=1e-6)
     assert ended("budget") == ("stopped", 3)
     with pytest.raises(RoundFailed):
-        start(tmp_path / "few", Nodes({1: 0}), rounds=1, floor=1.0)
+        start(tmp_path / "few", Nodes({1: 0}), rounds=1, min_reply_fraction=1.0)
     assert ended("few") == ("failed", 3)
     assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
     start(tmp_path / "done", Nodes(THREE))

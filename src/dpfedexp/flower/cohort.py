@@ -109,7 +109,7 @@ class FlowerCohort(Cohort):
         clients: the public number of clients.
         sampling: who of them takes part in a round.
         rounds: how many rounds the run has.
-        floor: the fraction of the clients asked that must answer well.
+        min_reply_fraction: the fraction of the clients asked that must answer well.
         timeout: seconds that a round waits for replies.
         hosted: clients per node.
         tau_eta_l: τη_l for SCAFFOLD.
@@ -125,7 +125,7 @@ class FlowerCohort(Cohort):
     clients: int
     sampling: Sampling
     rounds: int
-    floor: float
+    min_reply_fraction: float
     timeout: float
     hosted: int = 1
     tau_eta_l: float | None = None
@@ -154,7 +154,7 @@ class FlowerCohort(Cohort):
 
         _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
         counts = Counts(sum(one.size for one in sent.values()), sums.count, refused)
-        self._check_floor(request, counts)
+        self._check_replies(request, counts)
         return Answer(sums, self._shown(mechanism, counts))
 
     def _width(self, request: Question) -> int:
@@ -193,26 +193,26 @@ class FlowerCohort(Cohort):
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
 
-    def _check_floor(self, request: Question, counts: Counts) -> None:
-        """Raises `RoundFailed` where fewer than the floor answered well.
+    def _check_replies(self, request: Question, counts: Counts) -> None:
+        """Raises `RoundFailed` where fewer than `min_reply_fraction` answered well.
 
         Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
         """
         of, needed = self._needed(counts.asked)
         if counts.valid >= needed:
             return
-        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+        why = f"{counts.valid} of {of} clients answered well, and at least {needed} must (min_reply_fraction)"
         if not request.mechanism.counts_are_public(self.sampling):
-            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
+            why = f"fewer than {self.min_reply_fraction:.0%} of the clients that were asked answered well"
         cost = (
             "It was charged before it was sent." if request.mechanism.is_local else "Nothing was released or charged."
         )
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
-        """Of how many clients the floor is a fraction, and how many that is."""
+        """Of how many clients `min_reply_fraction` is a fraction, and how many that is."""
         of = self.clients if self.sampling.kind == "full" else asked
-        return of, math.ceil(self.floor * of)
+        return of, math.ceil(self.min_reply_fraction * of)
 
 
 def _named(request: Question) -> str:
@@ -244,7 +244,7 @@ class TwoPartyCohort(FlowerCohort):
             replies, sent, partial(read_masked, columns=columns), name_nodes=mechanism.counts_are_public(self.sampling)
         )
         counts = Counts(len(sent), len(received), refused)
-        self._check_floor(request, counts)
+        self._check_replies(request, counts)
         # Flower's id of the run, which clients and helper know from their own nodes.
         run = str(messages[0].metadata.run_id) if messages else ""
         shown = dict(self._shown(mechanism, counts))
@@ -303,7 +303,7 @@ class TwoPartyCohort(FlowerCohort):
             received = {node: one for node, one in received.items() if node not in bad}
             if not bad or len(received) < needed:
                 raise RoundFailed(
-                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that fewer than the floor are "
+                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that too few are "
                     "left; their sites must pin this helper's key. It was charged."
                 )
 

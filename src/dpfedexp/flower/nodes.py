@@ -27,7 +27,7 @@ class Places:
 
     Attributes:
         count: how many nodes the run has, a public number.
-        floor: the fraction of them that must be there for a round to begin.
+        min_reply_fraction: the fraction of them that must be there for a round to begin.
         timeout: seconds to wait for them.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
         rebind: whether the places of nodes that are gone are free when the run goes on.
@@ -36,7 +36,7 @@ class Places:
     """
 
     count: int
-    floor: float
+    min_reply_fraction: float
     timeout: float
     open_to_all: bool = False
     rebind: bool = False
@@ -58,7 +58,7 @@ class Places:
 
         One that is absent is a reply that is missing. Only the first round waits for all: a node that is gone is not waited for.
         """
-        enough, begun = max(1, math.ceil(self.floor * self.count)), self._begun
+        enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
         wanted, self._begun = enough if begun else self.count, True
 
         rebind = self.rebind and not begun
@@ -127,7 +127,7 @@ def wait_for_nodes(
                 return nodes
             text = (
                 f"{here} nodes were connected after waiting {seconds:g} seconds, and the round needs at least {needed}. Start more "
-                "SuperNodes, or lower the floor; then resume."
+                "SuperNodes, or lower min_reply_fraction; then resume."
             )
             if more := len(connected) - len(nodes):
                 text += (

@@ -69,7 +69,7 @@ class DpFedExp(Strategy):
             without keys, which are other nodes after a restart.
         participation: `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
-        floor: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
+        min_reply_fraction: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
         budget: stop before the round that would take ε above this.
         node_timeout: seconds to wait for nodes before a round.
         local: the clients' optimiser, for DP-SCAFFOLD's control variates and for a rate that sets itself.
@@ -96,7 +96,7 @@ class DpFedExp(Strategy):
         rebind: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
-        floor: float = 0.8,
+        min_reply_fraction: float = 0.8,
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimiser | None = None,
@@ -111,7 +111,10 @@ class DpFedExp(Strategy):
             clients % clients_per_node == 0,
             f"clients is {clients} and clients_per_node is {clients_per_node}; the first must be a multiple of the second.",
         )
-        require(0 < floor <= 1, f"floor is {floor}; it must be above 0 and at most 1.")
+        require(
+            0 < min_reply_fraction <= 1,
+            f"min_reply_fraction is {min_reply_fraction}; it must be above 0 and at most 1.",
+        )
         require(node_timeout > 0, f"node_timeout is {node_timeout}; it must be positive.")
         self.participation: Full | Poisson = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
@@ -123,9 +126,9 @@ class DpFedExp(Strategy):
         self.algorithm, self.clients = algorithm, clients
         self.rounds: int = rounds  # type: ignore[assignment]
         self.folder, self.resume = Path(folder).expanduser().absolute(), resume
-        self.clients_per_node, self.floor = clients_per_node, floor
+        self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
-        self.places = Places(clients // clients_per_node, floor, node_timeout, open_to_all, rebind)
+        self.places = Places(clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all, rebind)
         if nodes:
             self.places.allow(read_nodes(nodes))
         self.budget = budget
@@ -190,8 +193,10 @@ class DpFedExp(Strategy):
         )
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
         places, hosted, tau_eta_l = self.places, self.clients_per_node, self.tau_eta_l
-        clients, floor = self.clients, self.floor
-        cohort = kind(grid, layout, places, clients, sampling, rounds, floor, timeout, hosted, tau_eta_l, config)
+        clients, min_reply_fraction = self.clients, self.min_reply_fraction
+        cohort = kind(
+            grid, layout, places, clients, sampling, rounds, min_reply_fraction, timeout, hosted, tau_eta_l, config
+        )
         return Engine(
             settled(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
@@ -218,14 +223,14 @@ class DpFedExp(Strategy):
             left_out.append(TRUSTED_NODES)
         if not engine.mechanism.counts_are_public(engine.sampling):
             left_out.append(WHETHER_IT_FAILED)
-        needed = math.ceil(self.floor * self.clients)
+        needed = math.ceil(self.min_reply_fraction * self.clients)
         return RunDescription(
             engine,
             self.rounds,
             settings,
             engine.begin(),
             not_covered=tuple(left_out),
-            # A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+            # A run may be resumed with another fraction. Counts are in the history where they are public, and so in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
             no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
         )
