@@ -134,7 +134,7 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
 
 def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
     start(tmp_path, Nodes({n: n - 1 for n in (1, 2, 3, 4)}), REPLACE)
-    assert "1 nodes are connected that have no place in this run" in caplog.text
+    assert "1 nodes are connected that do not take part in this run" in caplog.text
 
 
 def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path):

@@ -42,7 +42,7 @@ from dpfedexp.flower.messages import (
     strict_array,
     to_arrays,
 )
-from dpfedexp.flower.nodes import Places, choose, exchange
+from dpfedexp.flower.nodes import Participants, choose, exchange
 from dpfedexp.mechanisms import Mechanism, Release
 from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
@@ -105,13 +105,13 @@ class FlowerCohort(Cohort):
     Attributes:
         grid: Flower's connection to them.
         layout: of the model's arrays.
-        places: who may be asked.
+        participants: who may be asked.
         clients: the public number of clients.
         sampling: who of them takes part in a round.
         rounds: how many rounds the run has.
         min_reply_fraction: the fraction of the clients asked that must answer well.
         timeout: seconds that a round waits for replies.
-        hosted: clients per node.
+        clients_per_node: how many clients a node answers for.
         tau_eta_l: τη_l for SCAFFOLD.
         config: goes to the app's function with every message.
     """
@@ -121,22 +121,22 @@ class FlowerCohort(Cohort):
 
     grid: Grid
     layout: Layout
-    places: Places
+    participants: Participants
     clients: int
     sampling: Sampling
     rounds: int
     min_reply_fraction: float
     timeout: float
-    hosted: int = 1
+    clients_per_node: int = 1
     tau_eta_l: float | None = None
     config: ConfigRecord = field(default_factory=ConfigRecord)
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """The nodes that have the run's places; none under add-remove adjacency, which hides who takes part."""
-        return {"nodes": list(self.places.taken), "rounds": self.rounds}
+        """The nodes that take part; none under add-remove adjacency, which hides who takes part."""
+        return {"nodes": list(self.participants.nodes), "rounds": self.rounds}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
-        self.places.taken = tuple(int(node) for node in facts.get("nodes", ()))
+        self.participants.nodes = tuple(int(node) for node in facts.get("nodes", ()))
         require(
             self.rounds >= facts.get("rounds", 0),
             f"rounds is {self.rounds}, and the run was begun with {facts.get('rounds')}; give at least as many.",
@@ -166,7 +166,7 @@ class FlowerCohort(Cohort):
 
     def _requests(self, request: Question, grid: Any) -> dict[int, Request]:
         """A request with a nonce of its own for each node that is asked."""
-        asked = choose(self.places.nodes_of_round(grid), self.hosted, self.sampling)
+        asked = choose(self.participants.nodes_of_round(grid), self.clients_per_node, self.sampling)
         shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
         return {
             node: Request(
@@ -174,10 +174,10 @@ class FlowerCohort(Cohort):
                 shared or secrets.token_hex(16),
                 request.mechanism,
                 self.sampling,
-                clients if self.hosted > 1 else (),
+                clients if self.clients_per_node > 1 else (),
                 self.tau_eta_l,
                 self.rounds,
-                self.hosted,
+                self.clients_per_node,
                 request.purpose,
                 request.local_rate,
             )
@@ -270,7 +270,7 @@ class TwoPartyCohort(FlowerCohort):
 
     def _find_helper(self) -> int:
         """Ask every connected node whether it is a helper, until one says so. A client of the run's list can't be one."""
-        deadline, answered = time.monotonic() + self.places.timeout, set(self.places.allowed or ())
+        deadline, answered = time.monotonic() + self.participants.timeout, set(self.participants.allowed or ())
         while True:
             new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
             record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
@@ -283,8 +283,8 @@ class TwoPartyCohort(FlowerCohort):
                 return int(found[0])
             if time.monotonic() >= deadline:
                 raise RoundFailed(
-                    f"no connected node was a helper within {self.places.timeout:g} seconds; start the helper's SuperNode with "
-                    "DPFEDEXP_HELPER naming its file, then resume."
+                    f"no connected node was a helper within {self.participants.timeout:g} seconds; start the helper's SuperNode "
+                    "with DPFEDEXP_HELPER naming its file, then resume."
                 )
             time.sleep(1.0)
 
