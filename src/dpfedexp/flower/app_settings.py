@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from flwr.app import Message
+from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
@@ -36,13 +36,13 @@ class FederationSettings(BaseModel):
 
     clients: int = Field(ge=1)
     epsilon: float | None = Field(None, gt=0)
-    rounds: int | None = Field(None, ge=1)
+    rounds: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     folder: str
     nodes: str = ""
     resume: bool = False
     replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
-    min_reply_fraction: float = Field(0.8, gt=0, le=1)
+    min_reply_fraction: float = Field(0.6, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
     round_timeout: float = Field(600.0, gt=0)
     node_timeout: float = Field(300.0, gt=0)
@@ -73,8 +73,8 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
         chosen = {"clip": "adaptive", "target_epsilon": federation.epsilon, "delta": default_delta(federation.clients)}
         tree["algorithm"] = {**chosen, **given}
         tree["local"] = {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES, **tree.get("local", {})}
-    elif federation.rounds is None:
-        raise InputError("federation.rounds is missing; give a number of rounds, or federation.epsilon alone.")
+    elif federation.rounds == "auto":
+        raise InputError("federation.rounds is 'auto'; give a number of rounds, or federation.epsilon alone.")
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
@@ -86,7 +86,9 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[
     """
     federation, settings = read_settings(dict(run_config))
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    rounds = federation.rounds or rounds_for(algorithm, dimension, federation.clients, participation)
+    rounds = federation.rounds
+    if rounds == "auto":
+        rounds = rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
     mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
     return mechanism, probe, rounds, federation.clients_per_node
@@ -108,6 +110,7 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
     given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
+    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     return DpFedExp(
         settings.build_algorithm(),
         **{"participation": participation, "local": settings.build_local(), **given, **options},
@@ -126,6 +129,17 @@ def local_from(run_config: Mapping[str, Any], message: Message | None = None) ->
         The optimiser, for `train_local`, or for a training loop of your own.
     """
     return at_round(read_settings(run_config)[1].build_local(), message)
+
+
+def data_path(context: Context) -> str:
+    """The file or folder with this node's rows, which its operator names: the node's setting `data`."""
+    path = context.node_config.get("data")
+    if path is None:
+        raise InputError(
+            "this node has no setting `data`; start it with --node-config 'data=\"/path/to/rows.csv\"', or all nodes with "
+            "`dpfedexp flower up`."
+        )
+    return str(path)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:
