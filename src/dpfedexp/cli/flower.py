@@ -108,6 +108,7 @@ def up(
         Path | None, typer.Option(help="For keys and logs [default: .up in the app's folder].", show_default=False)
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Show the logs, and stop at Ctrl-C.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="With --foreground: show no logs.")] = False,
 ) -> None:
     """Start a server and one node for each file in data/, on this machine, with TLS and a key for every node."""
     from dpfedexp.flower.app import app_hash
@@ -138,7 +139,7 @@ def up(
     )
     with running(deployment):
         _explain(len(rows), place, app, own=folder is None)
-        _follow(deployment)
+        _watch(deployment, show=not quiet)
 
 
 @app.command()
@@ -183,7 +184,7 @@ def _start_in_background(folder: Path) -> None:
     for old in folder.glob("*.log"):
         old.unlink()
     with open(folder / "up.log", "wb") as log:
-        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground"]
+        command = [sys.executable, "-m", "dpfedexp", *sys.argv[1:], "--foreground", "--quiet"]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -206,17 +207,16 @@ def _explain(nodes: int, folder: Path, app: Path, *, own: bool) -> None:
         print(f"  dpfedexp flower down --folder {shlex.quote(str(folder))}\n", flush=True)
 
 
-def _follow(deployment: Deployment) -> None:
-    """Print what the processes write, a name before each line, until one of them ends or the user stops."""
+def _watch(deployment: Deployment, *, show: bool) -> None:
+    """Wait until a process ends or the user stops; meanwhile show what they write, a name before each line."""
     read: dict[Path, int] = {}
-    while True:
-        for path in sorted(deployment.folder.glob("*.log")):
+    while (ended := deployment.failed()) is None:
+        for name in deployment.logs if show else ():
+            path = deployment.folder / f"{name}.log"
             with path.open(encoding="utf-8", errors="replace") as log:
                 log.seek(read.get(path, 0))
                 for line in log:
-                    print(f"{path.stem:>11} | {line.rstrip()}", flush=True)
+                    print(f"{name:>11} | {line.rstrip()}", flush=True)
                 read[path] = log.tell()
-        ended = deployment.failed()
-        if ended is not None:
-            raise InputError(ended)
         time.sleep(0.5)
+    raise InputError(ended)

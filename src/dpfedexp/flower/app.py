@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.engine.outlets import LEDGER, STATUS
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -150,6 +150,7 @@ def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
     for name in given:
         if name not in written:
             section, _, key = name.rpartition(".")
+            require(bool(section), f"{name} is not a setting.{nearest(f'federation.{name}', written)}")
             raise InputError(
                 f"{name} is not in the app's pyproject.toml, and Flower changes no other settings; write {key} = "
                 f"{json.dumps(given[name])} under [tool.flwr.app.config.{section}] there."

@@ -171,6 +171,11 @@ class Deployment:
         replace_text(own, text, mode=0o600)
         return own
 
+    @property
+    def logs(self) -> list[str]:
+        """The names of the processes that were started; each has a log, `<name>.log`."""
+        return ["superlink", *(f"supernode{number}" for number in range(self.nodes))]
+
     def failed(self) -> str | None:
         """Which process has ended although nobody stopped it."""
         started = [("flower-superlink", self.superlink), *((f"supernode{i}", p) for i, p in enumerate(self.supernodes))]

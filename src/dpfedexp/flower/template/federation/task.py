@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LOSS = None  # cross-entropy for classes (whole numbers), squared error for numbers; or a function (outputs, targets) -> loss of each row
+LOSS = None  # cross-entropy for classes (whole numbers), squared error for numbers; or a function (outputs, targets) -> one per row
 
 
 def build_model() -> nn.Module:
