@@ -56,7 +56,8 @@ def make_app(folder: Path, nodes: int, rounds: int, out: Path, parameters: int) 
     }
     path.write_text(tomli_w.dumps(content))
     task = folder / "federation" / "task.py"
-    task.write_text(task.read_text().replace("DIMENSION = 20", f"DIMENSION = {parameters}"))
+    text = task.read_text()
+    task.write_text(text.replace("nn.Linear(4, 1)", f"nn.Linear({parameters}, 1, bias=False)"))
     return folder
 
 
