@@ -158,16 +158,16 @@ def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _show_failures(read: Mapping[Path, int]) -> None:
-    """The newest exception in each node's log since the run began: these nodes are the user's own."""
+    """The newest exception in each node's log since the run began, equal ones once: these nodes are the user's own."""
+    shown: dict[str, str] = {}
     for path, before in sorted(read.items()):
         text = path.read_bytes()[before:].decode("utf-8", "replace")
         start = text.rfind("Traceback (most recent call last)")
-        if start >= 0:
-            lines = text[start:].splitlines()
-            end = next(
-                (n for n, line in enumerate(lines[1:], 1) if line and not line.startswith((" ", "\t"))), len(lines)
-            )
-            print(f"\n{path.stem} failed (its log is {path}):\n" + "\n".join(lines[: end + 1]), flush=True)
+        lines = text[start:].splitlines() if start >= 0 else []
+        end = next((n for n, line in enumerate(lines) if n and line and not line.startswith(" ")), 0)
+        if end:
+            shown.setdefault(lines[end], f"\n{path.stem} failed ({path}):\n" + "\n".join(lines[: end + 1]))
+    print(*shown.values(), sep="\n", flush=True)
 
 
 def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
