@@ -158,7 +158,7 @@ def down(
 def helper_key(
     file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
 ) -> None:
-    """Make the key of a helper of two-party aggregation, and print the public key that sites put into their guard files."""
+    """Make the key of the helper, the second aggregator of two-party aggregation; prints the public key for guard files."""
     from dpfedexp.mechanisms.aggregation import new_key
 
     print(new_key(file))

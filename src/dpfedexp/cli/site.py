@@ -30,7 +30,7 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 def node(
     context: typer.Context,
     guard: Annotated[Path, typer.Option(help="The site's limits, with the hashes of the apps that may run.")],
-    patience: Annotated[
+    app_timeout: Annotated[
         float, typer.Option(help="Seconds that an app may take, if its request does not end earlier.")
     ] = 3600.0,
     poll: Annotated[float, typer.Option(help="Seconds between two questions to the SuperLink.")] = 1.0,
@@ -44,9 +44,11 @@ def node(
     from dpfedexp.engine.private_folder import root
     from dpfedexp.flower.guard import Guard, GuardFiles, guard_ledger
     from dpfedexp.flower.helper import VARIABLE, HelperFile
-    from dpfedexp.flower.site import Seam, Site, run_node
+    from dpfedexp.flower.site import MessageGate, Site, run_node
 
-    require(patience > 0 and poll > 0, f"patience is {patience:g} and poll is {poll:g}; both must be positive.")
+    require(
+        app_timeout > 0 and poll > 0, f"app_timeout is {app_timeout:g} and poll is {poll:g}; both must be positive."
+    )
     limits = Guard.load(guard.expanduser().resolve())
     require(
         bool(limits.apps),
@@ -67,7 +69,7 @@ def node(
             pass
     check_folder(root())
     os.environ.pop("DPFEDEXP_GUARD", None)  # the app's processes inherit this environment
-    run_node(context.args, Seam(Site(limits), patience, poll))
+    run_node(context.args, MessageGate(Site(limits), app_timeout, poll))
 
 
 def superexec(context: typer.Context) -> None:

@@ -19,8 +19,7 @@ from dpfedexp.algorithms.probe import Probe, bind
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, rounds_for
-from dpfedexp.engine.plan import default_delta
+from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
 from dpfedexp.mechanisms import Mechanism
@@ -70,9 +69,8 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
                 raise InputError(
                     f"federation.epsilon is {federation.epsilon:g} and algorithm.{name} is {given[name]}; leave one of them out."
                 )
-        chosen = {"clip": "adaptive", "target_epsilon": federation.epsilon, "delta": default_delta(federation.clients)}
-        tree["algorithm"] = {**chosen, **given}
-        tree["local"] = {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES, **tree.get("local", {})}
+        for section, chosen in fit_settings(federation.epsilon, federation.clients).items():
+            tree[section] = {**chosen, **tree.get(section, {})}
     elif federation.rounds == "auto":
         raise InputError("federation.rounds is 'auto'; give a number of rounds, or federation.epsilon alone.")
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})

@@ -383,7 +383,7 @@ def serve(
             return None
         model.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
-            return MetricRecord(evaluate(model.eval()))
+            return MetricRecord({**evaluate(model.eval())})
 
     timeout = round_timeout(context.run_config)
     strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout, evaluate_fn=measure)
