@@ -4,8 +4,8 @@
 
 A real SuperLink (`dpfedexp superlink`) with TLS and node authentication, a real server app, and for every node a connection with
 a key of its own through Flower's own functions and the site's (`MessageGate`). With `--processes` every node is a SuperNode with an
-app process for each message, which needs about 0.2 GB a node and 0.4 GB more while its app runs. Without it, the nodes are threads of
-one process and training is replaced by a fixed update, so that the exchange itself is what is measured.
+app process for each message, which needs about 0.2 GB a node and 0.4 GB more while its app runs. Without it, the nodes are threads
+of one process and training is replaced by a fixed update, so that the exchange itself is what is measured.
 
 min_reply_fraction is 1: a single reply that is lost or refused fails the round, and the command.
 """
