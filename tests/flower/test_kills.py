@@ -37,7 +37,7 @@ from .test_deployment import _programs, finish, start
 
 KILLS = int(os.environ.get("DPFEDEXP_KILLS", "6"))
 SEED = int(os.environ.get("DPFEDEXP_KILLS_SEED", "0"))
-NODES, ROUNDS = 3, 2
+NODES, ROUNDS, LIVES = 3, 3, 5
 VICTIMS = ("server app", "SuperLink", "node", "server app and node")
 PLANNED = re.compile(r"Planned: epsilon ([\d.]+)")
 
@@ -117,15 +117,19 @@ def check(folder: Path, kills: list[str]) -> None:
     assert said.returncode == (0 if outcome(found) == "holds" else 4), (kills, said.stdout, said.stderr)
 
 
-def wait_for(folder: Path, moment: int, process: subprocess.Popen) -> bool:
-    """Until the ledger has so many charges; False where the run ended before."""
+def wait_for(folder: Path, moment: int, deployment: Federation, process: subprocess.Popen) -> bool:
+    """Until the server app runs and the ledger has so many charges; False where the run ended before."""
     deadline = time.monotonic() + PATIENCE
-    while len(charges(folder)) < moment:
+    while not is_running(folder, deployment) or len(charges(folder)) < moment:
         if process.poll() is not None:
             return False
         assert time.monotonic() < deadline, f"no charge {moment} within {PATIENCE:g} seconds"
         time.sleep(0.2)
     return True
+
+
+def is_running(folder: Path, deployment: Federation) -> bool:
+    return (folder / "status.json").exists() and bool(_programs(deployment, "flwr-serverapp"))
 
 
 @contextlib.contextmanager
@@ -149,22 +153,21 @@ def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every
                 log, own_task=True, federation={**settings, "folder": str(folder), "nodes": str(deployment.node_list)}
             )
             runs, kills = runs + 1, []
-            # A vote, then rounds: charges 1 and 2 are the votes', so the first kill is before the first round.
-            for moment in (chance.randrange(0, 2), chance.randrange(2, 3), chance.randrange(3, 2 + ROUNDS)):
+            while len(kills) < LIVES and sum(made.values()) < KILLS:
                 process = start(deployment, app, "federation.resume=true" if kills else "")
-                here = wait_for(folder, moment, process)
-                time.sleep(chance.uniform(0.0, 15.0))
-                victim, before = chance.choice(VICTIMS), charges(folder)
-                under_way = "after " + (purpose_of(before[-1]) if before else "nothing")
+                # During what is asked next, or after its charge. The first two charges are the votes'.
+                here = wait_for(folder, len(charges(folder)) + chance.randrange(2), deployment, process)
+                time.sleep(chance.uniform(0.0, 6.0))
+                victim, before, alive = chance.choice(VICTIMS), charges(folder), is_running(folder, deployment)
                 deployment.kill(victim, chance)
                 if victim == "node":  # the run itself goes on without it, and is stopped as a user would
                     time.sleep(chance.uniform(0.0, 10.0))
                     deployment.kill("server app", chance)
                 finish(process, app)
                 check(folder, kills)
-                if not here or process.returncode == 0:
+                if not here or not alive or process.returncode == 0:
                     break
-                kills.append(f"{victim}, {under_way}")
+                kills.append(f"{victim}, after {purpose_of(before[-1]) if before else 'nothing'}")
                 made[kills[-1]] += 1
                 print(f"{time.strftime('%X')} kill {sum(made.values())}: {kills[-1]}", flush=True)
             while not (folder / "status.json").exists() or read_status(folder)["status"] != "completed":
