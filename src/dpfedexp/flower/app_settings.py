@@ -1,4 +1,4 @@
-"""From a Flower app's configuration to a strategy, and to the clients' local steps.
+"""The settings of a Flower app's configuration, for the server and for the clients.
 
 Flower flattens `[tool.flwr.app.config.algorithm] clip = 0.3` to the key `algorithm.clip`, which `flwr run -c 'algorithm.clip=0.5'`
 overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file, `federation` is Flower's own;
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.participation import FixedSize
 from dpfedexp.algorithms.probe import Probe, bind
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
@@ -23,9 +22,6 @@ from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
 from dpfedexp.mechanisms import Mechanism
-
-if TYPE_CHECKING:
-    from dpfedexp.flower.strategy import DpFedExp
 
 
 class FederationSettings(BaseModel):
@@ -90,29 +86,6 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[
     local, secure = settings.build_local(), algorithm.private
     mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
     return mechanism, probe, rounds, federation.clients_per_node
-
-
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for.
-
-    Args:
-        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: go to `DpFedExp` as they are, and win.
-    """
-    # Here, because a node reads its settings from this module for every message.
-    from dpfedexp.flower.strategy import DpFedExp
-
-    federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
-    given["budget"] = federation.budget or None
-    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
 
 
 @checked
