@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -311,6 +312,36 @@ class Federation:
         """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
         (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
+
+    @checked
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """The same clients with the rows that they train on, and with the rows that are held out.
+
+        Every client holds out this share of its rows, spread evenly over their order, so the same rows always as long as the order
+        stays; one with fewer than 1/share rows holds out none.
+
+        Args:
+            share: above 0 and below 1.
+
+        Returns:
+            The federation to train on, and the federation to evaluate on.
+
+        >>> training, held = Federation.from_clients([(torch.zeros(5, 1), torch.zeros(5))] * 2).hold_out(0.2)
+        >>> training.sizes.tolist(), held.sizes.tolist()
+        ([4, 4], [1, 1])
+        """
+        require(0 < share < 1, f"held_out is {share!r}; it must be above 0 and below 1.")
+        position = torch.arange(len(self.rows)) - torch.repeat_interleave(self.offsets[:-1], self.sizes)
+        held = ((position + 1) * share).floor() > (position * share).floor()
+        return self._with(~held), self._with(held)
+
+    def _with(self, kept: Tensor) -> Self:
+        """The same clients with fewer rows."""
+        part = copy.copy(self)
+        counts = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        part.rows, part.offsets, part._resident = self.rows[kept], counts[self.offsets], self._resident
+        part.sizes = part.offsets.diff()
+        return part
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -219,7 +219,24 @@ def _rounds(
     """All the rounds that are left."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
     budget = None if how.budget is None else Budget(how.budget, delta)
+
+    def due(number: int) -> bool:
+        return engine.evaluation is not None and engine.evaluation.due(number, rounds)
+
+    def evaluate() -> None:
+        """Asks the clients for a measurement once their round is saved: a crash in between costs no round."""
+        found = engine.evaluate(open_run.state, open_run.ledger, budget)
+        if found is not None:
+            epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
+            open_run.amend(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
+
     try:
+        if (
+            open_run.history
+            and due(open_run.state.round)
+            and not any(key.startswith("clients_") for key in open_run.history[-1])
+        ):
+            evaluate()
         engine.choose_rate(open_run.state, open_run.ledger, budget, save=voted)
         for number in range(open_run.state.round + 1, rounds + 1):
             # A copy of the run that another one has overtaken ends here, before its clients train.
@@ -235,12 +252,13 @@ def _rounds(
                         record = result.record(epsilon, how.measure(state))
                 except (Exception, KeyboardInterrupt) as error:
                     failure = error
-            record = recorded(METRICS, record, secure=engine.secure)
-            open_run.complete(state, record, last=last)
+            open_run.complete(state, recorded(METRICS, record, secure=engine.secure), last=last)
             if failure is not None:
                 # Only now: the round is released and paid for, and a caller's function must not make it again.
                 raise failure
-            stop = completed(record)
+            if due(number):
+                evaluate()
+            stop = completed(open_run.history[-1])
             # After the last round there is nothing left to stop.
             if stop is not None and number < rounds:
                 open_run.stop()
@@ -257,7 +275,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
     missing = run.rounds - max(open_run.state.round, len(charged))
-    votes = [(event, 1) for event in engine.votes_left(open_run.state)]
+    votes = [(event, 1) for event in engine.answers_left(open_run.state, run.rounds)]
     return PrivacyStatement.from_charges(
         charges,
         engine.algorithm.delta,

@@ -21,6 +21,7 @@ from dpfedexp.accounting.events import Event, GaussianEvent
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
@@ -337,12 +338,21 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
                 f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
-    unpaid = [one for one in before if not any(_alike(event, one) for event, _ in ledger.charges())]
+    before = list(dict.fromkeys(before))
+    votes_before = [one for one in before if _names(one) != [EVALUATION]]
+    unpaid = [one for one in votes_before if not any(_alike(event, one) for event, _ in ledger.charges())]
     if unpaid and any(entry.round > 0 for entry in ledger.entries):
-        names = ", ".join(query.name for one in unpaid if isinstance(one, GaussianEvent) for query in one.queries)
+        names = ", ".join(name for one in unpaid for name in _names(one))
         return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
-    votes = f", and {len(before)} votes before the first" if before else ""
+    votes = f", {len(votes_before)} votes before the first" if votes_before else ""
+    votes += ", and measurements by the clients" if len(before) > len(votes_before) else ""
     return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
+
+
+def _names(event: Event) -> list[str]:
+    """What is released without an update; empty for a round."""
+    alone = isinstance(event, GaussianEvent) and event.votes_alone
+    return [query.name for query in event.queries] if alone and isinstance(event, GaussianEvent) else []
 
 
 def _alike(a: Event, b: Event) -> bool:
@@ -352,7 +362,7 @@ def _alike(a: Event, b: Event) -> bool:
         and isinstance(b, GaussianEvent)
         and a.votes_alone
         and a.adjacency == b.adjacency
-        and [query.name for query in a.queries] == [query.name for query in b.queries]
+        and _names(a) == _names(b)
     )
 
 

@@ -307,7 +307,7 @@ class DpFedExp(Strategy):
         if done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
-            votes = [(event, 1) for event in engine.votes_left(open_run.state)]
+            votes = [(event, 1) for event in engine.answers_left(open_run.state, self.rounds)]
             plan = compose([*charges, *votes, (engine.event, self.rounds - done)], algorithm.delta)
             _log.info("Planned: epsilon %.4f at delta %g (%s)", plan.epsilon, algorithm.delta, plan.accountant)
         else:

@@ -198,10 +198,9 @@ def _question(message: Message, request: Request, layout: Layout, w: Tensor, loc
 
 def _answered(simulation: Simulation, question: Question, asked: Tensor) -> tuple[Tensor, Tensor | None]:
     w = question.state.w.to(simulation.task.device)
-    rows_of = simulation.updates if question.purpose == UPDATE else simulation.places
     rows, ballots = [], []
     for chunk in asked.split(simulation.chunk_size):
-        found = rows_of(question, w, chunk)
+        found = simulation.rows(question, w, chunk)
         rows.append(found[: len(chunk)].cpu())
         if simulation.ballots is not None and question.purpose == UPDATE:
             ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())
