@@ -99,7 +99,7 @@ def make_app(folder: Path, times: Path, asked: argparse.Namespace, plain: bool) 
     path = folder / "pyproject.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     config = content["tool"]["flwr"]["app"]["config"]
-    config["federation"] |= {"clients": asked.nodes, "rounds": asked.rounds + 1, "floor": 1.0}
+    config["federation"] |= {"clients": asked.nodes, "rounds": asked.rounds + 1, "min_reply_fraction": 1.0}
     config["local"] |= {"steps": 1}
     path.write_text(tomli_w.dumps(content), encoding="utf-8")
     package = folder / "federation"

@@ -7,7 +7,7 @@ a key of its own through Flower's own functions and the site's (`Seam`). With `-
 process for each message, which needs about 0.2 GB a node and 0.4 GB more while its app runs. Without it, the nodes are threads of
 one process and training is replaced by a fixed update, so that the exchange itself is what is measured.
 
-The floor is 1: a single reply that is lost or refused fails the round, and the command.
+min_reply_fraction is 1: a single reply that is lost or refused fails the round, and the command.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_app(folder: Path, nodes: int, rounds: int, out: Path, parameters: int) 
     config["federation"] |= {
         "clients": nodes,
         "rounds": rounds,
-        "floor": 1.0,
+        "min_reply_fraction": 1.0,
         "folder": str(out),
         "round_timeout": 300.0,
     }

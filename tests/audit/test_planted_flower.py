@@ -36,7 +36,7 @@ def test_a_healthy_federation_passes():
 
 
 def test_planted_full_participation_is_caught(monkeypatch):
-    monkeypatch.setattr(server, "choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr(server, "choose", lambda nodes, clients_per_node, sampling: dict.fromkeys(nodes, (0,)))
     assert ("rate off the one charged", "BROKEN") in who()
 
 

@@ -46,7 +46,7 @@ from .other_user import as_nobody, can_be_nobody
 
 NETWORK = "127.0.0.2"
 """An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
-FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": PATIENCE, "node_timeout": PATIENCE}
+FEDERATION = {"clients": 3, "rounds": 3, "min_reply_fraction": 0.3, "round_timeout": PATIENCE, "node_timeout": PATIENCE}
 GUARD = """
 max_epsilon_per_round = 1e30
 max_epsilon_total = 1e30

@@ -105,7 +105,7 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     start(tmp_path / "budget", Nodes(THREE), rounds=3, budget=1e-6)
     assert ended("budget") == ("stopped", 3)
     with pytest.raises(RoundFailed):
-        start(tmp_path / "few", Nodes({1: 0}), rounds=1, floor=1.0)
+        start(tmp_path / "few", Nodes({1: 0}), rounds=1, min_reply_fraction=1.0)
     assert ended("few") == ("failed", 3)
     assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
     start(tmp_path / "done", Nodes(THREE))
@@ -134,7 +134,7 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
 
 def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
     start(tmp_path, Nodes({n: n - 1 for n in (1, 2, 3, 4)}), REPLACE)
-    assert "1 nodes are connected that have no place in this run" in caplog.text
+    assert "1 nodes are connected that do not take part in this run" in caplog.text
 
 
 def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path):

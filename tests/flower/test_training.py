@@ -1,4 +1,4 @@
-"""A Flower client trains as the simulator's clients do: alone, hosted with others, and with every setting of the template's app."""
+"""A Flower client trains as the simulator's clients do: alone, with others on its node, and with every setting of the app."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     assert float(flat(run.model).norm()) > 0.1
 
 
-HOSTED = federation((4, 0, 5), 3)
+MANY = federation((4, 0, 5), 3)
 MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
 
 
@@ -195,7 +195,7 @@ def message(*asked, round=1) -> Message:
 
 def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None) -> torch.Tensor:
     context = Context(1, 1, {}, RecordDict(), {})
-    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), HOSTED, local=local, loss=loss)
+    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), MANY, local=local, loss=loss)
     return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
 
 
@@ -217,7 +217,7 @@ def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(loc
     """They train apart, one tensor program or not: 1e-5 is float32 in another order."""
     for client, row in zip((2, 1, 0), rows(2, 1, 0, local=local, loss=loss), strict=True):
         net = copy.deepcopy(MODEL)
-        train_local(net, *HOSTED.client(client), local=local, loss=loss)
+        train_local(net, *MANY.client(client), local=local, loss=loss)
         torch.testing.assert_close(row, flat(net) - flat(MODEL), rtol=0.0, atol=1e-5)
         assert (client == 1) == (float(row.norm()) == 0.0)
     assert loss is None or not torch.allclose(row, rows(0, local=local)[0], atol=1e-3)
@@ -225,7 +225,7 @@ def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(loc
 
 def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not():
     assert rows(2).shape == (1, 4)
-    with pytest.raises(InputError, match="hosted client 3"):
+    with pytest.raises(InputError, match="asks for client 3"):
         rows(0, 3)
 
 

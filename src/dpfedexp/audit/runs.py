@@ -300,7 +300,11 @@ def observe_flower(algorithm: Algorithm, signs: Tensor, rounds: int, sampling: P
     log.setLevel(logging.ERROR)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            place: dict[str, Any] = {"folder": Path(folder) / "run", "participation": sampling, "floor": 1e-6}
+            place: dict[str, Any] = {
+                "folder": Path(folder) / "run",
+                "participation": sampling,
+                "min_reply_fraction": 1e-6,
+            }
             strategy = DpFedExp(algorithm, clients=len(signs), rounds=rounds, **place)
             strategy.start(_grid(signs), ArrayRecord(start), evaluate_fn=look)
             event = strategy.opened.description.engine.event

@@ -42,7 +42,7 @@ def node(
     """
     os.environ.update(_QUIET)
     from dpfedexp.engine.private_folder import root
-    from dpfedexp.flower.guard import Guard, Place, guard_ledger
+    from dpfedexp.flower.guard import Guard, GuardFiles, guard_ledger
     from dpfedexp.flower.helper import VARIABLE, HelperFile
     from dpfedexp.flower.site import Seam, Site, run_node
 
@@ -58,7 +58,7 @@ def node(
         holders.append(Path(helper).expanduser().resolve())
         check_file(HelperFile.load(holders[1]).private_key, 0o600)
     for holder in holders:
-        for path in (holder, *Place.of(holder).files):
+        for path in (holder, *GuardFiles.of(holder).files):
             check_file(path, 0o600)
     forbid_core_dumps()
     os.umask(0o077)

@@ -40,9 +40,9 @@ class FederationSettings(BaseModel):
     folder: str
     nodes: str = ""
     resume: bool = False
-    rebind: bool = False
+    replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
-    floor: float = Field(0.8, gt=0, le=1)
+    min_reply_fraction: float = Field(0.8, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
     round_timeout: float = Field(600.0, gt=0)
     node_timeout: float = Field(300.0, gt=0)

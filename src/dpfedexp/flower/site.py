@@ -46,7 +46,7 @@ from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_f
 from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
-from dpfedexp.flower.messages import HOSTED, MODEL, Request, refusal, strict_array
+from dpfedexp.flower.messages import MODEL, ROWS, Request, refusal, strict_array
 
 _log = logging.getLogger("flwr")
 
@@ -141,13 +141,13 @@ class Site:
         return refusal(admitted.message, NO_REPORT)
 
     def _read(self, admitted: Admitted, trained: Message | None) -> tuple[Tensor, Tensor | None]:
-        """The update [1, d], or a row per hosted client, and the votes. Nothing else of what the app returned is looked at."""
+        """The update [1, d], or a row per client, and the votes. Nothing else of what the app returned is looked at."""
         request, layout, w = admitted.request, admitted.layout, admitted.w
         if trained is None or not trained.has_content():
             raise InputError("it returned no content.")
         records = trained.content.array_records
-        if HOSTED in records or request.purpose != UPDATE:
-            rows = torch.from_numpy(_values(records[HOSTED]["rows"], request.shape(len(w))))
+        if ROWS in records or request.purpose != UPDATE:
+            rows = torch.from_numpy(_values(records[ROWS]["rows"], request.shape(len(w))))
         else:
             arrays = records[MODEL]
             require(tuple(arrays) == layout.names, "its arrays are not those of the model.")

@@ -33,7 +33,7 @@ from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.cohort import FlowerCohort, TwoPartyCohort
 from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
-from dpfedexp.flower.nodes import Places
+from dpfedexp.flower.nodes import Participants
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 
 _log = logging.getLogger("flwr")
@@ -41,7 +41,7 @@ _log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
-PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
+FIXED_NUMBER = "the number of participants is fixed and the run shows how many answer, so one that leaves changes more than its part"
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
@@ -61,15 +61,15 @@ class DpFedExp(Strategy):
 
     Args:
         clients: how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with
-            `Poisson`). Under replace-one adjacency and in local privacy there are so many places, and the nodes of the
-            first round keep theirs; under add-remove adjacency every connected node takes part, however many there are.
+            `Poisson`). Under replace-one adjacency and in local privacy so many nodes take part, and those of the
+            first round stay; under add-remove adjacency every connected node takes part, however many there are.
         rounds: how many rounds the noise is meant for; by default as many as `fit` takes.
         folder: where ledger, checkpoint, model and statement go; `resume` continues from what is there.
-        rebind: when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
+        replace_missing_nodes: when a run is resumed, let connected nodes replace missing ones: for SuperNodes
             without keys, which are other nodes after a restart.
         participation: `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
-        floor: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
+        min_reply_fraction: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
         budget: stop before the round that would take ε above this.
         node_timeout: seconds to wait for nodes before a round.
         local: the clients' optimiser, for DP-SCAFFOLD's control variates and for a rate that sets itself.
@@ -93,10 +93,10 @@ class DpFedExp(Strategy):
         rounds: int | None = None,
         folder: Path | str,
         resume: bool = False,
-        rebind: bool = False,
+        replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
-        floor: float = 0.8,
+        min_reply_fraction: float = 0.8,
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimiser | None = None,
@@ -111,7 +111,10 @@ class DpFedExp(Strategy):
             clients % clients_per_node == 0,
             f"clients is {clients} and clients_per_node is {clients_per_node}; the first must be a multiple of the second.",
         )
-        require(0 < floor <= 1, f"floor is {floor}; it must be above 0 and at most 1.")
+        require(
+            0 < min_reply_fraction <= 1,
+            f"min_reply_fraction is {min_reply_fraction}; it must be above 0 and at most 1.",
+        )
         require(node_timeout > 0, f"node_timeout is {node_timeout}; it must be positive.")
         self.participation: Full | Poisson = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
@@ -123,11 +126,13 @@ class DpFedExp(Strategy):
         self.algorithm, self.clients = algorithm, clients
         self.rounds: int = rounds  # type: ignore[assignment]
         self.folder, self.resume = Path(folder).expanduser().absolute(), resume
-        self.clients_per_node, self.floor = clients_per_node, floor
+        self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
-        self.places = Places(clients // clients_per_node, floor, node_timeout, open_to_all, rebind)
+        self.participants = Participants(
+            clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all, replace_missing_nodes
+        )
         if nodes:
-            self.places.allow(read_nodes(nodes))
+            self.participants.allow(read_nodes(nodes))
         self.budget = budget
         self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
         self.local = local
@@ -189,9 +194,21 @@ class DpFedExp(Strategy):
             self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes
         )
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
-        places, hosted, tau_eta_l = self.places, self.clients_per_node, self.tau_eta_l
-        clients, floor = self.clients, self.floor
-        cohort = kind(grid, layout, places, clients, sampling, rounds, floor, timeout, hosted, tau_eta_l, config)
+        participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
+        clients, min_reply_fraction = self.clients, self.min_reply_fraction
+        cohort = kind(
+            grid,
+            layout,
+            participants,
+            clients,
+            sampling,
+            rounds,
+            min_reply_fraction,
+            timeout,
+            clients_per_node,
+            tau_eta_l,
+            config,
+        )
         return Engine(
             settled(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
@@ -211,23 +228,23 @@ class DpFedExp(Strategy):
             engine,
             layout,
             clients_per_node=self.clients_per_node,
-            nodes=None if self.places.allowed is None else list(self.places.allowed),
+            nodes=None if self.participants.allowed is None else list(self.participants.allowed),
         )
         left_out = [WHO_ANSWERS]
         if self.clients_per_node > 1:
             left_out.append(TRUSTED_NODES)
         if not engine.mechanism.counts_are_public(engine.sampling):
             left_out.append(WHETHER_IT_FAILED)
-        needed = math.ceil(self.floor * self.clients)
+        needed = math.ceil(self.min_reply_fraction * self.clients)
         return RunDescription(
             engine,
             self.rounds,
             settings,
             engine.begin(),
             not_covered=tuple(left_out),
-            # A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+            # It may be resumed with another fraction. Counts are in the history where they are public, and so in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
-            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
+            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
         )
 
     def start(

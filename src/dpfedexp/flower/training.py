@@ -1,6 +1,6 @@
-"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients that the node hosts.
+"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients of one node.
 
-Hosting is for studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs
+Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so whoever runs
 the node is trusted with their reports: it is a simulation of those clients, not a protection of them. Against all others each of
 them has the promise of a client, so they are trained apart, as in a secure run.
 """
@@ -30,7 +30,7 @@ from dpfedexp.engine.engine import LOCAL_RATE
 from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.app_settings import local_from
-from dpfedexp.flower.messages import BALLOTS, CORRECTION, HOSTED, MODEL, Request, as_array, to_flat
+from dpfedexp.flower.messages import BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
 from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task, one_row
 
@@ -127,7 +127,7 @@ def answer(
         message: the server's.
         context: Flower's, for the run's configuration.
         model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
-        clients: the client's (inputs, targets); a `Federation` of all the clients that the node hosts where it hosts many.
+        clients: the client's (inputs, targets); a `Federation` of all of the node's clients where it has many.
         local: the clients' optimiser; by default the configuration's.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
     """
@@ -143,7 +143,7 @@ def answer(
         held = Federation.from_clients([clients])
     require(
         held is None or int(asked.max()) < len(held),
-        f"the server asks for hosted client {int(asked.max())}, but this node hosts {0 if held is None else len(held)}; "
+        f"the server asks for client {int(asked.max())}, but this node has {0 if held is None else len(held)}; "
         "clients_per_node is the same number on the server and in the node's configuration.",
     )
     if held is None or int(held.sizes[asked].sum()) == 0:
@@ -151,7 +151,7 @@ def answer(
     else:
         simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
         rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
-    content = RecordDict({HOSTED: ArrayRecord({"rows": as_array(rows.numpy())})})
+    content = RecordDict({ROWS: ArrayRecord({"rows": as_array(rows.numpy())})})
     if ballots is not None:
         content[BALLOTS] = MetricRecord({HELPED.name: ballots.tolist()})
     return Message(content, reply_to=message)
