@@ -13,19 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dpfedexp.accounting.events import EVALUATION as EVALUATION
 from dpfedexp.core.losses import Loss, aligned, class_dimension, compared, read, reading_of
 from dpfedexp.core.votes import HALF
-from dpfedexp.errors import InputError, require
+from dpfedexp.errors import InputError
 
 Kind = Literal["classes", "binary", "numbers", "loss"]
-EVALUATION = "evaluation"
-"""What the ledger calls a measurement by the clients."""
-WIDTH = 27
+WIDTH = 41
 """Numbers in a client's vector, whatever it measures."""
 NORMAL_95 = 1.959964
 _COUNT = 0.2
 """Share of the squared norm for the count of clients; the metrics have the rest."""
-_SCORES, _MAGNITUDES = 12, 24
+_SCORES, _MAGNITUDES = 12, 40
 _SHARES: dict[Kind, dict[str, float]] = {
     "classes": {"loss": 0.4, "accuracy": 0.4},
     "binary": {"loss": 0.2, "accuracy": 0.2, "auc": 0.4},
@@ -86,11 +85,6 @@ class ClientMetrics:
     def largest_loss(self) -> float:
         """A larger loss counts as this one: twice that of a model that says nothing."""
         return 2.0 * math.log(self.classes)
-
-    def check(self, loss: Loss, outputs: Any, targets: Tensor) -> None:
-        """Raises `InputError` where model and loss are for other metrics."""
-        fits = ClientMetrics.of(loss, outputs, targets)
-        require(fits == self, f'evaluate is "{self}", and the model and its loss are for "{fits}".')
 
     def vectors(self, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         """One vector per example, [b, WIDTH]; a client sends the mean of its examples' vectors."""
@@ -155,7 +149,7 @@ class ClientMetrics:
                 found |= _interval(name, share + HALF, math.sqrt(variance), high)
         if self.kind == "binary":
             unit = HALF * math.sqrt(_SHARES["binary"]["auc"])
-            positive, negative = (values[3:WIDTH] / unit).split(_SCORES)
+            positive, negative = (values[3 : 3 + 2 * _SCORES] / unit).split(_SCORES)
             found |= _auc(positive, negative, deviation / unit, spread)
         if self.kind in ("numbers", "loss"):
             ((name, share),) = _SHARES[self.kind].items()
@@ -191,7 +185,7 @@ def _interval(name: str, share: float, deviation: float, high: float = 1.0) -> d
 def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) -> dict[str, float]:
     """From noisy histograms of the scores; equal bins count half. Nothing where noise hides that there are both labels."""
     p, n = float(positive.sum()), float(negative.sum())
-    if min(p, n) <= 4.0 * deviation * math.sqrt(_SCORES):
+    if min(p, n) <= 3.0 * deviation * math.sqrt(_SCORES):
         return {}
     below = negative.cumsum(0) - negative / 2
     above = p - positive.cumsum(0) + positive / 2

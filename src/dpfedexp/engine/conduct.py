@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.statement import Source
 from dpfedexp.algorithms.round import State
-from dpfedexp.engine.advice import Commentary
+from dpfedexp.engine.advice import Commentary, evaluation_precision
 from dpfedexp.engine.checkpoint import Checkpoint
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, RunDescription
@@ -91,7 +91,7 @@ def conduct(
         plan = Plan.of(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
-        commentary = Commentary(plan, description.start.w, how.on_advice or _warn)
+        commentary = Commentary(plan, description.start.w, how.on_advice or _warn, _about_evaluation(engine))
         facts = facts_of(open_run)
 
         def made(end: End) -> Run:
@@ -201,6 +201,15 @@ class End(NamedTuple):
 
     reason: str | None = None
     decided: Source | Literal["hand", ""] = ""
+
+
+def _about_evaluation(engine: Engine) -> list[Advice]:
+    """Whether the clients are enough to measure the model with the noise that it gets."""
+    if engine.evaluation is None:
+        return []
+    variance = engine.evaluation.mechanism.noise_variance(engine.expected, engine.expected) or 0.0
+    half = engine.evaluation.metrics.half_width(math.sqrt(variance))
+    return evaluation_precision(half, engine.evaluation.every)
 
 
 def _warn(advice: Advice) -> None:
@@ -327,7 +336,9 @@ def show(record: dict[str, Any], whose: str = "") -> str:
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in recorded("terminal", record, secure=True).items()
-        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+        if isinstance(value, float)
+        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+        and not key.endswith(("_low", "_high"))
     ]
     epsilon = record["epsilon_total"]
     privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dpfedexp.accounting import Budget, Event, GaussianEvent, Ledger, Sampling
+from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, Probe
@@ -129,6 +130,10 @@ class Evaluation:
 
     def due(self, number: int, rounds: int) -> bool:
         return number % self.every == 0 or number == rounds
+
+    def announced(self, sampling: Sampling) -> dict[str, Any]:
+        """What the ledger's header says of it."""
+        return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
 
 
 class Sources(Protocol):

@@ -449,6 +449,7 @@ class RunDescription:
             "simulated": not self.secure,
             "run": run.run,
             **run.stands_for,
+            **({} if run.evaluation is None else {"evaluation": run.evaluation.announced(run.sampling)}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)

@@ -73,7 +73,7 @@ ROUND = _fields(
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
         public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
-        "no_other_adjacency",
+        "no_other_adjacency evaluation",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
         released="event seal",
         accounting="run seq noise previous hash",

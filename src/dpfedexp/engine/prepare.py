@@ -150,7 +150,7 @@ def prepare(
     )
     scores, evaluation = None, None
     if asking is not None:
-        scores = _scores(task, measured_on, synthetic, trainer, streams, unit)
+        scores = scores_of(task, measured_on, trainer, streams, unit)
         evaluation = Evaluation(asking, scores.metrics, evaluate_every, held_out)
     algorithm = settled(algorithm, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
@@ -210,21 +210,24 @@ def _task(
     return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
 
 
-def _scores(
+def scores_of(
     task: Task,
     measured_on: Clients,
-    synthetic: SyntheticClients,
     trainer: Trainer,
     streams: Streams,
     unit: int | None,
 ) -> ClientScores:
     """What clients measure, by the shapes of the model's outputs, and tried once: on synthetic rows where rows are private."""
-    trial = replace(task, clients=synthetic if task.synthetic is not None else measured_on, copies=[])
+    rows = measured_on if task.synthetic is None else synthetic_clients(task, 3)
+    require(
+        bool((rows.sizes > 0).any()), "no client has enough rows to hold some out; raise held_out, or leave it out."
+    )
+    trial = replace(task, clients=rows, copies=[])
     try:
         x, y = one_row(trial.clients)
         with torch.no_grad():
-            rows = each(lambda value: value[0].expand(2, *value.shape[2:]).to(task.device), x)
-            outputs = applied(copy.deepcopy(task.model).eval(), rows)
+            two = each(lambda value: value[0].expand(2, *value.shape[2:]).to(task.device), x)
+            outputs = applied(copy.deepcopy(task.model).eval(), two)
         metrics = ClientMetrics.of(task.loss, outputs, y[0].expand(2, *y.shape[2:]))
         holder = torch.nonzero(trial.clients.sizes > 0).flatten()[:1]
         w = task.layout.read(task.model).float().to(task.device)

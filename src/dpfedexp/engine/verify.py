@@ -17,10 +17,11 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event, GaussianEvent
+from dpfedexp.accounting.events import Event, GaussianEvent, from_json
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
+from dpfedexp.algorithms.probe import evaluation_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
@@ -107,14 +108,14 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
             # How many clients at least report in every round; 0 where it is unknown.
             reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            planned=[*charges, (_usual(rounds), (planned or 0) - made)] if stopped else None,
+            planned=[*charges, *_left(ledger, rounds, made, planned or 0)] if stopped else None,
             stopping="hand" if stopped else "",
             **_context(header),
         )
     missing = None
     if claim.stopping and claim.planned_rounds is not None and rounds:
         # A run that stopped early is charged as if it had not: its rounds are all alike.
-        missing = [*charges, (_usual(rounds), max(0, claim.planned_rounds - claim.rounds))]
+        missing = [*charges, *_left(ledger, rounds, claim.rounds, claim.planned_rounds)]
     statement = PrivacyStatement.from_charges(
         charges,
         claim.delta,
@@ -136,6 +137,20 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
+
+
+def _left(ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int) -> list[tuple[Event, int]]:
+    """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
+    left = [(_usual(rounds), max(0, planned - made))]
+    if isinstance(announced := ledger.header.get("evaluation"), dict):
+        try:
+            event, every = from_json(announced["event"]), int(announced["every"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the ledger's header does not say how the clients measure the model.") from None
+        own = ledger.header.get("run")
+        asked = sum(entry.run == own and _names(entry.event) == [EVALUATION] for entry in ledger.entries)
+        left.append((event, max(0, evaluation_count(planned, every) - asked)))
+    return [(event, count) for event, count in left if count]
 
 
 def _context(header: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
-from dpfedexp.algorithms.probe import Probe, bind
+from dpfedexp.algorithms.probe import Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, rounds_for
 from dpfedexp.engine.plan import default_delta
@@ -39,6 +40,9 @@ class FederationSettings(BaseModel):
     rounds: int | None = Field(None, ge=1)
     folder: str
     nodes: str = ""
+    evaluate: str = ""
+    evaluate_every: int | None = Field(None, ge=1)
+    held_out: float = Field(0.0, ge=0, lt=1)
     resume: bool = False
     replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
@@ -78,9 +82,20 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
+class Announced(NamedTuple):
+    """The mechanisms of a run, and how often each of them is asked for."""
+
+    mechanism: Mechanism
+    probe: Probe | None
+    evaluation: Mechanism | None
+    rounds: int
+    evaluations: int
+    clients_per_node: int
+
+
 @lru_cache(maxsize=16)
-def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[Mechanism, Probe | None, int, int]:
-    """What an app's configuration announces for a model of so many parameters: mechanism, votes, rounds, clients per node.
+def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announced:
+    """What an app's configuration announces for a model of so many parameters.
 
     Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
     """
@@ -88,8 +103,9 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
     rounds = federation.rounds or rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
-    mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
-    return mechanism, probe, rounds, federation.clients_per_node
+    many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
+    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
+    return Announced(*bound, rounds, many, federation.clients_per_node)
 
 
 def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
@@ -106,7 +122,7 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     participation = settings.build_participation()
     if isinstance(participation, FixedSize):
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
+    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
     given["budget"] = federation.budget or None
     return DpFedExp(
         settings.build_algorithm(),
@@ -126,6 +142,12 @@ def local_from(run_config: Mapping[str, Any], message: Message | None = None) ->
         The optimiser, for `train_local`, or for a training loop of your own.
     """
     return at_round(read_settings(run_config)[1].build_local(), message)
+
+
+def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None, float]:
+    """What the clients measure of the model, and the share of their rows that they hold out for it."""
+    text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
+    return ClientMetrics.parse(text) if text else None, float(share)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

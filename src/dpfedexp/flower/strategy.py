@@ -17,13 +17,14 @@ from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, Poisson
-from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.probe import bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import Ask
 from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
-from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find, settings_of
 from dpfedexp.engine.plan import log
@@ -41,7 +42,9 @@ _log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
-FIXED_NUMBER = "the number of participants is fixed and the run shows how many answer, so one that leaves changes more than its part"
+FIXED_NUMBER = (
+    "the number of participants is fixed and the run shows how many answer: one that leaves changes more than its part"
+)
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
@@ -78,6 +81,9 @@ class DpFedExp(Strategy):
         nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
         on_round: called with every round's record once the round is complete, as in `train`.
+        evaluate: what the clients measure of the model on rows of their own, with noise within the same ε: such as "10 classes", or
+            "binary", "numbers" or "loss"; empty for nothing. The app's train function must return `answer(…)`.
+        evaluate_every: after how many rounds they do; by default ten times in a run.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -104,6 +110,8 @@ class DpFedExp(Strategy):
         votes: tuple[Ask, ...] = (),
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
+        evaluate: str = "",
+        evaluate_every: int | None = None,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -136,6 +144,7 @@ class DpFedExp(Strategy):
         self.budget = budget
         self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
         self.local = local
+        self.metrics, self.evaluate_every = ClientMetrics.parse(evaluate) if evaluate else None, evaluate_every
         self.tau_eta_l: float | None = None
         if algorithm.scaffold:
             require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
@@ -190,9 +199,14 @@ class DpFedExp(Strategy):
         if self.rounds is None:
             self.rounds = rounds_for(self.algorithm, len(w), self.clients, self.participation)
         secure, rounds, sampling = self.algorithm.private, self.rounds, self.participation.sampling(self.clients)
-        mechanism, probe = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes
+        every = evaluation_interval(rounds, self.evaluate_every)
+        many = evaluation_count(rounds, every) if self.metrics is not None else 0
+        mechanism, probe, asking = bind(
+            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, many
         )
+        evaluation = None
+        if asking is not None and self.metrics is not None:
+            evaluation = Evaluation(asking, self.metrics, every)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
         participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
         clients, min_reply_fraction = self.clients, self.min_reply_fraction
@@ -219,6 +233,7 @@ class DpFedExp(Strategy):
             noise=Fresh(self.noise),
             tau_eta_l=self.tau_eta_l,
             probe=probe,
+            evaluation=evaluation,
         )
 
     def describe(self, engine: Engine) -> RunDescription:
