@@ -12,8 +12,7 @@ from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.mechanisms import _central_cases
-from dpfedexp.audit.noise import audit_noise
+from dpfedexp.audit.mechanisms import _central_cases, audit_noise
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from dpfedexp.audit.noise import audit_noise
+from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.core.noise import chacha
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 

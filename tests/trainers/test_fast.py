@@ -11,15 +11,14 @@ from torch.nn import functional as F
 from dpfedexp import InputError, Sgd
 from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net
-from dpfedexp.trainers import programs
+from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
 from dpfedexp.trainers.fast.ops import Function, multiplied
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.trace import RULES, register
-from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.programs import Programs, each_held
-from dpfedexp.trainers.steps import Vectorised
+from dpfedexp.trainers.select import Programs, each_held
+from dpfedexp.trainers.steps import Loop, Vectorised
 from tests.engine.plain import plain_update
 from tests.sizes import sized
 from tests.trainers.shared import labelled, sampled, simulated, updates

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, Sgd, fedavg, train
-from dpfedexp.trainers.programs import Programs, by_program
+from dpfedexp.trainers.select import Programs, by_program
 from dpfedexp.trainers.steps import Steps
 from tests.trainers.shared import labelled, simulated
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from dpfedexp import Sgd
 from dpfedexp.trainers.draws import Drawing
-from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.steps import Vectorised
+from dpfedexp.trainers.steps import Loop, Vectorised
 from tests.trainers.shared import labelled, simulated, updates
 
 KINDS = {

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from dpfedexp import Execution, InputError, Sgd, fedavg, train
 from dpfedexp.trainers import select as tune
 from dpfedexp.trainers.execution import execution_on
-from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.select import trainer_again
-from dpfedexp.trainers.steps import Parallel, Recordings, Vectorised, _Pools, cuda_graph
+from dpfedexp.trainers.steps import Loop, Parallel, Recordings, Vectorised, _Pools, cuda_graph
 from tests.trainers.shared import recorded, updates
 from tests.trainers.test_fast import LOCAL, NETWORKS, Activated, bound, features, federation
 

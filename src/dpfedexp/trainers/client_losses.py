@@ -14,8 +14,8 @@ from dpfedexp.core.batches import Batching, Schedule
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs
-from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.module_state import drawing_alike
+from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Task, Trainer, batches, of_one
 
 MOST_ROWS = 512
