@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp, dp_fedavg, fedavg
@@ -20,11 +19,6 @@ from dpfedexp.mechanisms import PrivUnit
 
 CONFIDENCE = 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", CASES)

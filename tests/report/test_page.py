@@ -1,7 +1,5 @@
 """`report` on every kind of folder: one well-formed page that loads nothing and runs nothing of what it was given."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Everything that `dpfedexp audit` does, as jobs that any process can take, and the findings as a section of a report."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ A guarantee rests on noise that is new for every coordinate, client, purpose, ro
 `audit_noise` looks at the seeded streams and at the system's ChaCha20 as such.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

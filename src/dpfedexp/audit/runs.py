@@ -10,8 +10,6 @@ every (ε, δ)-DP run. The second (Mahloujifar, Melis and Chaudhuri 2025, their 
 trade-off curve, here that of μ-GDP, and proves more.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """`dpfedexp node`, `superexec`, `superlink`, `guard` and `flower metrics`: a site, its apps, the server, and what was spent."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

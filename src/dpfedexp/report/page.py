@@ -1,7 +1,5 @@
 """From a folder of results to one self-contained HTML page: of a run, of several, or of saved sections."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from dpfedexp.trainers.fast.program import Program, Step, objective
 from dpfedexp.trainers.fast.trace import compile_module
 from dpfedexp.trainers.isolation import is_isolated
 from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Core, Loop, Parallel, Steps, Vectorised
+from dpfedexp.trainers.steps import Batch, ByProgram, ByVmap, Loop, Parallel, Steps, Vectorised
 from dpfedexp.trainers.task import Precision, Task, Trainer, arithmetic, pair_of_clients
 
 ELSEWHERE = 0.03
@@ -253,17 +253,11 @@ class Parts:
     fixed: bool
 
 
-def _recorded(parts: Parts, name: str, core: Core) -> Trainer:
-    return Steps(parts.task, name, core, record=True, streams=parts.streams)
-
-
 def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
     def make(parts: Parts) -> Trainer:
-        core = by_program(parts.task, getattr(parts.programs, which))
-        if parts.task.device.type != "cpu":
-            return _recorded(parts, name, core)
-        steps = Steps(parts.task, name, core, streams=parts.streams)
-        return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed)
+        core, on_cpu = by_program(parts.task, getattr(parts.programs, which)), parts.task.device.type == "cpu"
+        steps = Steps(parts.task, name, core, record=not on_cpu, streams=parts.streams)
+        return Parallel(name, lambda: steps, parts.tile, fixed=parts.fixed) if on_cpu else steps
 
     return make
 
@@ -271,15 +265,13 @@ def _by_program(name: str, which: str) -> Callable[[Parts], Trainer]:
 def _recorded_vectorised(parts: Parts) -> Trainer:
     gradients = Vectorised(parts.task).gradients
     core = ByVmap(gradients.program if parts.task.synthetic is None else gradients)
-    return _recorded(parts, "recorded-vectorised", core)
+    return Steps(parts.task, "recorded-vectorised", core, record=True, streams=parts.streams)
 
 
 def _tiled_vectorised(parts: Parts) -> Trainer:
     # A module draws from its clients' keys or not at all (vmap refuses the rest), so what vmap takes may run on several threads.
-    def make() -> Trainer:
-        return Vectorised(parts.task.apart(), record=False, streams=parts.streams)
-
-    return Parallel("tiled-vectorised", make, parts.tile, fixed=parts.fixed)
+    make = partial(Vectorised, record=False, streams=parts.streams)
+    return Parallel("tiled-vectorised", lambda: make(parts.task.apart()), parts.tile, fixed=parts.fixed)
 
 
 def _tiled_loop(parts: Parts) -> Trainer:
