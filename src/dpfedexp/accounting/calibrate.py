@@ -4,8 +4,6 @@
 over the clip, as in Opacus, pfl and TensorFlow Privacy, whose figures are those for adjacency "add-remove".
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

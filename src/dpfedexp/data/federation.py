@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 
 from dpfedexp.data import partition as dealing
-from dpfedexp.data import readers
-from dpfedexp.data.arrays import Transform, as_inputs, as_tensor, cast_inputs, cast_targets, check_finite, rows
+from dpfedexp.data.arrays import (
+    Transform,
+    as_inputs,
+    as_tensor,
+    cast_inputs,
+    cast_targets,
+    check_finite,
+    concatenate_clients,
+    rows,
+)
 from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
 from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
@@ -117,7 +125,7 @@ class Federation:
             options: see `Federation`.
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
-        inputs, targets, sizes = readers.concatenate_clients(given)
+        inputs, targets, sizes = concatenate_clients(given)
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod

@@ -33,6 +33,7 @@ from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.chunk_size import automatic_chunk
 from dpfedexp.trainers.client_losses import ClientScores
+from dpfedexp.trainers.draws import with_blind_masks, with_loose_weights
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.isolation import (
     WHY,
@@ -44,11 +45,9 @@ from dpfedexp.trainers.isolation import (
     watched,
     widths,
 )
-from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.recurrence import with_blind_masks, with_loose_weights
+from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel
-from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
 
 

@@ -32,7 +32,7 @@ from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.app_settings import evaluation_from, local_from
 from dpfedexp.flower.messages import BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
-from dpfedexp.trainers.loop import Loop
+from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task, one_row
 
 if TYPE_CHECKING:

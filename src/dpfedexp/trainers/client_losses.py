@@ -16,8 +16,8 @@ from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs
-from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.module_state import drawing_alike
+from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, of_one
 
 MOST_ROWS = 512
