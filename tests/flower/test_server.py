@@ -142,6 +142,32 @@ def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
     assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
 
 
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_a_straggler_is_missing_in_its_round_and_answers_the_next_one(algorithm, tmp_path, silent):
+    """Its late reply arrives with the next one. The rounds are those of a node that never answered the first."""
+
+    def late(kept: list[Message], deliver: bool):
+        def reply_of(reply: Message) -> list[Message]:
+            kept.append(reply)
+            return [] if len(kept) == 1 else [*(kept[:1] if deliver and len(kept) == 2 else []), reply]
+
+        return grid_where(2, reply_of)
+
+    (straggler, result), (absent, _) = (
+        start(tmp_path / str(deliver), algorithm, late([], deliver), rounds=3, noise=Silence)
+        for deliver in (True, False)
+    )
+    counts = [result.train_metrics_clientapp[r] for r in (1, 2, 3)]
+    assert [(one["asked"], one["valid"], one["refused"], one["missing"]) for one in counts] == [
+        (3, 2, 0, 1),
+        (3, 3, 0, 0),
+        (3, 3, 0, 0),
+    ]
+    assert torch.equal(straggler.state.w, absent.state.w)
+    assert "3 rounds, 3 clients" in straggler.statement.text, "who was missing is promised what all are"
+    assert charges(tmp_path / "True") == 3
+
+
 def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, silent):
     once, _ = start(tmp_path / "once", CDP, noise=Silence)
     twice, result = start(tmp_path / "twice", CDP, grid_where(2, lambda r: [r, r, r]), noise=Silence)

@@ -28,7 +28,7 @@ from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.trainers.execution import Execution
 
 _EXECUTION = {field.name for field in fields(Execution)}
-_KINDS = ("literal", "float", "int", "str", "bool")
+_KINDS = ("literal", "float", "int", "str", "bool", "constrained-")
 
 
 class Section(BaseModel):

@@ -133,6 +133,12 @@ def fit(
     return replace(run, privacy=privacy)
 
 
+def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
+    """What `fit` chooses for so many clients, as the sections `algorithm` and `local` of a configuration."""
+    algorithm = {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": epsilon, "delta": default_delta(clients)}
+    return {"algorithm": algorithm, "local": {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES}}
+
+
 @checked
 def rounds_for(algorithm: Algorithm, dimension: int, population: int, participation: Participation) -> int:
     """How many rounds, from the norm n = z√d/M of the noise that 50 rounds would have, in units of the clip.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfedexp.algorithms.participation import FixedSize
@@ -20,8 +20,7 @@ from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, rounds_for
-from dpfedexp.engine.plan import default_delta
+from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
 from dpfedexp.mechanisms import Mechanism
@@ -37,7 +36,7 @@ class FederationSettings(BaseModel):
 
     clients: int = Field(ge=1)
     epsilon: float | None = Field(None, gt=0)
-    rounds: int | None = Field(None, ge=1)
+    rounds: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     folder: str
     nodes: str = ""
     evaluate: str = ""
@@ -46,7 +45,7 @@ class FederationSettings(BaseModel):
     resume: bool = False
     replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
-    min_reply_fraction: float = Field(0.8, gt=0, le=1)
+    min_reply_fraction: float = Field(0.6, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
     round_timeout: float = Field(600.0, gt=0)
     node_timeout: float = Field(300.0, gt=0)
@@ -74,11 +73,10 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
                 raise InputError(
                     f"federation.epsilon is {federation.epsilon:g} and algorithm.{name} is {given[name]}; leave one of them out."
                 )
-        chosen = {"clip": "adaptive", "target_epsilon": federation.epsilon, "delta": default_delta(federation.clients)}
-        tree["algorithm"] = {**chosen, **given}
-        tree["local"] = {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES, **tree.get("local", {})}
-    elif federation.rounds is None:
-        raise InputError("federation.rounds is missing; give a number of rounds, or federation.epsilon alone.")
+        for section, chosen in fit_settings(federation.epsilon, federation.clients).items():
+            tree[section] = {**chosen, **tree.get(section, {})}
+    elif federation.rounds == "auto":
+        raise InputError("federation.rounds is 'auto'; give a number of rounds, or federation.epsilon alone.")
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
@@ -101,7 +99,9 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announ
     """
     federation, settings = read_settings(dict(run_config))
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    rounds = federation.rounds or rounds_for(algorithm, dimension, federation.clients, participation)
+    rounds = federation.rounds
+    if rounds == "auto":
+        rounds = rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
     many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
     bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
@@ -124,6 +124,7 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
     given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
     given["budget"] = federation.budget or None
+    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     return DpFedExp(
         settings.build_algorithm(),
         **{"participation": participation, "local": settings.build_local(), **given, **options},
@@ -148,6 +149,17 @@ def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None
     """What the clients measure of the model, and the share of their rows that they hold out for it."""
     text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
     return ClientMetrics.parse(text) if text else None, float(share)
+
+
+def data_path(context: Context) -> str:
+    """The file or folder with this node's rows, which its operator names: the node's setting `data`."""
+    path = context.node_config.get("data")
+    if path is None:
+        raise InputError(
+            "this node has no setting `data`; start it with --node-config 'data=\"/path/to/rows.csv\"', or all nodes with "
+            "`dpfedexp flower up`."
+        )
+    return str(path)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

@@ -25,7 +25,7 @@ from dpfedexp.algorithms.probe import UPDATE, bins_of
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import Words, from_words, to_words
+from dpfedexp.core.noise.lattice import Words
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.engine import Request as Question
@@ -45,7 +45,7 @@ from dpfedexp.flower.messages import (
 )
 from dpfedexp.flower.nodes import Participants, choose, exchange
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, server_release, set_digest
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")
@@ -258,14 +258,11 @@ class TwoPartyCohort(FlowerCohort):
                 raise RoundFailed(f"{_named(request)} failed: nobody was asked. It was charged.")
             round_ = round_of(next(iter(sent.values())), columns, run)
             left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
-            own: Words | None = None
-            if "server" in mechanism.sides:
-                own = to_words(mechanism.noise_units(columns, "server", self.noise(), self.noise()))
-            total = unmasked([one.words for one in left.values()], answer, own)
             if shown:
                 shown.update(replace(counts, valid=len(left), refused=refused + len(received) - len(left)).shown())
             try:
-                return mechanism.decode(from_words(total), len(left), denominator)
+                rows = [one.words for one in left.values()]
+                return server_release(mechanism, rows, answer, denominator, self.noise)
             except InputError as reason:
                 raise RoundFailed(f"{_named(request)} failed: {reason} It was charged.") from None
 

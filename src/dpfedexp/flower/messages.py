@@ -32,6 +32,7 @@ from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import HALF
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.base import deployed as deployed
 from dpfedexp.mechanisms.text import decode, encode
 
 MODEL, CONTROL = "arrays", "dpfedexp.control"
@@ -128,23 +129,6 @@ def _header(raw: bytes) -> object:
 def deployment_noise() -> Noise:
     """A fresh source for one purpose of one round: every call has entropy of its own, so no two sources are related."""
     return ChaChaNoise()
-
-
-def deployed(mechanism: Mechanism) -> Mechanism:
-    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
-
-    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
-    refused.
-    """
-    if not mechanism.is_private:
-        return mechanism
-    secure = mechanism.secure()
-    require(
-        bool(secure.noise_kind),
-        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
-        "a variant whose noise_kind is True or 'strict'.",
-    )
-    return secure
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
@@ -32,6 +34,7 @@ from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
+from dpfedexp.flower.app_settings import round_timeout, strategy_from
 from dpfedexp.flower.cohort import FlowerCohort, TwoPartyCohort
 from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
 from dpfedexp.flower.nodes import Participants
@@ -43,7 +46,7 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
 FIXED_NUMBER = (
-    "the number of participants is fixed and the run shows how many answer: one that leaves changes more than its part"
+    "the number of participants is fixed and a run shows how many answer: one that leaves changes more than its part"
 )
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
@@ -102,7 +105,7 @@ class DpFedExp(Strategy):
         replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
-        min_reply_fraction: float = 0.8,
+        min_reply_fraction: float = 0.6,
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimiser | None = None,
@@ -369,6 +372,35 @@ class DpFedExp(Strategy):
     def summary(self) -> None:
         """What is run; `start` says more."""
         _log.info("%s over %d clients, %d rounds", self.algorithm.name, self.clients, self.rounds)
+
+
+@checked
+def serve(
+    grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+) -> Run:
+    """A whole run with the settings of the app's configuration: what a server app's main function does.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        context: Flower's, with the run's configuration.
+        model: the start of the run, unless it is resumed.
+        evaluate: scores a model after every round on data that the server may see.
+
+    Returns:
+        The run: its model, history and privacy statement.
+    """
+    strategy = strategy_from(context.run_config)
+
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if evaluate is None:
+            return None
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            return MetricRecord({**evaluate(model.eval())})
+
+    timeout = round_timeout(context.run_config)
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout, evaluate_fn=measure)
+    return cast(Run, strategy.run)
 
 
 def _record(shown: dict[str, Any]) -> MetricRecord:

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import MOST_WORDS, SEED_BYTES, Words, expand, fresh_seed, hide, to_words
+from dpfedexp.core.noise.lattice import MOST_WORDS, SEED_BYTES, Words, expand, fresh_seed, from_words, hide, to_words
 from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.base import Release
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
@@ -270,6 +271,16 @@ def _mechanism(round_: Round) -> TwoPartyGaussian:
     least = mechanism.columns(1)
     require(round_.columns >= least, f"a row has {round_.columns} words; this mechanism needs at least {least}.")
     return mechanism
+
+
+def server_release(
+    mechanism: TwoPartyGaussian, words: list[Words], answer: Words, denominator: float, noise: Callable[[], Noise]
+) -> Release:
+    """The server's half of a round: the sum without masks, with noise of its own where the mechanism has two sides."""
+    own: Words | None = None
+    if "server" in mechanism.sides:
+        own = to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
+    return mechanism.decode(from_words(unmasked(words, answer, own)), len(words), denominator)
 
 
 def unmasked(words: list[Words], answer: Words, noise: Words | None = None) -> Words:

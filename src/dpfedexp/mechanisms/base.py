@@ -395,6 +395,23 @@ class NoPrivacy(Mechanism):
         raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")
 
 
+def deployed(mechanism: Mechanism) -> Mechanism:
+    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
+
+    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
+    refused.
+    """
+    if not mechanism.is_private:
+        return mechanism
+    secure = mechanism.secure()
+    require(
+        bool(secure.noise_kind),
+        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
+        "a variant whose noise_kind is True or 'strict'.",
+    )
+    return secure
+
+
 class Gaussian(Mechanism):
     """What Gaussian mechanisms share: noise by z or by a target, and a numerator that may be a coordinate behind the update."""
 
