@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,26 +23,11 @@ from typing import Any
 
 from dpfedexp.engine.outlets import LEDGER, STATUS
 from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.flower.local import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""What keeps Flower and Ray from talking to anybody."""
-
-
-def program(name: str) -> str:
-    """A program of Flower's, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
-    return found
 
 
 def new_app(folder: Path | str) -> list[Path]:
@@ -128,8 +112,6 @@ def run_app(
 
 def _own_deployment(app: Path, written: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], Path, Path]:
     """What `dpfedexp flower up` started for an app: settings that follow from it, its FLWR_HOME, and the folder of its logs."""
-    from dpfedexp.flower.local import FOLDER, find_running
-
     folder = (app / FOLDER).resolve()
     found = find_running(folder)
     if not found:

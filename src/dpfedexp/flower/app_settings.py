@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.participation import FixedSize
 from dpfedexp.algorithms.probe import Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
@@ -24,9 +23,6 @@ from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
 from dpfedexp.mechanisms import Mechanism
-
-if TYPE_CHECKING:
-    from dpfedexp.flower.strategy import DpFedExp
 
 
 class FederationSettings(BaseModel):
@@ -106,29 +102,6 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announ
     many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
     bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
     return Announced(*bound, rounds, many, federation.clients_per_node)
-
-
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for.
-
-    Args:
-        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: go to `DpFedExp` as they are, and win.
-    """
-    # Here, because a node reads its settings from this module for every message.
-    from dpfedexp.flower.strategy import DpFedExp
-
-    federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
-    given["budget"] = federation.budget or None
-    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
 
 
 @checked

@@ -14,6 +14,7 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +34,6 @@ from cryptography.x509.oid import NameOID
 
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_bytes, replace_text, try_lock
-from dpfedexp.flower.app import QUIET, program
 
 CONNECTION = "up"
 FOLDER = ".up"
@@ -44,6 +44,22 @@ _GUARD = "dpfedexp-guard"
 _ID = re.compile(r"\s*id\s*=")
 _APPS = re.compile(r"^\s*apps\s*=", re.MULTILINE)
 _OURS = [sys.executable, "-m", "dpfedexp"]
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found
 
 
 class Deployment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from torch import nn
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
-from dpfedexp.algorithms.participation import Full, Poisson
+from dpfedexp.algorithms.participation import FixedSize, Full, Poisson
 from dpfedexp.algorithms.probe import bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import ClientMetrics
@@ -34,7 +34,7 @@ from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app_settings import round_timeout, strategy_from
+from dpfedexp.flower.app_settings import read_settings, round_timeout
 from dpfedexp.flower.cohort import FlowerCohort, TwoPartyCohort
 from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
 from dpfedexp.flower.nodes import Participants
@@ -405,3 +405,23 @@ def serve(
 
 def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
+
+
+def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
+    """The strategy that an app's configuration asks for.
+
+    Args:
+        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
+        **options: go to `DpFedExp` as they are, and win.
+    """
+    federation, settings = read_settings(run_config)
+    participation = settings.build_participation()
+    if isinstance(participation, FixedSize):
+        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
+    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
+    given["budget"] = federation.budget or None
+    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
+    return DpFedExp(
+        settings.build_algorithm(),
+        **{"participation": participation, "local": settings.build_local(), **given, **options},
+    )
