@@ -1,7 +1,5 @@
 """What a round charges: by its settings, by its mechanism, jointly, and for releases that are ε-DP by themselves."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -28,8 +28,7 @@ from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.flower import train_local
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app import QUIET
-from dpfedexp.flower.local import Deployment, make_node_key, marked
+from dpfedexp.flower.local import QUIET, Deployment, make_node_key, marked
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 from tests.sizes import long

@@ -20,8 +20,8 @@ import pytest
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.flower.access import core_dumpers, peer
-from dpfedexp.flower.app import app_hash, program
-from dpfedexp.flower.local import Deployment, free_port
+from dpfedexp.flower.app import app_hash
+from dpfedexp.flower.local import Deployment, free_port, program
 from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 

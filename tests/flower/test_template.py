@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
-from dpfedexp.flower.app import QUIET, app_hash, new_app
-from dpfedexp.flower.local import free_port, marked
+from dpfedexp.flower.app import app_hash, new_app
+from dpfedexp.flower.local import QUIET, free_port, marked
 from tests.sizes import long
 
 from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until

@@ -23,6 +23,8 @@ rounding of every single report. "unknown" is the value of events that do not sa
 NoiseBy = Literal["", "both", "helper"]
 """In a two-party round, who adds noise of the stated size: both aggregators, or only the helper. "" in every other round."""
 
+EVALUATION = "evaluation"
+"""The question by which clients measure a released model."""
 UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
 """The queries of a mechanism's own; every other query is a vote."""
 

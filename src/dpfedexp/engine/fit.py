@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -49,7 +49,8 @@ def fit(
     population: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate | Literal["clients"] | None = None,
+    held_out: float = 0.0,
     metrics: Mapping[str, Metric] | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -114,6 +115,7 @@ def fit(
         loss=loss,
         test=test,
         evaluate=evaluate,
+        held_out=held_out,
         metrics=metrics,
         secure=secure,
         out=out,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.probe import Probe, bind
+from dpfedexp.algorithms.probe import Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
@@ -34,6 +35,9 @@ class FederationSettings(BaseModel):
     rounds: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     folder: str
     nodes: str = ""
+    evaluate: str = ""
+    evaluate_every: int | None = Field(None, ge=1)
+    held_out: float = Field(0.0, ge=0, lt=1)
     resume: bool = False
     replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
@@ -72,9 +76,20 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
+class Announced(NamedTuple):
+    """The mechanisms of a run, and how often each of them is asked for."""
+
+    mechanism: Mechanism
+    probe: Probe | None
+    evaluation: Mechanism | None
+    rounds: int
+    evaluations: int
+    clients_per_node: int
+
+
 @lru_cache(maxsize=16)
-def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[Mechanism, Probe | None, int, int]:
-    """What an app's configuration announces for a model of so many parameters: mechanism, votes, rounds, clients per node.
+def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announced:
+    """What an app's configuration announces for a model of so many parameters.
 
     Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
     """
@@ -84,8 +99,9 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[
     if rounds == "auto":
         rounds = rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
-    mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
-    return mechanism, probe, rounds, federation.clients_per_node
+    many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
+    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
+    return Announced(*bound, rounds, many, federation.clients_per_node)
 
 
 @checked
@@ -100,6 +116,12 @@ def local_from(run_config: Mapping[str, Any], message: Message | None = None) ->
         The optimiser, for `train_local`, or for a training loop of your own.
     """
     return at_round(read_settings(run_config)[1].build_local(), message)
+
+
+def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None, float]:
+    """What the clients measure of the model, and the share of their rows that they hold out for it."""
+    text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
+    return ClientMetrics.parse(text) if text else None, float(share)
 
 
 def data_path(context: Context) -> str:

@@ -30,6 +30,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from dpfedexp.algorithms.probe import CLIP, UPDATE, Probe
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
@@ -178,7 +179,7 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
         return torch.from_numpy(rows.astype(np.float32))
     require(
         request.purpose == UPDATE,
-        f"the run asks for the vote {request.purpose!r}, which this app does not answer; return dpfedexp.flower.answer(…).",
+        f"the run asks for {request.purpose!r}, which this app does not answer; return dpfedexp.flower.answer(…).",
     )
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
     return to_flat(records[MODEL], layout, torch.float32).sub_(w)
@@ -248,15 +249,19 @@ class Announcement:
     rounds: int
     clients_per_node: int
     probe: Probe | None = None
+    evaluation: Mechanism | None = None
+    evaluations: int = 0
 
     @staticmethod
     def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
         """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
         try:
-            mechanism, probe, rounds, clients_per_node = announced(tuple(run_config.items()), dimension)
+            made = announced(tuple(run_config.items()), dimension)
         except InputError:
             return None
-        return Announcement(mechanism, rounds, clients_per_node, probe)
+        return Announcement(
+            made.mechanism, made.rounds, made.clients_per_node, made.probe, made.evaluation, made.evaluations
+        )
 
     @staticmethod
     def of_request(request: Request) -> Announcement:
@@ -270,7 +275,11 @@ class Announcement:
     def check(self, request: Request) -> None:
         """Raises `Refused` if the request asks for more than this."""
         promised = self.mechanism
-        if request.purpose != UPDATE:
+        if request.purpose == EVALUATION:
+            if self.evaluation is None:
+                raise Refused("the server asks for an evaluation, which this run did not announce.")
+            promised = self.evaluation
+        elif request.purpose != UPDATE:
             if self.probe is None or (request.purpose == CLIP and not self.mechanism.adapts_clip):
                 raise Refused(f"the vote {request.purpose!r} is not one that this run announced.")
             promised = self.probe.mechanism(request.purpose)
@@ -307,14 +316,15 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
         announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"])
     announcement = announcement or Announcement.of_request(request)
     update = request.purpose == UPDATE
+    allowed = announcement.rounds if update else announcement.evaluations if request.purpose == EVALUATION else 1
     counter = "answers" if update else request.purpose
     answers = kept.get(counter, 0)
     announcement.check(request)
-    if answers >= (announcement.rounds if update else 1):
+    if answers >= allowed:
         raise Refused(
             f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
             if update
-            else f"this node has answered the vote {request.purpose!r}; a repeated one costs again."
+            else f"this node has answered {request.purpose!r} as often as this run announced; a repeated answer costs again."
         )
     if not kept:
         _log.info(

@@ -21,7 +21,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms.probe import bins_of
+from dpfedexp.algorithms.probe import UPDATE, bins_of
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import Words
@@ -175,7 +176,7 @@ class FlowerCohort(Cohort):
                 request.mechanism,
                 self.sampling,
                 clients if self.clients_per_node > 1 else (),
-                self.tau_eta_l,
+                self.tau_eta_l if request.purpose == UPDATE else None,
                 self.rounds,
                 self.clients_per_node,
                 request.purpose,
@@ -216,7 +217,9 @@ class FlowerCohort(Cohort):
 
 
 def _named(request: Question) -> str:
-    return f"round {request.round}" if not bins_of(request.purpose) else f"the vote on the {request.purpose}"
+    if request.purpose == EVALUATION:
+        return f"the evaluation after round {request.round}"
+    return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"
 
 
 @dataclass

@@ -21,7 +21,8 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import UPDATE, bins_of
+from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, bins_of
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
@@ -205,7 +206,7 @@ class Request:
         require(0 <= rate < math.inf, f"the request's local_rate is {rate!r}; it must be finite and zero or more.")
         for name in ("round", "rounds", "clients_per_node"):
             number = values.get(name)
-            least = int(name != "round" or purpose == UPDATE)
+            least = int(name != "round" or purpose in (UPDATE, EVALUATION))
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
         tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
@@ -226,7 +227,8 @@ class Request:
             not mechanism.is_private or question == ("" if purpose == UPDATE else purpose),
             f"the request is for {purpose!r}, and its mechanism is not one for that.",
         )
-        require(purpose == UPDATE or (values["round"] == 0 and not tau_eta_l), "a vote comes before the first round.")
+        require(purpose == UPDATE or not tau_eta_l, "SCAFFOLD's control variates are for updates alone.")
+        require(purpose not in (RATE, CLIP) or values["round"] == 0, "a vote comes before the first round.")
         return Request(
             values["round"],
             values["nonce"],

@@ -19,13 +19,14 @@ from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import FixedSize, Full, Poisson
-from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.probe import bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import Ask
 from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
-from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find, settings_of
 from dpfedexp.engine.plan import log
@@ -83,6 +84,9 @@ class DpFedExp(Strategy):
         nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
         on_round: called with every round's record once the round is complete, as in `train`.
+        evaluate: what the clients measure of the model on rows of their own, with noise within the same ε: such as "10 classes", or
+            "binary", "numbers" or "loss"; empty for nothing. The app's train function must return `answer(…)`.
+        evaluate_every: after how many rounds they do; by default ten times in a run.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -109,6 +113,8 @@ class DpFedExp(Strategy):
         votes: tuple[Ask, ...] = (),
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
+        evaluate: str = "",
+        evaluate_every: int | None = None,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -141,6 +147,7 @@ class DpFedExp(Strategy):
         self.budget = budget
         self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
         self.local = local
+        self.metrics, self.evaluate_every = ClientMetrics.parse(evaluate) if evaluate else None, evaluate_every
         self.tau_eta_l: float | None = None
         if algorithm.scaffold:
             require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
@@ -195,9 +202,14 @@ class DpFedExp(Strategy):
         if self.rounds is None:
             self.rounds = rounds_for(self.algorithm, len(w), self.clients, self.participation)
         secure, rounds, sampling = self.algorithm.private, self.rounds, self.participation.sampling(self.clients)
-        mechanism, probe = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes
+        every = evaluation_interval(rounds, self.evaluate_every)
+        many = evaluation_count(rounds, every) if self.metrics is not None else 0
+        mechanism, probe, asking = bind(
+            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, many
         )
+        evaluation = None
+        if asking is not None and self.metrics is not None:
+            evaluation = Evaluation(asking, self.metrics, every)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
         participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
         clients, min_reply_fraction = self.clients, self.min_reply_fraction
@@ -224,6 +236,7 @@ class DpFedExp(Strategy):
             noise=Fresh(self.noise),
             tau_eta_l=self.tau_eta_l,
             probe=probe,
+            evaluation=evaluation,
         )
 
     def describe(self, engine: Engine) -> RunDescription:
@@ -329,7 +342,7 @@ class DpFedExp(Strategy):
         if done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
-            votes = [(event, 1) for event in engine.votes_left(open_run.state)]
+            votes = [(event, 1) for event in engine.answers_left(open_run.state, self.rounds)]
             plan = compose([*charges, *votes, (engine.event, self.rounds - done)], algorithm.delta)
             _log.info("Planned: epsilon %.4f at delta %g (%s)", plan.epsilon, algorithm.delta, plan.accountant)
         else:
@@ -412,3 +425,23 @@ def serve(
 
 def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
+
+
+def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
+    """The strategy that an app's configuration asks for.
+
+    Args:
+        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
+        **options: go to `DpFedExp` as they are, and win.
+    """
+    federation, settings = read_settings(run_config)
+    participation = settings.build_participation()
+    if isinstance(participation, FixedSize):
+        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
+    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
+    given["budget"] = federation.budget or None
+    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
+    return DpFedExp(
+        settings.build_algorithm(),
+        **{"participation": participation, "local": settings.build_local(), **given, **options},
+    )

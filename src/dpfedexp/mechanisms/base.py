@@ -294,7 +294,8 @@ class Mechanism(ABC):
         A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; whatever it sends is clipped to norm ½.
         """
         raise InputError(
-            f"local lr is 'auto' with mechanism {self.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
+            f"mechanism {self.kind!r} can't ask clients for {question!r}: its noise is not Gaussian. Give the local rate as a "
+            "number, such as lr=0.1, and measure the model on data of the server's own."
         )
 
     @abstractmethod
