@@ -374,26 +374,6 @@ class DpFedExp(Strategy):
         _log.info("%s over %d clients, %d rounds", self.algorithm.name, self.clients, self.rounds)
 
 
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for.
-
-    Args:
-        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: go to `DpFedExp` as they are, and win.
-    """
-    federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
-    given["budget"] = federation.budget or None
-    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
-
-
 @checked
 def serve(
     grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
