@@ -46,6 +46,8 @@ def test_affordable_rounds_is_the_last_that_fits():
         assert compose([(central(z), rounds + 1)], 1e-5).epsilon > target
     assert affordable_rounds(central(5.0), 15.4562, 1e-5) == 50
     assert affordable_rounds(central(0.1), 1.0, 1e-5) == 0
+    with pytest.raises(InputError, match=f"more than {2**40} rounds fit"):
+        affordable_rounds(central(1e12), 1.0, 1e-5)
 
 
 def privunit(total: float):

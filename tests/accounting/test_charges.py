@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from events_by_hand import central
 
-from dpfedexp.accounting import PureEvent, Sampling, compose, gdp
-from dpfedexp.accounting.charges import central_gaussian, local_gaussian, votes_only
+from dpfedexp.accounting import PureEvent, Query, Sampling, compose, gdp
+from dpfedexp.accounting.charges import central_gaussian, local_gaussian, privunit, votes_only
 from dpfedexp.accounting.events import from_json, to_json
 from dpfedexp.accounting.gdp import joint_mu
 from dpfedexp.accounting.views import NOT_LEFT_OUT, other_adjacency
@@ -63,6 +64,28 @@ def test_votes_beside_an_update_cost_what_they_cost_one_by_one(adjacency, rounds
         assert compose([(joint.under(view), rounds)], 1e-5).epsilon == pytest.approx(one_by_one, rel=1e-9)
         two = compose([(single[0].under(view), rounds), (together.under(view), rounds)], 1e-5).epsilon
         assert two == pytest.approx(one_by_one, rel=1e-9)
+
+
+def test_a_replacement_moves_a_sum_by_its_diameter_or_by_twice_the_bound_where_that_is_not_known():
+    charged = [*central_gaussian(5.0, votes=VOTES).queries, *local_gaussian(0.7).queries]
+    assert (
+        [query.diameter for query in charged] == [query.sensitivity for query in charged] == [2.0, 1.0, 1.0, 1.0, 2.0]
+    )
+    for bound in (0.5, 3.0):
+        left_out = Query("update", bound, bound, 1.0)
+        assert left_out.under("replace-one", "add-remove").sensitivity == 2.0 * bound
+        known = Query("update", bound, bound, 1.0, diameter=1.5 * bound)
+        assert known.under("replace-one", "add-remove").sensitivity == 1.5 * bound
+
+
+def test_a_report_of_smaller_epsilons_tells_no_more_and_one_part_larger_tells_more():
+    announced = privunit(2.0, 2.0, 4.0)
+    smaller = [privunit(1.0, 2.0, 4.0), privunit(2.0, 1.0, 4.0), privunit(2.0, 2.0, 2.0), privunit(1.0, 1.0, 1.0)]
+    for event in smaller:
+        assert event.tells_no_more_than(announced, 1.0)
+        assert not announced.tells_no_more_than(event, 1.0)
+    # The same epsilon in fewer levels: the true one shows more often.
+    assert not replace(announced, k=announced.k - 1).tells_no_more_than(announced, 1.0)
 
 
 def test_what_has_no_noise_is_refused_and_not_left_out_of_the_charge():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,13 @@ def test_many_reports_beside_a_gaussian_cost_no_more_than_both_with_half_of_delt
     total = compose([(gaussian, 5), (report, 400)], 1e-5).epsilon
     halves = compose([(gaussian, 5)], 5e-6).epsilon + compose([(report, 400)], 5e-6).epsilon
     assert total == pytest.approx(halves, rel=1e-12)
+
+
+def test_a_sum_of_reports_is_exact_at_delta_0_where_each_of_them_is():
+    sharp = exact_event(1.0, 1.0, 1.0)
+    for rounded, exact in ((sharp, True), (replace(sharp, attained=False), False)):
+        total = compose([(exact_event(2.0, 2.0, 2.0), 1), (rounded, 1)], 0.0)
+        assert (total.epsilon, total.exact) == (pytest.approx(9.0, rel=1e-12), exact)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from events_by_hand import central, local
 from dpfedexp.accounting import Budget, Ledger, NonPrivateEvent, Query, compose, gdp
 from dpfedexp.accounting import ledger as chain
 from dpfedexp.accounting.charges import privunit as exact_event
-from dpfedexp.accounting.events import GaussianEvent, Sampling
+from dpfedexp.accounting.events import GaussianEvent, Sampling, to_json
 from dpfedexp.accounting.ledger import FORMAT, VERSION, head_path
 from dpfedexp.errors import BudgetExceeded, InputError, LedgerError
 
@@ -185,6 +185,30 @@ def test_a_witness_knows_the_mark_before_the_charge_returns_and_again_at_a_repla
                 charge()
     assert notes.seen[-1] is None
     assert [entry.round for entry in Ledger.open(path, read_only=True).entries] == [1, 2, 3], "not what was refused"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_seal_holds_until_the_run_is_charged_again_and_witnesses_know_it(path, in_memory):
+    notes = Notes()
+    with Ledger.in_memory() if in_memory else Ledger.create(path) as ledger:
+        ledger.witnesses.append(notes)
+        ledger.charge(1, EVENT, run="a")
+        before = ledger.mark()
+        for _ in range(2):
+            ledger.seal("a", model="m")
+        assert (ledger.sealed("a"), ledger.sealed("b")) == ({"model": "m"}, None)
+        assert notes.seen == [before, ledger.mark()], "the same seal again is none"
+        assert ledger.holds(before)
+        assert in_memory or ledger.mark() != before
+        again = ledger if in_memory else Ledger.open(path, read_only=True)
+        assert (again.sealed("a"), again.mark()) == ({"model": "m"}, ledger.mark())
+        ledger.charge(1, EVENT, run="b")
+        assert ledger.sealed("a") == {"model": "m"}
+        ledger.charge(2, EVENT, run="a")
+        assert ledger.sealed("a") is None
+    for late in (lambda: ledger.charge(3, EVENT), lambda: ledger.seal("b", model="m")):
+        with pytest.raises(LedgerError, match="opened for reading"):
+            late()
 
 
 def test_budget_stops_before_the_round_that_would_exceed_it():
@@ -436,6 +460,14 @@ def test_a_ledger_of_another_version_or_format_is_refused_however_it_is_opened(h
 def test_a_number_of_a_charge_that_is_none_is_found_when_the_ledger_is_opened(field, value, path):
     with Ledger.create(path) as ledger:
         ledger.charge(1, replace(exact_event(1.0, 1.0, 1.0), **{field: value}))
+    with pytest.raises(LedgerError, match="line 2: not a charge"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("wrong", [{"round": "1"}, {"round": True}, {"run": 3}, {"noise": None}])
+def test_a_charge_whose_release_is_not_named_is_found_when_the_ledger_is_opened(wrong, path):
+    with Ledger.create(path) as ledger:
+        ledger._append({"run": "", "round": 1, "noise": "a", "event": to_json(EVENT)} | wrong)
     with pytest.raises(LedgerError, match="line 2: not a charge"):
         Ledger.open(path)
 

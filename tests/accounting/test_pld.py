@@ -163,6 +163,12 @@ def test_rounds_with_changing_clips_are_one_distribution_which_composes_with_ful
     assert compose([(central(0.0, rate=0.1), 3)], 1e-5).epsilon == math.inf
 
 
+@pytest.mark.parametrize(("adjacency", "shift"), [("replace-one", 2.0), ("add-remove", 1.0)])
+def test_the_grid_of_a_round_in_which_nearly_everybody_takes_part_is_as_wide_as_a_full_rounds(adjacency, shift):
+    nearly, full = (pld.Round(adjacency, kind, 1 - 1e-12, 0.5, shift * 0.5) for kind in ("poisson", "full"))
+    assert pld._loss_spread(nearly)[0] == pytest.approx(pld._loss_spread(full)[0], rel=1e-9)
+
+
 class Repeated:
     """Stands for a distribution and counts how many rounds it holds."""
 
@@ -233,6 +239,7 @@ def test_the_number_of_runs_is_geometric():
     [
         (0.0, 1e-5, 2.0, "mu is 0.0"),
         (1.0, 0.0, 2.0, "delta is 0.0"),
+        (1.0, 1.0, 2.0, "delta is 1.0"),
         (1.0, 1e-5, 1.0, "the mean number of runs must be above 1"),
     ],
 )

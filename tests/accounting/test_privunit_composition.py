@@ -142,6 +142,8 @@ def test_reports_at_the_ends():
     for p, cap in ((1.0, 0.3), (0.9, 0.0)):
         assert PrivUnitEvent(p, cap, epsilon2=1.0, k=2, nominal=3.0).epsilon == math.inf
     assert epsilon([(exact_event(0.01, 0.01, 0.01), 1)], 0.5)[0] == 0.0, "δ covers every loss"
+    one = [(exact_event(1.0, 1.0, 1.0), 1)]
+    assert epsilon(one, accountant.delta(one, 0.0))[0] == 0.0, "δ is that of ε = 0 to the last bit"
     silent = PrivUnitEvent(p=0.5, cap=0.5, epsilon2=0.0, k=1, nominal=0.0)
     assert epsilon([(silent, 5)], 1e-5) == (0.0, PURE)
     assert epsilon([(silent, 5), (exact_event(0.4, 0.3, 0.3), 1)], 0.1)[0] < 1.0 - 1e-3, (

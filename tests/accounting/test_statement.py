@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpfedexp.accounting import Guarantee, NonPrivateEvent, PrivacyStatement, PrivUnitEvent, Sampling, compose, gdp
 from dpfedexp.accounting.charges import central_gaussian, votes_only
 from dpfedexp.accounting.charges import privunit as exact_event
-from dpfedexp.accounting.statement import _PUSHED_OUT, membership_advantage, strength, wrap
+from dpfedexp.accounting.statement import _PUSHED_OUT, card, membership_advantage, strength, wrap
 from dpfedexp.errors import InputError
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -42,6 +42,7 @@ CASES = {
     "tiny epsilon": statement([(central(900.0), 3)]),
     "not private": statement([(NonPrivateEvent(), 50)], algorithm="FedAvg"),
     "nothing yet": statement([]),
+    "larger deployment": statement([(central(5.0), 50)], noise_cohort=1000, stand_ins=50.0),
 }
 
 
@@ -81,6 +82,7 @@ def test_private_text_names_who_whom_how_much_and_what_is_left_out():
     assert "This is a weak guarantee" in text
     assert "noise came from a seed" in text
     assert "seed" not in CASES["add-remove, sampled"].text
+    assert CASES["central, stopped early"].epsilon_total == compose([(central(5.0), 20)], 1e-5).epsilon
     stopped = CASES["central, stopped early"].text
     assert "all 20 rounds" in stopped
     assert "The plan is 50 rounds, which would cost epsilon = 15.4562" in stopped
@@ -154,7 +156,9 @@ def test_printed_figures_are_never_below_the_proven_ones(z, rounds):
     case = statement([(central(z), rounds)])
     assert float(case.shown["epsilon_total"]) >= case.epsilon_total - 1e-9
     assert float(case.shown["epsilon_round"]) >= case.epsilon_round - 1e-9
-    assert float(case.shown["attack_success_percent"]) >= 100 * case.attack_success - 1e-9
+    percent = float(case.shown["attack_success_percent"])
+    assert percent >= 100 * case.attack_success - 1e-9
+    assert percent < 100 or case.attack_success > 1 - 1e-7, "certainty is printed only where it is certain"
 
 
 def test_a_statement_is_of_the_dearest_round_the_exact_advantage_and_one_word_for_epsilon():
@@ -174,3 +178,9 @@ def test_advantage_of_epsilon_delta_is_the_total_variation_bound(epsilon):
         assert bound == pytest.approx((math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1), rel=1e-12)
     assert delta <= bound + 1e-18
     assert bound <= 1.0
+
+
+def test_a_box_shows_its_rows_and_escapes_them():
+    box = card("title", ["line"], rows=[("a < b", "&"), ("c", "d")])
+    assert "<tr><td>a &lt; b</td><td>&amp;</td></tr><tr><td>c</td><td>d</td></tr>" in box
+    assert "<table" not in card("title", ["line"])

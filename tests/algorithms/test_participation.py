@@ -6,7 +6,7 @@ import torch
 
 from dpfedexp import FixedSize, InputError, Poisson
 from dpfedexp.accounting import Sampling, compose
-from dpfedexp.algorithms.participation import Full
+from dpfedexp.algorithms.participation import Full, LargerCohort
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.mechanisms import CentralGaussian
@@ -70,3 +70,10 @@ def test_a_fixed_cohort_holds_different_clients_and_never_more_than_there_are(no
         assert drawn == sorted(set(drawn))
         assert len(drawn) == min(10, there)
         assert set(drawn) <= set(range(there))
+
+
+@pytest.mark.parametrize("cohort", [9, 10.5, True])
+def test_a_larger_cohort_is_a_whole_number_of_clients_and_no_smaller_than_the_simulated_one(cohort):
+    assert LargerCohort(FixedSize(10), 10, 10.0).factor == 1.0
+    with pytest.raises(InputError, match="at least the 10 that a round simulates"):
+        LargerCohort(FixedSize(10), cohort, 10.0)

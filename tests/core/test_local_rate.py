@@ -106,6 +106,9 @@ def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():
         rates.append(rate)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 1e-4
+    for _ in range(100):
+        rate, mean = watched(rate, mean, 0.0, 0.0)
+    assert rate == pytest.approx(1e-3 * RATES[0], rel=1e-12), "from which it could still recover"
 
 
 @pytest.mark.parametrize("deviation", [0.05, 0.15, 1.0])

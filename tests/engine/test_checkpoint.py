@@ -214,3 +214,12 @@ def test_records_are_made_into_text_once_and_read_as_a_list():
         assert records.text(history) == json.dumps(history)
     assert len(records._texts) == 4
     assert checkpoint.Records().text([]) == "[]"
+
+
+def test_a_tensor_that_is_not_in_the_list_of_outlets_is_not_written(tmp_path, monkeypatch):
+    run(PLAIN, tmp_path, rounds=1)
+    progress, kept = checkpoint.read_progress(tmp_path), (tmp_path / CHECKPOINT).read_bytes()
+    monkeypatch.setattr(checkpoint, "state_tensors", lambda state: {"client_rows": torch.ones(3)})
+    with pytest.raises(LookupError, match="no field 'client_rows'"):
+        checkpoint.save(tmp_path, None, progress)
+    assert (tmp_path / CHECKPOINT).read_bytes() == kept

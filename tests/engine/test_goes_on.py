@@ -11,6 +11,7 @@ from torch import nn
 
 from dpfedexp import Federation, Run, Sgd, Stop, dp_fedavg, dp_scaffold, train
 from dpfedexp.engine import checkpoint
+from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, LedgerError, RoundFailed
@@ -82,6 +83,45 @@ def test_what_a_callback_raises_is_in_no_file(tmp_path):
     with pytest.raises(RoundFailed):
         small_run(out=tmp_path, on_round=tells)
     assert "12 rows" not in (tmp_path / "status.json").read_text() + (tmp_path / "run.json").read_text()
+
+
+@pytest.mark.parametrize(("number", "stopped"), [(2, "the run's own log says why."), (ROUNDS, None)])
+def test_a_run_whose_callback_fails_is_unfinished_only_where_rounds_are_left(number, stopped, tmp_path):
+    def fails(record):
+        if record["round"] == number:
+            raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        small_run(out=tmp_path, on_round=fails)
+    assert json.loads((tmp_path / "run.json").read_text()).get("stopped") == stopped
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "failed"
+
+
+def test_a_failed_run_is_called_failed_even_where_its_model_can_not_be_sealed(tmp_path, monkeypatch):
+    def full(self, model):
+        raise LedgerError("the disk is full")
+
+    monkeypatch.setattr(OpenRun, "seal", full)
+    with pytest.raises(LedgerError, match="the disk is full"):
+        small_run(out=tmp_path)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["status"], status["round"]) == ("failed", ROUNDS)
+
+
+def test_a_measurement_that_fails_ends_the_run_and_its_round_is_kept(tmp_path):
+    calls = []
+
+    def measure(model):
+        calls.append(model)
+        if len(calls) == 2:
+            raise ValueError("no such file")
+        return {}
+
+    with pytest.raises(ValueError, match="no such file"):
+        small_run(out=tmp_path, test=None, evaluate=measure)
+    assert len(Run.load(tmp_path).history) == 2
+    done = small_run(out=tmp_path, test=None, evaluate=measure, resume=True)
+    assert [entry.round for entry in done.ledger.entries] == list(range(1, ROUNDS + 1))
 
 
 class Tied(nn.Module):

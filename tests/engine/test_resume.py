@@ -15,6 +15,7 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.accounting.ledger import head_path
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT
+from dpfedexp.engine.private_folder import PrivateFolder, SharedAnchor, parameter_tag
 from dpfedexp.errors import LedgerError
 from dpfedexp.models import linear_regression
 from tests.engine.small import BareClients, Crash, crash_after, crash_in, entries, forged, path_content
@@ -313,6 +314,38 @@ def test_after_a_budget_stop_nothing_that_clients_remember_is_left_and_a_larger_
     assert sorted(path.name for path in every_file(private)) == ["anchor.json", "data.json"]
     with pytest.warns(UserWarning, match="control variates were deleted when the budget ended"):
         assert len(run(tmp_path / "run", algorithm=SCAFFOLD, resume=True).history) == ROUNDS
+
+
+def test_a_private_folder_is_its_owners_from_the_first_moment(tmp_path):
+    private = PrivateFolder.of("0123456789abcdef", tmp_path)
+    private.begin(lambda key: "tag")
+    assert [path.stat().st_mode & 0o777 for path in private.path.iterdir()] == [0o600, 0o600]
+
+
+def test_an_anchor_that_can_not_be_read_is_a_sentence_and_not_a_ledger_that_was_never_seen():
+    anchor = SharedAnchor.of("0" * 64)
+    assert anchor.mark() is None
+    anchor.path.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"private file .* can't be read"):
+        anchor.mark()
+
+
+def test_parameters_have_a_tag_of_sixteen_digits_that_one_bit_changes():
+    tags = [parameter_tag(torch.tensor(values)) for values in ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0000002])]
+    assert tags[0] == tags[1] != tags[2]
+    assert {len(bytes.fromhex(tag)) for tag in tags} == {8}
+
+
+def test_a_complete_run_gives_up_the_ledger_before_its_private_folder_goes(tmp_path, monkeypatch):
+    book, witnesses, remove = Ledger.create(tmp_path / "project.jsonl"), [], PrivateFolder.remove
+
+    def seen(self):
+        witnesses.append(list(book.witnesses))
+        remove(self)
+
+    monkeypatch.setattr(PrivateFolder, "remove", seen)
+    run(tmp_path / "run", ledger=book)
+    assert witnesses == [[]]
 
 
 def test_the_anchor_is_on_disk_before_the_release(tmp_path, private, monkeypatch):

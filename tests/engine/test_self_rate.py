@@ -23,7 +23,7 @@ from dpfedexp.accounting import Ledger, compose
 from dpfedexp.algorithms.participation import Full
 from dpfedexp.algorithms.probe import UPDATE, asked, probe_of
 from dpfedexp.core.local_rate import RATES
-from dpfedexp.engine import verify
+from dpfedexp.engine import checkpoint, verify
 from dpfedexp.engine.engine import HELPED_SO_FAR, LOCAL_RATE, Engine, Request
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.simulated import Simulation
@@ -98,7 +98,10 @@ def test_rate_clip_and_their_probe_together_cost_a_cohort_of_1000_at_most_one_pe
 def test_the_probe_leaves_the_model_as_it_is_and_happens_once(clients):
     simulation, _ = prepare(linear_regression(D), clients, ADAPTIVE, local=AUTO, rounds=2)
     ledger, start = Ledger.in_memory(), simulation.begin()
+    announced = simulation.votes_left(start)
     state = simulation.choose_rate(start, ledger)
+    assert announced == [entry.event for entry in ledger.entries]
+    assert simulation.votes_left(state) == []
     assert torch.equal(state.w, start.w)
     assert RATES[0] <= float(state.memory[LOCAL_RATE]) <= RATES[-1]
     assert simulation.choose_rate(state, ledger) is state
@@ -116,6 +119,7 @@ def test_a_run_that_is_interrupted_after_the_votes_or_later_ends_as_if_it_had_no
             crash_in(patch, Engine, "step", number, before=True)
             with pytest.raises(Crash):
                 run(few, checkpoint=folder, secure=secure)
+        assert checkpoint.read_progress(folder).controls is False, "no client remembers anything"
         again = run(few, checkpoint=folder, resume=True, secure=secure)
         assert [entry.round for entry in again.ledger.entries] == [0, 0, 1, 2, 3, 4]
         assert again.privacy.epsilon_total == whole.privacy.epsilon_total

@@ -24,6 +24,7 @@ def test_long_vectors_stay_where_clients_train():
     assert server_device(SHORT + 1, ELSEWHERE) == ELSEWHERE
     assert server_device(SHORT, ELSEWHERE) == CPU
     assert server_device(SHORT + 1, CPU) == CPU
+    assert server_device(100_000, ELSEWHERE) == CPU
 
 
 def trained(algorithm, device: str, **options):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpfedexp.accounting import Ledger, PrivacyStatement
+from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.engine.verify import outcome, read_claim, recompute, verify_run
 from dpfedexp.errors import InputError
 from tests.accounting.events_by_hand import central, local
@@ -139,6 +139,21 @@ def test_a_run_without_a_claim_fails_and_is_explained_from_its_ledger(run):
     assert failed(run) == ["claim"]
     statement = recompute(run)
     assert (statement.rounds, statement.clients, statement.algorithm) == (10, 1000, "CDP-FedEXP")
+
+
+@pytest.mark.parametrize(("said", "reporting"), [(800, 800), ("many", 0), (-1, 0), (True, 0)])
+def test_without_a_claim_the_header_says_how_many_report_or_nobody_counts_as_reporting(said, reporting, tmp_path):
+    with Ledger.create(tmp_path / "ledger.jsonl", clients=1000, reporting=said) as ledger:
+        ledger.charge(0, local(0.7))
+    statement = recompute(tmp_path)
+    assert (statement.reporting, statement.models_only is not None) == (reporting, reporting > 0)
+
+
+def test_without_a_claim_a_stopped_run_costs_what_was_planned(run):
+    (run / "privacy.json").unlink()
+    statement = recompute(run, planned=25)
+    assert (statement.rounds, statement.planned_rounds, statement.stopping) == (10, 25, "hand")
+    assert statement.epsilon_total == compose([(central(5.0), 25)], 1e-5).epsilon
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):

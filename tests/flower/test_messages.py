@@ -176,6 +176,19 @@ def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
     assert sums.vector.tolist() == [2.0, 0.0, 0.0]
 
 
+def test_hosted_privunit_reports_may_all_have_the_least_estimate_of_a_square():
+    mechanism = PrivUnit(0.5, WIDTH)
+    least, most = (4 * bound for bound in mechanism.square_bounds(WIDTH))
+    request = Request(1, "nonce", mechanism, Sampling(), (0, 1, 2, 3))
+    for squares, fits in ((least, True), (most, True), (1.001 * least, False), (1.001 * most, False)):
+        sums = Sums(torch.zeros(WIDTH).double(), torch.tensor(squares, dtype=torch.float64), torch.zeros(0), 4)
+        if fits:
+            assert float(read_sums(message(sums_content(sums, request)), request, WIDTH).squares) == squares
+        else:
+            with pytest.raises(InputError, match="statistics"):
+                read_sums(message(sums_content(sums, request)), request, WIDTH)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -61,6 +61,12 @@ def test_ids_follow_from_keys_over_restarts_and_are_those_of_the_list(keys):
     assert len(set(read_nodes(keys))) == 3
 
 
+def test_two_keys_never_share_an_id(keys, monkeypatch):
+    monkeypatch.setattr(own_messages, "node_id", lambda key: 7)
+    with pytest.raises(ValueError, match="another key has this node's id"):
+        memory_factories(NoOpFederationManager(), read_keys(keys))
+
+
 def test_a_list_of_nodes_that_is_none_is_a_sentence(keys, tmp_path):
     first = keys.read_text().splitlines()[2]
     for text, reason in (

@@ -9,6 +9,7 @@ from dpfedexp import (
     AdaptiveClip,
     Execution,
     FixedSize,
+    InputError,
     Poisson,
     Sgd,
     cdp_fedexp,
@@ -184,3 +185,9 @@ def test_the_adaptive_clip_of_a_round_is_the_radius_that_its_mechanism_keeps_and
     for clip, z, drawn in noise:
         # The standard error of a standard deviation of 2,000 numbers is 1.6%; 10% is more than six of them.
         assert float(drawn.std()) == pytest.approx(z * clip, rel=0.1)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_target_that_is_no_promise_is_refused_when_the_algorithm_is_made(target):
+    with pytest.raises(InputError, match=r"target_epsilon is .*; it must be positive and finite"):
+        cdp_fedexp(clip=0.3, target_epsilon=target)

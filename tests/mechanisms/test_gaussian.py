@@ -221,3 +221,8 @@ def test_a_mechanism_that_says_nothing_about_its_noise_is_taken_at_its_word():
     assert unknown.noise_variance(10.0, 10) is None
     assert unknown.noise_norm(5, 10.0, 10) is None
     assert Release(torch.zeros(5), None, {}, 1.0).variance == math.inf
+
+
+def test_one_clients_share_of_a_central_sum_is_bounded_by_the_clip():
+    mechanism = CentralGaussian(RADIUS, 2.0)
+    assert (mechanism.norm_bound(8), mechanism.square_bounds(8)) == (RADIUS, (0.0, RADIUS**2))

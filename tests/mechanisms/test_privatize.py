@@ -49,6 +49,10 @@ def test_only_a_seed_repeats_and_nothing_else_does():
     drawn = [privatize([1.0, 2.0], clip=1.0, epsilon=2.0, seed=seed) for seed in (3, 3, 4, None, None)]
     assert torch.equal(drawn[0].vector, drawn[1].vector)
     assert len({tuple(one.vector.tolist()) for one in drawn}) == 4
+    # Without a seed every number lies on the lattice of secure noise, a few million steps of which make one deviation.
+    exact, seeded = (privatize(np.ones(9), clip=1.0, noise_multiplier=1.0, seed=seed).vector for seed in (None, 3))
+    assert np.array_equal(exact * 2.0**22, np.round(exact * 2.0**22))
+    assert not np.array_equal(seeded * 2.0**22, np.round(seeded * 2.0**22))
     ledger = Ledger.in_memory()
     ledger.charge(1, drawn[-1].event)
     assert ledger.guarantee(1e-5).epsilon == pytest.approx(2.0, rel=1e-6)
@@ -64,6 +68,7 @@ def test_only_a_seed_repeats_and_nothing_else_does():
         ({"clip": True}, "clip is True; it must be a positive number"),
         ({"epsilon": None}, "give exactly one of them"),
         ({"noise_multiplier": 1.0}, "give exactly one of them"),
+        ({"mechanism": "privunit", "epsilon": None, "noise_multiplier": 1.0}, "noise_multiplier is 1.0 with PrivUnit"),
         ({"epsilon": -1.0}, "epsilon is -1.0"),
         ({"delta": 0.0}, "delta is 0.0; Gaussian noise needs a delta above 0"),
         ({"times": 0}, "times is 0; it must be a positive whole number"),

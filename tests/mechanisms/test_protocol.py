@@ -122,6 +122,11 @@ HOSTILE = {
         "seeds of 1 clients don't open",
         0,
     ),
+    "one seed for all": (
+        lambda s: s.ask([(node, seal(bytes(32), s.key, s.round.info(node))) for node, _ in s.everybody]),
+        "the same seed",
+        0,
+    ),
     "a central mechanism": (lambda s: s.ask(mechanism=CENTRAL), "has no helper", 0),
 }
 
@@ -244,6 +249,8 @@ def test_no_two_bindings_have_the_same_bytes():
     ]
     infos = {round_.info(node) for round_ in rounds for node in (1, 2)}
     assert len(infos) == 2 * len(rounds)
+    sets = ([(1, b"a"), (2, b"b")], [(1, b"b"), (2, b"a")], [(1, b"a"), (3, b"b")], [(1, b"a")])
+    assert len({set_digest(rounds[0], chosen) for chosen in sets}) == len(sets)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +261,11 @@ def test_a_round_that_makes_no_sense_is_refused(wrong):
         Round(**{"run": "r", "number": 1, "nonce": "0" * 32, "columns": 3, "clip": 1.0, "mechanism": "{}"} | wrong)
 
 
-def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path):
+def test_a_key_is_for_its_owner_alone_and_never_replaced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     public = new_key(tmp_path / "key")
+    assert synced == [2 * 32 + 1], "all of it is on disk before sites pin the public key"
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert PrivateKey.load(tmp_path / "key").public == public
     with pytest.raises(InputError, match="never replaced"):

@@ -15,6 +15,7 @@ from dpfedexp.core.noise import lattice as grid_module
 from dpfedexp.core.noise.chacha import ChaChaNoise
 from dpfedexp.core.noise.lattice import STRICT_BITS
 from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import within_clip
 from dpfedexp.data import synthetic_regression
 from dpfedexp.engine import checkpoint
@@ -68,6 +69,16 @@ def test_the_grid_is_charged_for_what_it_costs_and_no_more(mechanism, strict):
     if mechanism.numerator == "paper" and not mechanism.is_local and not strict:
         plain, ours = mechanism.event(Sampling()), mechanism.secure().event(Sampling())
         assert ours.joint_mu == pytest.approx(plain.joint_mu + 2.0**-19, rel=1e-14), "the grid of the squared norms"
+
+
+def test_sums_that_the_grid_can_not_hold_or_that_lack_a_vote_are_not_released():
+    """Sums may come from elsewhere, so a release checks again what `collect` has checked."""
+    noise = Streams(3).at("noise", 1)
+    plain, voted = CENTRAL["plain"].secure(), CENTRAL["adaptive"].secure()
+    with pytest.raises(InputError, match="more than 52 bits"):
+        plain.release(replace(Sums.zero(9), count=2**40), 40.0, noise, noise)
+    with pytest.raises(ValueError, match="shorter than"):
+        voted.release(Sums.zero(10), 40.0, noise, noise)
 
 
 def test_strict_noise_is_within_what_is_charged_for_it():

@@ -57,6 +57,12 @@ def test_sums_are_those_of_one_trusted_server_bit_for_bit(name, further):
     assert two.count == one.count == CLIENTS
 
 
+def test_a_report_without_its_votes_is_refused():
+    mechanism = bound("adaptive clip")
+    with pytest.raises(InputError, match="holds no votes"):
+        mechanism.units(replace(reports(mechanism), votes=None))
+
+
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_a_release_is_the_plain_sum_and_the_two_noises_bit_for_bit(name):
     mechanism, streams = bound(name), Streams(5)

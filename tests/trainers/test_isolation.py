@@ -14,6 +14,8 @@ from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.layout import Layout
 from dpfedexp.engine.engine import Request
+from dpfedexp.errors import RoundFailed
+from dpfedexp.trainers import isolation
 from dpfedexp.trainers.isolation import is_isolated, learnt_apart, padded, synthetic_clients, widths
 from dpfedexp.trainers.steps import Vectorised
 from dpfedexp.trainers.task import Task
@@ -249,6 +251,24 @@ def test_shapes_that_do_not_fit_the_memory_end_the_run_where_they_are_public():
     assert torch.equal(learnt_apart(learn, clients, 2, like=like, public=False), torch.zeros(4, 3))
 
 
+def test_a_model_that_is_written_while_clients_train_ends_the_round_before_it_is_charged():
+    engine = bound(net(), federation(4, 1), LOCALS["full batch"], algorithm=PRIVATE, secure=True)
+    simulation = engine.cohort
+    inner = simulation.trainer
+
+    class Writes:
+        name, unit = inner.name, inner.unit
+
+        def __call__(self, w, *rest):
+            w[0] += 1
+            return inner(w, *rest)
+
+    ledger = Ledger.in_memory()
+    with pytest.raises(RoundFailed, match="changed while clients trained"):
+        replace(engine, cohort=replace(simulation, trainer=Writes())).step(engine.begin(), ledger)
+    assert len(ledger) == 0
+
+
 def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged():
     fails = Made(lambda self, x: self.layer(x.double()), layer=nn.Linear(6, 3).double())
     ledger = Ledger.in_memory()
@@ -268,3 +288,17 @@ def test_synthetic_clients_hold_words_that_the_model_knows(words):
     assert clients.sizes.tolist() == [8, 8, 8]
     seen, _ = clients.gather(torch.arange(3), torch.arange(2).expand(3, 2))
     assert set(seen.flatten().tolist()) == set(range(min(words, 2)))
+
+
+def test_programs_are_tried_with_every_class_that_the_loss_knows(monkeypatch):
+    known = []
+    monkeypatch.setattr(isolation, "adversarial", lambda x, y, words, labels: known.append((words, labels)) or [(x, y)])
+    secured(net(), federation(4, 1), LOCALS["full batch"])
+    assert known == [(2, 3)], "two words where there is no embedding, and the three outputs of the network"
+
+
+def test_rows_that_are_not_a_number_are_the_same_when_they_are_asked_for_again():
+    model, clients = nn.Linear(2, 1), Federation.from_clients([(torch.ones(3, 2), torch.zeros(3))])
+    clients.targets.fill_(math.nan)
+    local = Sgd(lr=0.1, steps=1, max_examples=3)
+    isolation.check_rows(Task(model, Layout.of(model), nn.MSELoss(), local, clients, torch.device("cpu")))
