@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 FILES_INTRODUCTION = """# Files
 
 The files of a run's folder, whoever wrote it: a simulation, `dpfedexp train`, or the server of a deployment.
-[Runs](../runs.md) says who reads them, and [security](../security.md#where-a-run-keeps-what) what lies in the private folder
+[Runs](../runs.md) says who reads them, and [security](../security.md#ledger-anchor-and-private-folder) what lies in the private folder
 beside it, and why. All of what is here is released, public, or the server's own.
 
 """
