@@ -134,7 +134,7 @@ def test_no_line_is_left_over_and_none_is_there_twice(name):
 
 
 def test_the_page_on_two_aggregators_shows_what_was_recorded():
-    page = (COMMITTED.parents[2] / "docs" / "two-party.md").read_text()
+    page = (COMMITTED.parents[2] / "docs" / "trust.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     reached = defaultdict(list)
     for record in recording.read(file_of(COMMITTED, TWO_PARTY)):
