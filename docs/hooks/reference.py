@@ -22,9 +22,9 @@ from dpfedexp.config.schema import docstrings
 ROOT = Path(__file__).parents[2]
 FILES_INTRODUCTION = """# Files
 
-The files of a run's folder, the same for a simulation, `dpfedexp train` and the server of a deployment. All of them are released, public, or
-the server's own. [Runs](../runs.md) says how to use them, and [security](../security.md#ledger-anchor-and-private-folder) what is kept in the private
-folder.
+The files of a run's folder, the same for a simulation, `dpfedexp train` and the server of a deployment. All of them are
+released, public, or the server's own. [Runs](../runs.md) says how to use them, and
+[security](../security.md#ledger-anchor-and-private-folder) what is kept in the private folder.
 
 """
 
