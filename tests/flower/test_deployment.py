@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.flower import train_local
 from dpfedexp.flower.access import read_nodes
 from dpfedexp.flower.app import QUIET
@@ -197,8 +198,8 @@ def no_core_is_dumped(deployment: Deployment) -> None:
 
 
 def checkpoint(folder: Path) -> dict:
-    path = folder / "checkpoint.json"
-    return json.loads(path.read_text()) if path.exists() else {"round": 0, "history": []}
+    progress = read_progress(folder)
+    return {"round": 0, "history": []} if progress is None else vars(progress)
 
 
 def finish(process: subprocess.Popen, app: Path) -> str:
@@ -249,7 +250,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     content = checkpoint(out)
     assert content["round"] == 3, log
     assert (second.returncode, read_status(out)["status"]) == (0, "completed")
-    assert content["config"]["nodes"] == list(read_nodes(deployment.node_list)), (
+    assert content["cohort"]["nodes"] == list(read_nodes(deployment.node_list)), (
         "ids are those of the keys, after a restart too"
     )
     assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]
