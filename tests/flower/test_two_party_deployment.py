@@ -74,7 +74,13 @@ class WithHelper(Deployment):
 
 
 def app_of(place: Path) -> Path:
-    federation = {"clients": CLIENTS, "floor": 0.6, "rounds": 2, "round_timeout": 60.0, "node_timeout": PATIENCE}
+    federation = {
+        "clients": CLIENTS,
+        "min_reply_fraction": 0.6,
+        "rounds": 2,
+        "round_timeout": 60.0,
+        "node_timeout": PATIENCE,
+    }
     app = make_app(
         place / "app",
         federation={**federation, "budget": None, "folder": str(place / "out")},
