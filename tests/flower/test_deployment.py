@@ -249,7 +249,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     content = checkpoint(out)
     assert content["round"] == 3, log
     assert (second.returncode, read_status(out)["status"]) == (0, "completed")
-    assert content["cohort"]["nodes"] == list(read_nodes(deployment.node_list)), (
+    assert content["settings"]["nodes"] == list(read_nodes(deployment.node_list)), (
         "ids are those of the keys, after a restart too"
     )
     assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]
