@@ -1,5 +1,6 @@
 """Clients measure the model: within the same epsilon, on rows that never train, once for each round, and apart from each other."""
 
+import json
 import math
 
 import pytest
@@ -27,7 +28,7 @@ from dpfedexp.engine.engine import Engine, Request
 from dpfedexp.engine.open_run import OpenRun
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.errors import InputError
+from dpfedexp.errors import AdviceWarning, InputError, RoundFailed
 from tests.sizes import long
 
 M, ROUNDS = 60, 4
@@ -128,7 +129,7 @@ def test_a_crash_in_a_measurement_costs_no_round_and_asks_nothing_twice(tmp_path
             run_of(secure=secure, out=tmp_path / "run", evaluate_every=2)
     run = run_of(secure=secure, out=tmp_path / "run", evaluate_every=2, resume=True)
     assert outcome(verify_run(tmp_path / "run")) == "holds"
-    asked = [entry.round for entry in run.ledger.entries if entry.event.votes_alone]
+    asked = [entry.round for entry in run.ledger.entries if entry.event.question]
     assert asked == [2, 4]
     assert len(run.ledger.entries) == len(whole.ledger.entries)
     assert run.privacy.epsilon_total == pytest.approx(whole.privacy.epsilon_total)
@@ -172,6 +173,76 @@ def test_dropout_is_off_while_clients_measure():
     assert found[0] == found[1]
 
 
+def test_a_run_that_ends_in_a_measurement_claims_what_was_planned(tmp_path, monkeypatch):
+    """The attack: the statement left out the measurement that was due, and `verify` called an honest claim false."""
+    inner = Engine.ask
+
+    def dies(self, request, *given):
+        if request.purpose == EVALUATION:
+            raise KeyboardInterrupt
+        return inner(self, request, *given)
+
+    monkeypatch.setattr(Engine, "ask", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_of(dp_fedavg(clip=0.5, target_epsilon=8.0), out=tmp_path / "run", evaluate_every=2)
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert claim["epsilon_total"] == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_measurement_that_nobody_paid_for_is_found(tmp_path):
+    run_of(evaluate=None, out=tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = [{**json.loads(line), "clients_accuracy": 0.9} for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert outcome(verify_run(tmp_path / "run")) == "false"
+
+
+def test_a_second_run_on_a_ledger_verifies_with_its_own_measurements(tmp_path):
+    book = tmp_path / "book.jsonl"
+    run_of(evaluate=None, ledger=book)
+
+    def stop(record):
+        raise StopIteration
+
+    run_of(ledger=book, out=tmp_path / "second", on_round=stop, evaluate_every=2)
+    for suffix in ("", ".head"):
+        (tmp_path / "second" / f"ledger.jsonl{suffix}").write_bytes((tmp_path / f"book.jsonl{suffix}").read_bytes())
+    assert outcome(verify_run(tmp_path / "second")) == "holds"
+
+
+def test_without_privacy_measurements_are_no_rounds(tmp_path):
+    run = run_of(fedavg(), out=tmp_path / "run")
+    assert run.privacy.rounds == ROUNDS
+    assert outcome(verify_run(tmp_path / "run")) == "holds"
+
+
+def test_a_complete_run_measures_nothing_more(tmp_path, monkeypatch):
+    """The attack: a run whose last measurement was interrupted measured other clients when it was resumed."""
+    inner = Engine.evaluate
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "evaluate", lambda self, *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_of(out=tmp_path / "run", evaluate_every=ROUNDS)
+    assert inner is Engine.evaluate
+    run = run_of(out=tmp_path / "run", evaluate_every=ROUNDS, resume=True, clients=federation(seed=5))
+    assert not any(name.startswith("clients_") for name in run.history[-1])
+
+
+def test_too_few_answers_to_a_measurement_do_not_end_training(monkeypatch):
+    inner = Engine.ask
+
+    def fails(self, request, *given):
+        if request.purpose == EVALUATION:
+            raise RoundFailed("the evaluation failed.")
+        return inner(self, request, *given)
+
+    monkeypatch.setattr(Engine, "ask", fails)
+    with pytest.warns(AdviceWarning, match="the evaluation failed"):
+        run = run_of()
+    assert len(run.history) == ROUNDS
+
+
 @pytest.mark.parametrize("algorithm", [fedavg(), dp_scaffold(clip=0.5, target_epsilon=200.0)])
 def test_other_algorithms_measure_too(algorithm):
     run = run_of(algorithm, evaluate_every=2)
@@ -211,6 +282,12 @@ def test_refusals():
         run_of(held_out=1.0)
     with pytest.raises(InputError, match="no client has enough rows to hold some out"):
         run_of(held_out=0.05)
+    with pytest.raises(InputError, match="noise_cohort is 500 with evaluate='clients'"):
+        run_of(noise_cohort=500, participation=FixedSize(20))
+    with pytest.raises(InputError, match="begin with clients_ are for what clients measure"):
+        run_of(evaluate=lambda model: {"clients_loss": 1.0})
+    with pytest.raises(InputError, match="rounds is '10'"):
+        run_of(rounds="10")
     with pytest.raises(InputError, match="or 'clients'"):
         run_of(evaluate="client")
 

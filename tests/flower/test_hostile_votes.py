@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +126,18 @@ def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(
     with pytest.raises(Refused, match="above this node's max_clip"):
         guard.admit(asked(replace(made.mechanism, clip=0.5), UPDATE, 1), run="1")
     assert algorithm.private
+
+
+def test_a_guard_charges_every_repeated_answer_as_one_sum(tmp_path):
+    """The attack: from the third answer on, what was charged for the second was forgotten."""
+    file = guard_file(tmp_path, max_epsilon_per_round=100.0, max_epsilon_total=1000.0, mechanisms=["central-gaussian"])
+    guard = Guard.load(file)
+    evaluating = CentralGaussian(1.0, 1.0).asking(EVALUATION, 10.0)
+    for count in range(1, 6):
+        guard.admit(asked(evaluating, EVALUATION, 2), run="1")
+        with guard.open_ledger() as ledger:
+            spent = math.sqrt(sum(entry.event.mu**2 for entry in ledger.entries))
+        assert spent == pytest.approx(count * 0.1)
 
 
 def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):

@@ -53,7 +53,7 @@ def test_all_the_bins_are_charged_as_one_vote(mechanism, mu):
     secure, strict = (mechanism.secure(strict=kind).event(Sampling()) for kind in (False, True))
     assert (secure.mu, secure.exact) == (mu, False)
     assert strict.mu == pytest.approx(mu * (1 + STRICT_EXCESS), rel=1e-15)
-    assert mechanism.client_event().votes_alone
+    assert mechanism.client_event().question
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, PLAIN.secure(), OneSidedGaussian(**PLAIN.settings())])

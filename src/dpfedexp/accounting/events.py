@@ -136,9 +136,9 @@ class GaussianEvent(_Event):
         return self.attained and proven and self.sampling.kind == "full"
 
     @property
-    def votes_alone(self) -> bool:
-        """Whether no update is released: every query is a vote, whose shares are within ±½."""
-        return all(query.is_vote and math.isclose(query.bound, 0.5, rel_tol=1e-5) for query in self.queries)
+    def question(self) -> str:
+        """What is released in place of an update, by the name of its first query; empty where an update is among the queries."""
+        return self.queries[0].name if all(query.is_vote for query in self.queries) else ""
 
     def under(self, adjacency: Adjacency) -> GaussianEvent:
         """The same release, accounted under `adjacency`."""
@@ -242,6 +242,7 @@ class PrivUnitEvent(_Event):
     hide more.
     """
 
+    question: ClassVar[str] = ""
     family: ClassVar[Family] = "report"
     composition: ClassVar[str] = "PrivUnit composition"
 
@@ -310,6 +311,7 @@ class PureEvent(_Event):
     `sampling` amplifies nothing here. `attained` says that some pair of neighbours and some outcome reach the ratio e^ε.
     """
 
+    question: ClassVar[str] = ""
     family: ClassVar[Family] = "report"
     composition: ClassVar[str] = "composition of ε-DP releases"
     nominal: ClassVar[None] = None
@@ -378,6 +380,7 @@ class NonPrivateEvent(_Event):
 
     setting: Literal["none"] = "none"
     adjacency: Adjacency = "replace-one"
+    question: str = ""
 
     def under(self, adjacency: Adjacency) -> NonPrivateEvent:
         return self

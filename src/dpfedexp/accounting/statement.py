@@ -325,7 +325,7 @@ def _nominal(events: Sequence[Event]) -> float | None:
 
 def _rounds(charges: Counts) -> int:
     """How many of the charges released an update: votes before the first round are charged too, and are no round."""
-    return sum(n for event, n in charges if not (isinstance(event, GaussianEvent) and event.votes_alone))
+    return sum(n for event, n in charges if not event.question)
 
 
 _AGAINST = {

@@ -58,12 +58,14 @@ class ClientMetrics:
     @staticmethod
     def parse(text: str) -> ClientMetrics:
         """From the text of a configuration: "10 classes", "binary", "numbers" or "loss"."""
-        many = re.fullmatch(r"(\d+) classes", text.strip())
+        text = text.strip()
+        many = re.fullmatch(r"(\d+) classes", text)
         if many is None and text in ("binary", "numbers", "loss"):
             return ClientMetrics(text)  # type: ignore[arg-type]
         if many is None or int(many[1]) < 2:
             raise InputError(
-                f'evaluate is {text!r}; it must be such as "10 classes", or "binary", "numbers" or "loss".'
+                f'evaluate is {text!r}; it must say what clients measure, such as "10 classes", "binary", "numbers" or "loss": a '
+                "server does not see their data."
             )
         return ClientMetrics("classes", int(many[1]))
 
@@ -111,6 +113,9 @@ class ClientMetrics:
             place = (torch.log10(torch.nan_to_num(values, nan=torch.inf).abs()) - _SMALLEST) * (_MAGNITUDES / _DECADES)
             columns.append(HALF * math.sqrt(share) * _in_bins(place, _MAGNITUDES))
         found = torch.cat(columns, dim=1)
+        if self.kind == "classes":
+            # A row without a label that counts says nothing.
+            found = found * (targets != reading.ignored).reshape(len(targets), -1).any(1)[:, None]
         return torch.nn.functional.pad(found, (0, WIDTH - found.shape[1]))
 
     def _right(self, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -118,9 +123,11 @@ class ClientMetrics:
         reading = reading_of(loss)
         if self.kind == "binary":
             found, wanted = aligned("binary", outputs, targets)
-            return ((found > reading.threshold) == (wanted > 0.5)).float().reshape(len(targets), -1).mean(1)
+            right = ((found > reading.threshold) == (wanted > 0.5)) & found.isfinite()
+            return right.float().reshape(len(targets), -1).mean(1)
         at = class_dimension(outputs, targets, second=reading.second)
-        right = (outputs.argmax(1 if at is None else at) == targets).reshape(len(targets), -1).float()
+        at = 1 if at is None else at
+        right = ((outputs.argmax(at) == targets) & outputs.isfinite().all(at)).reshape(len(targets), -1).float()
         counted = (targets != reading.ignored).reshape(len(targets), -1).float()
         return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
 
@@ -150,7 +157,7 @@ class ClientMetrics:
         if self.kind == "binary":
             unit = HALF * math.sqrt(_SHARES["binary"]["auc"])
             positive, negative = (values[3 : 3 + 2 * _SCORES] / unit).split(_SCORES)
-            found |= _auc(positive, negative, deviation / unit, spread)
+            found |= _auc(positive / answered, negative / answered, deviation / unit / answered, spread)
         if self.kind in ("numbers", "loss"):
             ((name, share),) = _SHARES[self.kind].items()
             unit = HALF * math.sqrt(share)
@@ -183,7 +190,10 @@ def _interval(name: str, share: float, deviation: float, high: float = 1.0) -> d
 
 
 def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) -> dict[str, float]:
-    """From noisy histograms of the scores; equal bins count half. Nothing where noise hides that there are both labels."""
+    """From noisy histograms of the scores, whose bins count half. Nothing where noise or bins hide how the labels are ranked.
+
+    Scores within a bin may be ranked in any way, so the interval has the variance of any such value too.
+    """
     p, n = float(positive.sum()), float(negative.sum())
     if min(p, n) <= 3.0 * deviation * math.sqrt(_SCORES):
         return {}
@@ -191,7 +201,11 @@ def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) ->
     above = p - positive.cumsum(0) + positive / 2
     value = float(positive @ below) / (p * n)
     slope = torch.cat([(below / n - value) / p, (above / p - value) / n])
-    variance = deviation**2 * float(slope.square().sum()) + spread * 2.0 * max(0.0, value * (1.0 - value))
+    ties = float((positive.clamp_min(0.0) * negative.clamp_min(0.0)).sum()) / (p * n)
+    if ties > 0.5:
+        return {}
+    variance = deviation**2 * float(slope.square().sum()) + ties**2 / 12.0
+    variance += spread * max(0.0, value * (1.0 - value)) * (1.0 / p + 1.0 / n)
     return _interval("auc", value, math.sqrt(variance))
 
 
@@ -211,6 +225,8 @@ def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: fl
     possible = torch.nonzero((curve - level).abs() <= width).flatten()
     reached = torch.nonzero(curve.cummax(0).values >= level).flatten()
     middle = int(reached[0]) if len(reached) else len(curve) - 1
+    if middle >= len(curve) - 1 - fine:
+        return {}  # beyond the largest bin
     ends = (int(possible[0]), int(possible[-1])) if len(possible) else (middle, middle)
 
     def value(at: int) -> float:

@@ -24,7 +24,7 @@ from dpfedexp.engine.outlets import METRICS, recorded
 from dpfedexp.engine.plan import Advice, Plan
 from dpfedexp.engine.run import Run, RunFacts, RunFolder, Status
 from dpfedexp.engine.stopping import Interrupted, OnRound, Stop, heard, tell
-from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed
+from dpfedexp.errors import AdviceWarning, BudgetExceeded, InputError, LedgerError, RoundFailed, require
 
 Measure = Callable[[State], dict[str, float]]
 
@@ -234,17 +234,20 @@ def _rounds(
 
     def evaluate() -> None:
         """Asks the clients for a measurement once their round is saved: a crash in between costs no round."""
-        found = engine.evaluate(open_run.state, open_run.ledger, budget)
+        try:
+            found = engine.evaluate(open_run.state, open_run.ledger, budget)
+        except RoundFailed as reason:
+            # Training goes on without this measurement.
+            warnings.warn(str(reason), AdviceWarning, stacklevel=2)
+            return
         if found is not None:
             epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
             open_run.amend(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
 
     try:
-        if (
-            open_run.history
-            and due(open_run.state.round)
-            and not any(key.startswith("clients_") for key in open_run.history[-1])
-        ):
+        # A complete run asks nobody any more.
+        begun = 0 < open_run.state.round < rounds and due(open_run.state.round)
+        if begun and not any(key.startswith("clients_") for key in open_run.history[-1]):
             evaluate()
         engine.choose_rate(open_run.state, open_run.ledger, budget, save=voted)
         for number in range(open_run.state.round + 1, rounds + 1):
@@ -258,16 +261,28 @@ def _rounds(
             if how.measure is not None and (number % how.evaluate_every == 0 or last):
                 try:
                     with _callers_code():
-                        record = result.record(epsilon, how.measure(state))
+                        measured = how.measure(state)
+                        for name in measured:
+                            require(
+                                not name.startswith("clients_"),
+                                f"a metric is called {name!r}; names that begin with clients_ are for what clients measure.",
+                            )
+                        record = result.record(epsilon, measured)
                 except (Exception, KeyboardInterrupt) as error:
                     failure = error
             open_run.complete(state, recorded(METRICS, record, secure=engine.secure), last=last)
             if failure is not None:
                 # Only now: the round is released and paid for, and a caller's function must not make it again.
                 raise failure
+            over: BudgetExceeded | None = None
             if due(number):
-                evaluate()
+                try:
+                    evaluate()
+                except BudgetExceeded as reason:
+                    over = reason
             stop = completed(open_run.history[-1])
+            if over is not None:
+                raise over
             # After the last round there is nothing left to stop.
             if stop is not None and number < rounds:
                 open_run.stop()
@@ -284,7 +299,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
     missing = run.rounds - max(open_run.state.round, len(charged))
-    votes = [(event, 1) for event in engine.answers_left(open_run.state, run.rounds)]
+    votes = [(event, 1) for event in engine.answers_left(open_run.state, run.rounds, open_run.ledger, open_run.name)]
     return PrivacyStatement.from_charges(
         charges,
         engine.algorithm.delta,

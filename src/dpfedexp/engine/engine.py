@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting import Budget, Event, GaussianEvent, Ledger, Sampling
+from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
@@ -289,7 +289,7 @@ class Engine:
         is asked a second time, and there is no measurement: None. Seeded noise is the same, and is asked for again.
         """
         evaluation = self.evaluation
-        if evaluation is None or (self.secure and self._evaluated(state.round, ledger)):
+        if evaluation is None or (self.secure and evaluated(state.round, ledger, self.run)):
             return None
         reported = replace(state, w=state.reported, control=None, client_controls=None)
         request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
@@ -298,10 +298,6 @@ class Engine:
         sampled = self.sampling.kind != "full"
         spread = (1.0 - self.sampling.rate) / self.expected if sampled else 0.0
         return evaluation.metrics.read(release.c_bar, deviation, spread)
-
-    def _evaluated(self, number: int, ledger: Ledger) -> bool:
-        own = (entry.event for entry in ledger.entries if (entry.run, entry.round) == (self.run, number))
-        return any(isinstance(event, GaussianEvent) and event.votes_alone for event in own)
 
     def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
         """The release of what a cohort answers. It is charged after the clients are done and before anything is released.
@@ -358,12 +354,14 @@ class Engine:
     def _pending(self, state: State) -> tuple[str, ...]:
         return self._votes[len(self._votes) - int(state.memory[PENDING]) :] if PENDING in state.memory else ()
 
-    def answers_left(self, state: State, rounds: int) -> list[Event]:
-        """What the votes and the measurements that are still to come will cost, of `rounds` rounds."""
+    def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
+        """What the votes and the measurements that are still to come will cost, of `rounds` rounds of the ledger's `run`."""
         pending = () if self.probe is None else self._pending(state)
         left = [self.probe.mechanism(purpose).event(self.sampling) for purpose in pending if self.probe is not None]
         if (evaluation := self.evaluation) is not None:
-            due = sum(evaluation.due(number, rounds) for number in range(state.round + 1, rounds + 1))
+            # A measurement comes after its round, and a run may end between the two.
+            open_ones = range(max(1, state.round), rounds + 1)
+            due = sum(evaluation.due(n, rounds) and not evaluated(n, ledger, run or self.run) for n in open_ones)
             left += [evaluation.mechanism.event(self.sampling)] * due
         return left
 
@@ -414,6 +412,12 @@ class Engine:
         known = {LOCAL_RATE: rate, HELPED_SO_FAR: helped}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
+
+
+def evaluated(number: int, ledger: Ledger, run: str) -> bool:
+    """Whether a run's measurement after this round was charged."""
+    asked = (run, number, EVALUATION)
+    return any((entry.run, entry.round, entry.event.question) == asked for entry in ledger.entries)
 
 
 CPU = torch.device("cpu")

@@ -534,4 +534,5 @@ def facts_of(
         secure=run.secure,
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
+        evaluation={} if engine.evaluation is None else engine.evaluation.announced(engine.sampling),
     )

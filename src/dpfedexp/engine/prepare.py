@@ -103,6 +103,10 @@ def prepare(
         declared = public_population(adjacency, everyone, len(clients), population)
     else:
         check_noise_cohort(noise_cohort, algorithm, local, secure)
+        require(
+            not evaluate_every,
+            f"noise_cohort is {noise_cohort!r} with evaluate='clients': the simulated clients are not those whose model it is.",
+        )
         everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort

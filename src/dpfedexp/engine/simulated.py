@@ -183,8 +183,8 @@ class Simulation(Cohort):
             )
         if self.unit is None:
             return scores.of_clients(w, clients, request.round)
-        like, public = torch.zeros(WIDTH, device=w.device), self._shapes_are_public
-        rows = learnt_apart(lambda who: scores.of_clients(w, who, request.round), clients, 1, like=like, public=public)
+        like = torch.zeros(WIDTH, device=w.device)
+        rows = learnt_apart(lambda who: scores.of_clients(w, who, request.round), clients, 1, like=like, public=True)
         return pad(rows, (0, 0, 0, -len(rows) % self.unit))
 
     def updates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:

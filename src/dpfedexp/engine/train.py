@@ -157,6 +157,7 @@ def train(
     require(
         on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
     )
+    require(is_count(rounds), f"rounds is {rounds!r}; it must be a positive whole number.")
     by_clients = evaluate == "clients"
     require(
         evaluate is None or by_clients or callable(evaluate),

@@ -6,6 +6,7 @@ can be rebuilt, the event that the configuration plans. Every disagreement is on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event, GaussianEvent, from_json
+from dpfedexp.accounting.events import Event, from_json
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
@@ -108,14 +109,14 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
             # How many clients at least report in every round; 0 where it is unknown.
             reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            planned=[*charges, *_left(ledger, rounds, made, planned or 0)] if stopped else None,
+            planned=[*charges, *_left(run, ledger, rounds, made, planned or 0)] if stopped else None,
             stopping="hand" if stopped else "",
             **_context(header),
         )
     missing = None
     if claim.stopping and claim.planned_rounds is not None and rounds:
         # A run that stopped early is charged as if it had not: its rounds are all alike.
-        missing = [*charges, *_left(ledger, rounds, claim.rounds, claim.planned_rounds)]
+        missing = [*charges, *_left(run, ledger, rounds, claim.rounds, claim.planned_rounds)]
     statement = PrivacyStatement.from_charges(
         charges,
         claim.delta,
@@ -139,16 +140,22 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
     )
 
 
-def _left(ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int) -> list[tuple[Event, int]]:
+def _left(
+    run: Path, ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int
+) -> list[tuple[Event, int]]:
     """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
-    left = [(_usual(rounds), max(0, planned - made))]
-    if isinstance(announced := ledger.header.get("evaluation"), dict):
+    left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
+    announced: Any = ledger.header.get("evaluation") if ledger.header.get("run") == own else None
+    if ledger.header.get("run") != own:
+        # A ledger that another run began says nothing of this one; what it charged for measurements does.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            announced = json.loads((run / FACTS).read_text(encoding="utf-8"))["evaluation"]
+    if isinstance(announced, dict) and announced:
         try:
             event, every = from_json(announced["event"]), int(announced["every"])
         except (KeyError, TypeError, ValueError):
-            raise InputError("the ledger's header does not say how the clients measure the model.") from None
-        own = ledger.header.get("run")
-        asked = sum(entry.run == own and _names(entry.event) == [EVALUATION] for entry in ledger.entries)
+            raise InputError("the run does not say how its clients measure the model.") from None
+        asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
         left.append((event, max(0, evaluation_count(planned, every) - asked)))
     return [(event, count) for event, count in left if count]
 
@@ -232,7 +239,7 @@ def _rounds_charged(folder: Path, ledger: Ledger) -> list[tuple[Event, int]]:
     """What the folder's own run charged, without the votes before the first round."""
     own = _run_of(folder, ledger)
     events = Counter(entry.event for entry in ledger.entries if own is None or entry.run == own)
-    return [(event, count) for event, count in events.items() if not getattr(event, "votes_alone", False)]
+    return [(event, count) for event, count in events.items() if not event.question]
 
 
 def _usual(rounds: Sequence[tuple[Event, int]]) -> Event:
@@ -285,11 +292,17 @@ def _check_released(run: Path, ledger: Ledger) -> Check:
     charged = {entry.round for entry in ledger.entries if own is None or entry.run == own}
     released = set(_released_rounds(run / METRICS))
     missing = sorted(released - charged)
+    paid = {entry.round for entry in ledger.entries if entry.run == own and entry.event.question == EVALUATION}
+    unpaid = sorted(set(_released_rounds(run / METRICS, "clients_")) - paid)
+    if unpaid:
+        what = f"what clients measured after round {unpaid[0]} was never charged"
+        return Check("released rounds", False, what)
     uncharged = f"{len(missing)} released rounds were never charged, the first is {missing[0]}" if missing else ""
     return Check("released rounds", not missing, uncharged or f"{len(released)} released, all of them charged")
 
 
-def _released_rounds(path: Path) -> Iterator[int]:
+def _released_rounds(path: Path, prefix: str = "") -> Iterator[int]:
+    """The rounds in the metrics, those with a field that begins like this."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -298,7 +311,8 @@ def _released_rounds(path: Path) -> Iterator[int]:
                 return  # torn by a crash: the round was charged before it
             try:
                 record = json.loads(line)
-                yield int(record["round"])
+                if any(name.startswith(prefix) for name in record):
+                    yield int(record["round"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise InputError(f"{path}, line {number}: not a record of a round.") from None
 
@@ -354,31 +368,19 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
     before = list(dict.fromkeys(before))
-    votes_before = [one for one in before if _names(one) != [EVALUATION]]
+    votes_before = [one for one in before if one.question != EVALUATION]
     unpaid = [one for one in votes_before if not any(_alike(event, one) for event, _ in ledger.charges())]
     if unpaid and any(entry.round > 0 for entry in ledger.entries):
-        names = ", ".join(name for one in unpaid for name in _names(one))
+        names = ", ".join(one.question for one in unpaid)
         return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
     votes = f", {len(votes_before)} votes before the first" if votes_before else ""
     votes += ", and measurements by the clients" if len(before) > len(votes_before) else ""
     return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
 
 
-def _names(event: Event) -> list[str]:
-    """What is released without an update; empty for a round."""
-    alone = isinstance(event, GaussianEvent) and event.votes_alone
-    return [query.name for query in event.queries] if alone and isinstance(event, GaussianEvent) else []
-
-
 def _alike(a: Event, b: Event) -> bool:
-    """Whether both are votes without an update, and the same ones."""
-    return (
-        isinstance(a, GaussianEvent)
-        and isinstance(b, GaussianEvent)
-        and a.votes_alone
-        and a.adjacency == b.adjacency
-        and _names(a) == _names(b)
-    )
+    """Whether both are answers to the same question."""
+    return bool(a.question) and (a.question, a.adjacency) == (b.question, b.adjacency)
 
 
 def _close(a: Any, b: Any) -> bool:

@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 
 from dpfedexp.accounting import Event, Ledger
 from dpfedexp.accounting.compose import Charges, compose
-from dpfedexp.accounting.events import GaussianEvent, NonPrivateEvent
+from dpfedexp.accounting.events import NonPrivateEvent
 from dpfedexp.accounting.ledger import Mark, head_path
 from dpfedexp.engine.private_folder import SharedAnchor, read_mark, write_mark
 from dpfedexp.errors import InputError, LedgerError, checked, nearest, require
@@ -250,18 +250,13 @@ class Guard(Limits):
         self.check_round([(event, count)])
         with self.open_ledger() as ledger:
             # Votes before the first round share its number; each question has a limit of its own, as a round has.
-            asked = (run, request.round, question_of(event))
-            earlier = [e.event for e in ledger.entries if (e.run, e.round, question_of(e.event)) == asked]
+            asked = (run, request.round, event.question)
+            earlier = [e.event for e in ledger.entries if (e.run, e.round, e.event.question) == asked]
             event = event.beside(earlier)
             self.check_round([*((e, 1) for e in earlier), (event, count)])
             self.check_total([*ledger.charges(), (event, count)])
             for _ in range(count if charge else 0):
                 ledger.charge(request.round, event, run=run, note={"time": now(), "app": app})
-
-
-def question_of(event: Event) -> str:
-    """What is asked in place of an update; empty for an update."""
-    return event.queries[0].name if isinstance(event, GaussianEvent) and event.votes_alone else ""
 
 
 def now() -> str:

@@ -34,7 +34,7 @@ from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import to_words
 from dpfedexp.errors import InputError, is_count, require
-from dpfedexp.flower.guard import Guard, Limits, Refused, now, question_of, read_limits
+from dpfedexp.flower.guard import Guard, Limits, Refused, now, read_limits
 from dpfedexp.flower.messages import REPORT, Request, as_array, deployment_noise, refusal, reply_of
 from dpfedexp.mechanisms import Report
 from dpfedexp.mechanisms.aggregation import FEWEST, BadSeeds, Helper, PrivateKey, Round, check_public, masked
@@ -190,7 +190,7 @@ class HelperFile(Limits):
         self.check_round([(event, 1)])
         with self.open_ledger() as ledger:
             # Votes before the first round share its number, and an evaluation has that of the round before it; each is asked once.
-            own = [(e.round, question_of(e.event)) for e in ledger.entries if e.run == round_.run]
+            own = [(e.round, e.event.question) for e in ledger.entries if e.run == round_.run]
             later = [n for n, asked in own if n > round_.number or (n == round_.number and question in ("", asked))]
             if later:
                 raise Refused(

@@ -87,6 +87,7 @@ class DpFedExp(Strategy):
         evaluate: what the clients measure of the model on rows of their own, with noise within the same ε: such as "10 classes", or
             "binary", "numbers" or "loss"; empty for nothing. The app's train function must return `answer(…)`.
         evaluate_every: after how many rounds they do; by default ten times in a run.
+        held_out: the share of its rows that a client measures on and never trains on, as the run's configuration tells the nodes.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -115,6 +116,7 @@ class DpFedExp(Strategy):
         on_round: OnRound | Sequence[OnRound] | None = None,
         evaluate: str = "",
         evaluate_every: int | None = None,
+        held_out: float = 0.0,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -148,6 +150,8 @@ class DpFedExp(Strategy):
         self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
         self.local = local
         self.metrics, self.evaluate_every = ClientMetrics.parse(evaluate) if evaluate else None, evaluate_every
+        self.held_out = held_out
+        require(bool(evaluate) or not (held_out or evaluate_every), "held_out and evaluate_every need evaluate.")
         self.tau_eta_l: float | None = None
         if algorithm.scaffold:
             require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
@@ -209,7 +213,7 @@ class DpFedExp(Strategy):
         )
         evaluation = None
         if asking is not None and self.metrics is not None:
-            evaluation = Evaluation(asking, self.metrics, every)
+            evaluation = Evaluation(asking, self.metrics, every, self.held_out)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
         participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
         clients, min_reply_fraction = self.clients, self.min_reply_fraction
@@ -342,7 +346,9 @@ class DpFedExp(Strategy):
         if done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
-            votes = [(event, 1) for event in engine.answers_left(open_run.state, self.rounds)]
+            votes = [
+                (event, 1) for event in engine.answers_left(open_run.state, self.rounds, open_run.ledger, open_run.name)
+            ]
             plan = compose([*charges, *votes, (engine.event, self.rounds - done)], algorithm.delta)
             _log.info("Planned: epsilon %.4f at delta %g (%s)", plan.epsilon, algorithm.delta, plan.accountant)
         else:
@@ -418,7 +424,7 @@ def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
     participation = settings.build_participation()
     if isinstance(participation, FixedSize):
         raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
+    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
     given["budget"] = federation.budget or None
     given["rounds"] = None if federation.rounds == "auto" else federation.rounds
     return DpFedExp(

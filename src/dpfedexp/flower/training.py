@@ -157,8 +157,9 @@ def answer(
         rows, ballots = torch.zeros(request.shape(len(w))), None
     else:
         simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
-        if request.purpose == EVALUATION:
-            simulation = _measuring(simulation, metrics, used)
+        if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
+            # Before rounds are paid for, a configuration that does not fit the model is found.
+            simulation = _measuring(simulation, metrics, measured_on or used)
         rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": as_array(rows.numpy())})})
     if ballots is not None:

@@ -360,6 +360,7 @@ class NoPrivacy(Mechanism):
 
     clip: float = math.inf
     votes: tuple[Vote, ...] = ()
+    question: str = ""
 
     @classmethod
     def check_terms(cls, terms: Terms) -> None:
@@ -386,10 +387,10 @@ class NoPrivacy(Mechanism):
         return 0.0
 
     def asking(self, question: str, noise: float) -> Mechanism:
-        return NoPrivacy(HALF)
+        return NoPrivacy(HALF, question=question)
 
     def event(self, sampling: Sampling) -> NonPrivateEvent:
-        return NonPrivateEvent()
+        return NonPrivateEvent(question=self.question)
 
     def secure(self, strict: bool = False) -> Mechanism:
         raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")

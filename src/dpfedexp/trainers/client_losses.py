@@ -20,6 +20,8 @@ from dpfedexp.trainers.module_state import drawing_alike
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, Trainer, batches, of_one
 
+PIECE = 64
+"""Rows of a client that are measured at once."""
 MOST_ROWS = 512
 """Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
 
@@ -124,6 +126,12 @@ class ClientScores(ClientLosses):
         plan = schedule(
             AllRows(MOST_ROWS), sizes[holders], lambda row: draws(numbers[row]), public=self.unit is not None
         )
-        rows = self(w, torch.zeros(len(who), len(w), device=w.device), who, plan, round)
+        still = torch.zeros(len(who), len(w), device=w.device)
+        rows = torch.zeros(len(who), WIDTH, device=w.device)
+        # A client's vector is a mean, so its rows may come in pieces that need no more memory than training does.
+        for first in range(0, plan.positions.shape[2], PIECE):
+            at = slice(first, first + PIECE)
+            piece = Schedule(plan.positions[:, :, at], plan.weights[:, :, at], plan.steps, plan.most)
+            rows = rows + self(w, still, who, piece, round)
         found[holders.to(w.device)] = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
         return found
