@@ -30,7 +30,7 @@ NOT_RUN = {
     "dpfedexp node": "a deployment",
     "dpfedexp superexec": "a deployment; tests/flower/test_local_users.py",
     "dpfedexp guard": "of a deployment",
-    "dpfedexp privacy verify runs/flower": "of a deployment",
+    "dpfedexp privacy verify runs/first": "of a deployment",
     "train run.toml --set algorithm.aggregation": "tests/mechanisms",
 }
 """What is not run though a page shows it, by how it begins or what it holds. Its names are checked all the same."""

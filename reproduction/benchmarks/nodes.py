@@ -3,11 +3,11 @@
     python -m reproduction.benchmarks.nodes --nodes 50 --rounds 10 [--processes] [--parameters 100000] [--out FILE]
 
 A real SuperLink (`dpfedexp superlink`) with TLS and node authentication, a real server app, and for every node a connection with
-a key of its own through Flower's own functions and the site's (`Seam`). With `--processes` every node is a SuperNode with an app
-process for each message, which needs about 0.2 GB a node and 0.4 GB more while its app runs. Without it, the nodes are threads of
-one process and training is replaced by a fixed update, so that the exchange itself is what is measured.
+a key of its own through Flower's own functions and the site's (`MessageGate`). With `--processes` every node is a SuperNode with an
+app process for each message, which needs about 0.2 GB a node and 0.4 GB more while its app runs. Without it, the nodes are threads
+of one process and training is replaced by a fixed update, so that the exchange itself is what is measured.
 
-The floor is 1: a single reply that is lost or refused fails the round, and the command.
+min_reply_fraction is 1: a single reply that is lost or refused fails the round, and the command.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ def make_app(folder: Path, nodes: int, rounds: int, out: Path, parameters: int) 
     config["federation"] |= {
         "clients": nodes,
         "rounds": rounds,
-        "floor": 1.0,
+        "min_reply_fraction": 1.0,
         "folder": str(out),
         "round_timeout": 300.0,
     }
     path.write_text(tomli_w.dumps(content))
     task = folder / "federation" / "task.py"
-    task.write_text(task.read_text().replace("DIMENSION = 20", f"DIMENSION = {parameters}"))
+    text = task.read_text()
+    task.write_text(text.replace("nn.Linear(4, 1)", f"nn.Linear({parameters}, 1, bias=False)"))
     return folder
 
 
 def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event) -> None:
-    """One node: Flower's connection, the site's seam, and in the place of an app a reply that is the model and a little more."""
+    """One node: Flower's connection, the site's gate, and in the place of an app a reply that is the model and a little more."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.app import Array, ArrayRecord, Message, RecordDict
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -69,19 +70,19 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
     from flwr.supernode.fleet_http_connection import http_request_response
     from flwr.supernode.nodestate import NodeStateFactory
 
-    from dpfedexp.flower.site import Seam, Site
+    from dpfedexp.flower.site import MessageGate, Site
 
     private = load_ssh_private_key(deployment.keys[index][0].read_bytes(), None)
     store = ObjectStoreFactory()
     state = NodeStateFactory(store).state()
-    seam = Seam(Site(guard))
+    gate = MessageGate(Site(guard))
     authority = deployment.certificates.authority.read_bytes()  # type: ignore[union-attr]
     address = f"{deployment.host}:{deployment.port}"
     with http_request_response(address, False, authority, (private, private.public_key())) as connection:  # type: ignore[arg-type, union-attr]
         node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm = connection
         state.set_node_id(node_id)
         while not stop.is_set():
-            run = seam._pull_one(
+            run = gate._pull_one(
                 state=state,
                 object_store=store.store(),
                 node_config={},
@@ -95,8 +96,8 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
             if run is None:
                 stop.wait(POLL)
                 continue
-            if seam._admitted is not None:
-                asked = seam._admitted
+            if gate._admitted is not None:
+                asked = gate._admitted
                 model = asked.message.content.array_records["arrays"]
                 trained = ArrayRecord({name: Array(array.numpy() + 1e-3) for name, array in model.items()})
                 reply = Message(RecordDict({"arrays": trained}), reply_to=asked.message)
@@ -105,7 +106,7 @@ def answer(deployment: Deployment, index: int, guard: Any, stop: threading.Event
                 state.store_message_and_object_tree(reply, get_object_tree(reply), session)
                 for key, value in get_all_nested_objects(reply).items():
                     state.store_object(run, session, key, value.deflate())
-            seam.push(state, store.store(), send, push_object)
+            gate.push(state, store.store(), send, push_object)
 
 
 def memory(pid: int) -> int:

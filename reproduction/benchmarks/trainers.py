@@ -26,10 +26,8 @@ from torch import Tensor
 from dpfedexp import Execution, Federation, Sgd, cdp_fedexp
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.chunk_size import footprint
-from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.programs import Programs, sample
-from dpfedexp.trainers.select import TILE_BYTES, Parts, makers
-from dpfedexp.trainers.steps import ByVmap, Parallel, Steps, Vectorised
+from dpfedexp.trainers.select import TILE_BYTES, Parts, Programs, makers, sample
+from dpfedexp.trainers.steps import ByVmap, Loop, Parallel, Steps, Vectorised
 from dpfedexp.trainers.task import Task, Trainer
 from reproduction.benchmarks.workloads import workload
 

@@ -19,9 +19,8 @@ from dpfedexp import Execution, Federation, InputError, Sgd, cdp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.prepare import prepare
-from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.programs import Programs
-from dpfedexp.trainers.select import Parts, makers
+from dpfedexp.trainers.select import Parts, Programs, makers
+from dpfedexp.trainers.steps import Loop
 from reproduction.benchmarks.workloads import workload
 
 CASES = [

@@ -38,7 +38,7 @@ class LedgerError(RuntimeError):
 
 
 class RoundFailed(RuntimeError):
-    """A round that may not be released, such as one with fewer survivors than the floor."""
+    """A round that may not be released, such as one with too few replies."""
 
 
 class AdviceWarning(UserWarning):

@@ -1,7 +1,5 @@
 """Events made by hand, so that these tests do not depend on any mechanism."""
 
-from __future__ import annotations
-
 from dpfedexp.accounting import GaussianEvent, Query, Sampling
 
 

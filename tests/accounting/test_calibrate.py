@@ -1,7 +1,5 @@
 """Calibration inverts the accountants, on the safe side of the target."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What a round charges: by its settings, by its mechanism, jointly, and for releases that are ε-DP by themselves."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -131,8 +129,8 @@ def test_answers_that_a_server_adds_into_one_release_cost_their_sum_at_every_del
         charges.append((event, 1))
     assert compose(charges, 1e-5).epsilon >= 2.0 - 1e-4
     assert LOCAL.beside([LOCAL] * 5) == LOCAL, "reports are randomised one by one"
-    assert CENTRAL.hosted(4) == (PureEvent(0.4, "central"), 1)
-    assert LOCAL.hosted(4) == (LOCAL, 4)
+    assert CENTRAL.for_clients(4) == (PureEvent(0.4, "central"), 1)
+    assert LOCAL.for_clients(4) == (LOCAL, 4)
 
 
 def test_in_a_cohort_of_fixed_size_one_client_pushes_another_out():

@@ -1,7 +1,5 @@
 """The choice of the accountant, and what may be composed with what."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The exact Gaussian curve against mpmath and dp-accounting, and the joint shift of two queries against brute force."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -1,7 +1,5 @@
 """The ledger survives crashes, shows every change, and stops a run before its budget is gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Composition of PrivUnit reports against enumeration, mpmath and other accountants, and their events."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

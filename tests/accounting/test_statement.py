@@ -1,7 +1,5 @@
 """The statement says what was proven, in words, and every number of the text is in the JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

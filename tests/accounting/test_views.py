@@ -1,7 +1,5 @@
 """Both adjacencies and both readers, from the charges alone; the figures against dp-accounting, and none where there is none."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

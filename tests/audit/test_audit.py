@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dpfedexp import cdp_fedexp, dp_fedavg, fedavg
@@ -12,8 +11,7 @@ from dpfedexp.accounting import GaussianEvent, Query, Sampling, compose
 from dpfedexp.audit import audit_density, audit_mechanism, audit_training, jobs, standard_cases
 from dpfedexp.audit.bounds import Power, Result, skip
 from dpfedexp.audit.jobs import Job, all_jobs
-from dpfedexp.audit.mechanisms import _central_cases
-from dpfedexp.audit.noise import audit_noise
+from dpfedexp.audit.mechanisms import _central_cases, audit_noise
 from dpfedexp.audit.runs import clip_and_noise, mu_of
 from dpfedexp.cli import app
 from dpfedexp.errors import InputError
@@ -21,11 +19,6 @@ from dpfedexp.mechanisms import PrivUnit
 
 CONFIDENCE = 1 - 1e-6
 CASES = {case.name: case for case in standard_cases()}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,15 +1,9 @@
 """No secure run couples its clients: by trainer, and by module."""
 
 import pytest
-import torch
 
 from dpfedexp.audit.isolation import audit_isolation, audit_state
 from dpfedexp.trainers.select import trainer_names
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("trainer", trainer_names())

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from dpfedexp.accounting import gdp
-from dpfedexp.audit.canaries import best_guess, epsilon_of_guesses, mu_of_guesses, p_value, refutes_gdp
+from dpfedexp.audit.runs import best_guess, epsilon_of_guesses, mu_of_guesses, p_value, refutes_gdp
 
 
 def steinke(delta):

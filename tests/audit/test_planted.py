@@ -22,11 +22,6 @@ CENTRAL, FREE, PAPER, LOCAL = "central Gaussian", ", free rule", ", paper's rule
 VOTES, COUNT = "central Gaussian, votes", "central Gaussian, adaptive clip, add-remove"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def broken(mechanism, method, bug):
     kind = type(mechanism)
     honest = getattr(kind, method)

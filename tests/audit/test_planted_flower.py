@@ -1,7 +1,8 @@
 """Bugs planted in the Flower strategy, seen only through the models that it publishes."""
 
+import sys
+
 import pytest
-import torch
 
 pytest.importorskip("flwr")
 
@@ -10,17 +11,9 @@ from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit.runs import audit_flower, balanced_signs, bounds, observe_flower, participation, repetition
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower import cohort as server
-from dpfedexp.mechanisms import central_gaussian as secure_gaussian
+from tests.audit.test_planted_runs import CONFIDENCE, LOUD, less_noise
 
-CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(32, 0)
-PLAIN, LOUD = dp_fedavg(clip=0.5, noise_multiplier=1.0), dp_fedavg(clip=0.5, noise_multiplier=0.2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def who(rounds=12):
@@ -35,33 +28,30 @@ def test_a_healthy_federation_passes():
     assert {outcome for _, outcome in who()} == {"holds"}
 
 
-def test_planted_full_participation_is_caught(monkeypatch):
-    monkeypatch.setattr(server, "choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
+def test_planted_full_participation_of_nodes_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        "dpfedexp.flower.cohort.choose", lambda nodes, clients_per_node, sampling: dict.fromkeys(nodes, (0,))
+    )
     assert ("rate off the one charged", "BROKEN") in who()
 
 
-def test_planted_same_noise_every_round_is_caught(monkeypatch):
-    # The constructor that answers misspelt arguments calls this one, which has the defaults.
-    monkeypatch.setitem(
-        DpFedExp.__init__.__wrapped__.__kwdefaults__, "noise", lambda: Streams(5).at("central noise", 1)
-    )
-    assert repetition([observe_flower(PLAIN, SIGNS, 8)], "Flower", CONFIDENCE).outcome == "BROKEN"
-
-
-def test_planted_third_of_the_noise_is_caught(monkeypatch):
+@pytest.mark.parametrize("bug", ["same noise every round", "third of the noise"])
+def test_planted_noise_of_a_strategy_is_caught(monkeypatch, bug):
     """A third, because a few hundred samples of μ = 2 can't prove a factor of two."""
-    honest = secure_gaussian.add_noise
-    monkeypatch.setattr(
-        secure_gaussian,
-        "add_noise",
-        lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 3, noise, strict),
-    )
-    found = bounds(observe_flower(PLAIN, SIGNS, 24), CONFIDENCE)
-    assert found[0].outcome == "BROKEN"
+    same = bug == "same noise every round"
+    if same:
+        # The constructor that answers misspelt arguments calls this one, which has the defaults.
+        defaults = DpFedExp.__init__.__wrapped__.__kwdefaults__
+        monkeypatch.setitem(defaults, "noise", lambda: Streams(5).at("central noise", 1))
+    else:
+        less_noise(monkeypatch, 3)
+    seen = observe_flower(dp_fedavg(clip=0.5, noise_multiplier=1.0), SIGNS, 8 if same else 24)
+    found = repetition([seen], "Flower", CONFIDENCE) if same else bounds(seen, CONFIDENCE)[0]
+    assert found.outcome == "BROKEN"
 
 
 def test_without_flower_the_part_is_listed_as_not_audited(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, "flwr", None)
     (result,) = audit_flower(0, CONFIDENCE)
     assert result.outcome == "not audited"
     assert "pip install" in result.skipped

@@ -1,5 +1,6 @@
-"""Bugs planted in whole runs: `train` and Flower, seen only through what they publish."""
+"""Bugs planted in noise sources and in whole runs: `train` and Flower, seen only through what they publish."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ from dpfedexp import dp_fedavg
 from dpfedexp.algorithms.participation import Poisson
 from dpfedexp.audit import isolation
 from dpfedexp.audit import runs as whole_runs
+from dpfedexp.audit.mechanisms import audit_noise
 from dpfedexp.audit.runs import audit_history, balanced_signs, bounds, observe, participation, repetition
+from dpfedexp.core.noise import chacha
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import KeyedNoise, Streams
 from dpfedexp.core.votes import WITHIN
@@ -20,11 +23,6 @@ from dpfedexp.mechanisms import central_gaussian as secure_gaussian
 CONFIDENCE = 1 - 1e-6
 SIGNS = balanced_signs(128, 0)
 PLAIN, LOUD = dp_fedavg(clip=0.5, noise_multiplier=2.0), dp_fedavg(clip=0.5, noise_multiplier=0.2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def outcomes(results):
@@ -76,13 +74,17 @@ def test_planted_noise_repeated_every_four_coordinates_is_caught_in_a_run(monkey
     assert repetition(runs(), "train", CONFIDENCE).outcome == "BROKEN"
 
 
-def test_planted_half_of_the_noise_is_caught_in_a_run(monkeypatch):
+def less_noise(monkeypatch, factor):
     honest = secure_gaussian.add_noise
     monkeypatch.setattr(
         secure_gaussian,
         "add_noise",
-        lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / 2, noise, strict),
+        lambda values, step, deviation, noise, strict=False: honest(values, step, deviation / factor, noise, strict),
     )
+
+
+def test_planted_half_of_the_noise_is_caught_in_a_run(monkeypatch):
+    less_noise(monkeypatch, 2)
     found = bounds(observe(PLAIN, balanced_signs(256, 1), 32, 3, secure=True), CONFIDENCE)
     assert outcomes(found) == {"BROKEN"}, "one round, and four rounds together"
 
@@ -188,3 +190,63 @@ def test_a_refusal_of_everything_does_not_pass_for_isolation(monkeypatch):
     monkeypatch.setattr(isolation, "train", refuse)
     name = "a module without state"
     assert outcomes(isolation.audit_module(name, isolation.modules()[name], 0)) == {"BROKEN"}
+
+
+def broken(instances=1024):
+    found = audit_noise(11, 1 - 1e-6, instances=instances)
+    return {(result.name, result.unit) for result in found if result.outcome == "BROKEN"}
+
+
+CORRELATED, TWICE = "largest correlation at any shift", "values that come twice"
+
+
+@pytest.mark.parametrize(
+    "forgetful",
+    [
+        lambda self, purpose, round: KeyedNoise(self.seed, purpose, 1),
+        lambda self, purpose, round: KeyedNoise(self.seed, "noise", round),
+    ],
+    ids=["the same noise every round", "one stream for all purposes"],
+)
+def test_planted_streams_that_forget_their_key_are_caught(monkeypatch, forgetful):
+    monkeypatch.setattr(Streams, "at", forgetful)
+    assert {("seeded streams", CORRELATED), ("seeded streams", TWICE)} <= broken()
+
+
+def test_planted_noise_shared_by_clients_is_caught(monkeypatch):
+    honest = KeyedNoise.normal
+    monkeypatch.setattr(
+        KeyedNoise, "normal", lambda self, clients, *given: honest(self, torch.zeros_like(clients), *given)
+    )
+    assert ("seeded streams", CORRELATED) in broken()
+
+
+def test_planted_seeds_of_eight_bits_are_caught(monkeypatch):
+    monkeypatch.setattr(Streams, "at", lambda self, purpose, round: KeyedNoise(self.seed % 256, purpose, round))
+    assert ("seeds", "first words that come twice") in broken()
+
+
+def test_planted_chacha_key_of_eight_bits_is_caught(monkeypatch):
+    monkeypatch.setattr(chacha.os, "urandom", lambda size: os.getrandom(1) + bytes(size - 1))
+    assert ("keys of system noise", "first words that come twice") in broken()
+
+
+def test_planted_chacha_that_goes_on_after_a_fork_is_caught(monkeypatch):
+    monkeypatch.setattr(chacha.os, "getpid", lambda: 1)
+    assert ("system noise after a fork", "words in common") in broken(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "unit"),
+    [
+        (lambda drawn: 0.9 * drawn, "variance off 1"),
+        (lambda drawn: drawn.sign() * drawn.abs().sqrt(), "distance from the normal law"),
+        (lambda drawn: drawn[:, :4].repeat(1, drawn.shape[1] // 4 + 1)[:, : drawn.shape[1]], CORRELATED),
+        (lambda drawn: drawn + 0.7 * drawn.roll(1, dims=1), CORRELATED),
+    ],
+    ids=["a tenth too small", "another law", "repeated every 4 coordinates", "neighbours alike"],
+)
+def test_planted_system_noise_of_another_law_is_caught(monkeypatch, change, unit):
+    honest = chacha.ChaChaNoise.normal
+    monkeypatch.setattr(chacha.ChaChaNoise, "normal", lambda self, *given: change(honest(self, *given)))
+    assert ("system noise", unit) in broken(32)

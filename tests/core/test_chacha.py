@@ -8,7 +8,9 @@ import torch
 from scipy import stats
 
 from dpfedexp.core.noise import chacha
+from dpfedexp.core.noise import streams as random
 from dpfedexp.core.noise.chacha import ChaChaNoise, SystemStreams
+from dpfedexp.core.noise.streams import Streams
 from dpfedexp.errors import InputError
 
 ONE_IN_A_MILLION = 1e-6
@@ -94,3 +96,34 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     with pytest.raises(InputError, match=r"dpfedexp\[secure\]"):
         ChaChaNoise()
+
+
+CLIENTS = torch.tensor([3, 8])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_long_row_does_not_depend_on_threads_and_consists_of_pieces(monkeypatch, threads):
+    monkeypatch.setattr(random, "_PIECE", 1000)
+    noise = Streams(5).at("local noise", 2)
+    again = noise.normal(CLIENTS, 4100, CPU, torch.float64)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        drawn = noise.normal(CLIENTS, 4100, CPU, torch.float64)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(drawn, again)
+    assert torch.equal(drawn[:, :1000], noise.normal(CLIENTS, 1000, CPU, torch.float64))
+    assert len(drawn.unique()) == drawn.numel(), "pieces must not repeat each other"
+
+
+def test_a_generator_that_jumps_draws_what_a_client_s_own_would():
+    """Whatever the client before drew, and wherever it stopped within a block."""
+    noise = Streams(7).at("batches", 3)
+    of = noise.generators()
+    for client, drawn in ((4, 1), (0, 3), (4, 2), (9, 5)):
+        jumped = of(client)
+        jumped.integers(2**16, size=drawn, dtype=np.uint32)
+        own = noise.generator(client)
+        own.integers(2**16, size=drawn, dtype=np.uint32)
+        assert np.array_equal(jumped.permutation(50), own.permutation(50))

@@ -1,7 +1,5 @@
 """Losses per example: by name against their formulas, torch's against torch, and wrong uses with the fix."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -14,14 +14,13 @@ import torch.multiprocessing as mp
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
-from dpfedexp import Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
+from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
-from dpfedexp.data import synthetic_regression
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.engine.run import RunFacts, read_history
@@ -32,26 +31,30 @@ from dpfedexp.models import linear_regression
 from tests.flower.loopback import LoopbackGrid, Silence, dying_at
 from tests.sizes import long
 
-M, D, ROUNDS = 24, 6, 3
+M, D, ROUNDS, EVERY = 24, 6, 3, 2
+HELD_OUT, EPSILON = 0.2, 400.0  # so few clients at a small epsilon measure nothing but noise
 AUTO = Sgd(lr="auto", steps=5, max_examples=64)
+MEASURING = {"evaluate": "numbers", "evaluate_every": EVERY}
 FILES = {
     *("advice.jsonl", "checkpoint.safetensors", "ledger.jsonl", "ledger.jsonl.head", "metrics.csv", "metrics.jsonl"),
     *("model.safetensors", "privacy.json", "privacy.txt", "run.json", "status.json"),
 }
 ALGORITHMS = {
-    "fit": (cdp_fedexp(clip="adaptive", target_epsilon=8.0), AUTO),
+    "fit": (cdp_fedexp(clip="adaptive", target_epsilon=EPSILON), AUTO),
     "fixed rate": (dp_fedavg(clip=0.5, noise_multiplier=1.0), Sgd(lr=0.05, steps=5)),
     "local": (ldp_fedexp(clip=0.5, noise_multiplier=1.0), Sgd(lr=0.05, steps=5)),
 }
 
 
 def problem():
-    posed = synthetic_regression(M, D, seed=3)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(M, 8, D, generator=draw)
+    y = x @ torch.linspace(1.0, -1.0, D) + 0.3 * torch.randn(M, 8, generator=draw)
     model = linear_regression(D)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.linspace(-0.5, 0.5, D).view_as(p))
-    return posed.federation, model
+    return Federation.from_clients(list(zip(x, y, strict=True))), model
 
 
 class Callables(Cohort):
@@ -79,7 +82,7 @@ def callables(engine) -> Callables:
     def client(number):
         def call(request):
             one, w = torch.tensor([number]), request.state.w.float()
-            rows = (simulation.updates if request.purpose == UPDATE else simulation.places)(request, w, one)
+            rows = simulation.rows(request, w, one)
             asked = request.purpose == UPDATE and simulation.ballots is not None
             return rows[0], simulation.ballots(request, one, rows) if asked else None
 
@@ -105,15 +108,17 @@ class Recording(Cohort):
 
 def steps(engine, ledger):
     """A whole run of an engine without files."""
-    state = engine.choose_rate(engine.begin(), ledger)
+    state, measured = engine.choose_rate(engine.begin(), ledger), {}
     for _ in range(ROUNDS):
         state, _ = engine.step(state, ledger)
-    return state
+        measured |= engine.evaluate(state, ledger) or {}
+    return state, measured
 
 
 def simulated(algorithm, local, wrap):
     federation, model = problem()
-    engine, _ = prepare(model, federation, algorithm, local=local, rounds=ROUNDS)
+    every = 0 if algorithm.name == "ldp_fedexp" else EVERY
+    engine, _ = prepare(model, federation, algorithm, local=local, rounds=ROUNDS, evaluate_every=every)
     ledger = Ledger.in_memory()
     return steps(replace(engine, cohort=wrap(engine)), ledger), ledger
 
@@ -131,7 +136,13 @@ def flower_app(federation, model, local):
 
 def announced(algorithm):
     """What the run's configuration would say, for nodes without a guard."""
-    config = {"federation.clients": M, "federation.rounds": ROUNDS, "federation.folder": "x", "federation.epsilon": 8.0}
+    config = {
+        "federation.clients": M,
+        "federation.rounds": ROUNDS,
+        "federation.folder": "x",
+        "federation.epsilon": EPSILON,
+    }
+    config |= {"federation.evaluate": "numbers", "federation.evaluate_every": EVERY, "federation.held_out": HELD_OUT}
     return {**config, "algorithm.clip": "adaptive", "algorithm.delta": algorithm.delta}
 
 
@@ -140,8 +151,17 @@ def flower(algorithm, local, folder, noise=Silence, **options):
     grid = LoopbackGrid(
         flower_app(federation, model, local), M, run_config=announced(algorithm) if local.automatic else {}
     )
+    measuring = MEASURING if local.automatic else {}
     strategy = DpFedExp(
-        algorithm, clients=M, rounds=ROUNDS, folder=folder, local=local, noise=noise, node_timeout=1, **options
+        algorithm,
+        clients=M,
+        rounds=ROUNDS,
+        folder=folder,
+        local=local,
+        noise=noise,
+        node_timeout=1,
+        **options,
+        **measuring,
     )
     strategy.start(grid, ArrayRecord(model.state_dict()), timeout=5)
     return strategy
@@ -155,10 +175,13 @@ def charges(ledger):
 def test_a_cohort_of_ones_own_gives_the_same_requests_charges_and_bits(name):
     algorithm, local = ALGORITHMS[name]
     seen: dict[str, list] = {"simulated": [], "callables": []}
-    ours, book = simulated(algorithm, local, lambda engine: Recording(engine.cohort, seen["simulated"]))
-    theirs, other = simulated(algorithm, local, lambda engine: Recording(callables(engine), seen["callables"]))
+    (ours, measured), book = simulated(algorithm, local, lambda engine: Recording(engine.cohort, seen["simulated"]))
+    (theirs, by_them), other = simulated(
+        algorithm, local, lambda engine: Recording(callables(engine), seen["callables"])
+    )
     assert seen["simulated"] == seen["callables"]
     assert charges(book) == charges(other)
+    assert by_them == pytest.approx(measured, rel=1e-5)
     # Chunks of 24 clients and of one round their local steps in their own way.
     torch.testing.assert_close(theirs.w, ours.w, rtol=1e-5, atol=1e-6)
     assert theirs.radius == pytest.approx(ours.radius, rel=1e-5)
@@ -171,6 +194,8 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
     silence(monkeypatch)
     federation, model = problem()
     given = {"local": local, "rounds": ROUNDS, "progress": False, "out": tmp_path / "simulated"}
+    if local.automatic:
+        given |= {"evaluate": "clients", "evaluate_every": EVERY, "held_out": HELD_OUT}
     run = train(model, federation, algorithm, **given)
     strategy = flower(algorithm, local, tmp_path / "flower")
     assert charges(strategy.ledger) == charges(run.ledger)
@@ -178,6 +203,13 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
         assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-3)
         assert ours.get("local_rate", 0.0) == pytest.approx(theirs.get("local_rate", 0.0), rel=1e-3)
         assert ours["epsilon_total"] == pytest.approx(theirs["epsilon_total"], rel=1e-3)
+    # Noise of known size is in the intervals also where none was drawn.
+    names = [[name for name in line if name.startswith("clients_")] for line in strategy.history]
+    assert names == [[name for name in line if name.startswith("clients_")] for line in run.history]
+    assert [bool(found) for found in names] == [local.automatic and t in (2, 3) for t in (1, 2, 3)]
+    for ours, theirs in zip(strategy.history, run.history, strict=True):
+        for name in (name for name in ours if name.startswith("clients_")):
+            assert ours[name] == pytest.approx(theirs[name], rel=0.02)
     assert {path.name for path in (tmp_path / "flower").iterdir()} == FILES
     assert {path.name for path in (tmp_path / "simulated").iterdir()} == FILES
     for folder in ("flower", "simulated"):
@@ -210,8 +242,9 @@ def silence(monkeypatch):
 @pytest.mark.parametrize("aggregation", ["two-party", "two-party-one-sided"])
 def test_two_aggregators_in_one_process_vote_on_the_rate(aggregation):
     algorithm, local = ALGORITHMS["fit"]
-    state, ledger = simulated(aggregated(algorithm, aggregation), local, lambda engine: engine.cohort)
+    (state, _), ledger = simulated(aggregated(algorithm, aggregation), local, lambda engine: engine.cohort)
     assert charges(ledger)[:2] == [(0, ["local rate"]), (0, ["first clip"])]
+    assert (3, ["evaluation"]) in charges(ledger)
     assert state.round == ROUNDS
 
 
@@ -220,14 +253,22 @@ def rank_main(number, world, port, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=number, world_size=world)
     federation, model = problem()
-    run = fit(model, federation, rounds=ROUNDS, progress=False, out=folder if number == 0 else None)
+    run = fit(
+        model,
+        federation,
+        epsilon=EPSILON,
+        rounds=ROUNDS,
+        evaluate="clients",
+        progress=False,
+        out=folder if number == 0 else None,
+    )
     torch.save([p.detach() for p in run.model.parameters()], f"{folder}-{number}.pt")
     dist.destroy_process_group()
 
 
 def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
     federation, model = problem()
-    alone = fit(model, federation, rounds=ROUNDS, progress=False)
+    alone = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, evaluate="clients", progress=False)
     with __import__("socket").socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -236,6 +277,7 @@ def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
     for ours, theirs in zip(history, alone.history, strict=True):
         assert ours["local_rate"] == pytest.approx(theirs["local_rate"], rel=1e-5)
         assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-5)
+        assert ours["clients_error_median"] == pytest.approx(theirs["clients_error_median"], rel=1e-4)
     for number in (0, 1):
         for p, q in zip(torch.load(tmp_path / f"run-{number}.pt"), alone.model.parameters(), strict=True):
             torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)

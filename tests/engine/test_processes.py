@@ -47,6 +47,7 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.models import linear_regression
 from tests.engine.small import entries, weights
+from tests.engine.small import federation as small_federation
 from tests.sizes import sized
 
 KILLS, ROUNDS = sized((3, 8), (100, 50))
@@ -99,7 +100,21 @@ def killed_when(owner, name, is_time):
     setattr(owner, name, call)
 
 
-def live(folder: Path, began=None) -> None:
+def from_settings(folder: Path) -> None:
+    execute(settings(trainer="loop"), RunFolder(folder, resume=True), resume=True, progress=False)
+
+
+def from_a_script(folder: Path) -> None:
+    """A script that makes a new random model whenever it is run. The rate is voted on before the first round."""
+    torch.manual_seed(0 if not checkpoint.exists(folder) else random.SystemRandom().getrandbits(32))
+    model, work = nn.Linear(3, 1, bias=False), Sgd(lr="auto", steps=2)
+    execution = Execution(device="cpu", trainer="loop")
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=8.0)
+    given = {"local": work, "rounds": ROUNDS, "out": folder, "resume": True, "progress": False, "execution": execution}
+    train(model, small_federation(), algorithm, **given)
+
+
+def live(folder: Path, began=None, work=from_settings) -> None:
     """Trains in the folder from wherever it stands; a byte goes to `began` when a round begins, and the last waits to be killed."""
     torch.set_num_threads(1)
     step = Engine.step
@@ -112,7 +127,7 @@ def live(folder: Path, began=None) -> None:
         return step(self, state, *given)
 
     Engine.step = announced
-    execute(settings(trainer="loop"), RunFolder(folder, resume=True), resume=True, progress=False)
+    work(folder)
 
 
 def check_that_everything_released_was_charged(folder: Path) -> int:
@@ -123,9 +138,11 @@ def check_that_everything_released_was_charged(folder: Path) -> int:
         assert not metrics.exists()
         return 0
     charged = [entry.round for entry in entries(folder)]
+    votes, charged = charged.count(0), [round for round in charged if round]
     assert charged == list(range(1, len(charged) + 1))
     progress = checkpoint.read_progress(folder)
     done = progress.round if progress else 0
+    assert votes in ((0, 1, 2) if not charged else (0, 2)), "each is charged once, and before the first round"
     assert len(charged) in (done, done + 1)
     lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
     assert all(json.loads(line)["round"] in charged for line in lines if line.endswith("\n"))
@@ -152,9 +169,10 @@ def wait_for_first_round(began: int, process) -> None:
             time.sleep(0.0005)
 
 
-def test_kills_at_random_moments_change_nothing(tmp_path, processes):
+@pytest.mark.parametrize("work", [from_settings, from_a_script])
+def test_kills_at_random_moments_change_nothing(work, tmp_path, processes):
     def undisturbed(folder):
-        process = processes.Process(daemon=True, target=live, args=(folder,))
+        process = processes.Process(daemon=True, target=live, args=(folder, None, work))
         process.start()
         process.join()
         assert process.exitcode == 0
@@ -168,7 +186,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, processes):
         # The window follows the machine's pace, so that the kills spread over all the rounds.
         window = min(1.0, max(1e-4, window * (0.6 if done > kill * ROUNDS // KILLS else 1.2)))
         read, write = multiprocessing.Pipe(duplex=False)
-        process = processes.Process(daemon=True, target=live, args=(broken, write))
+        process = processes.Process(daemon=True, target=live, args=(broken, write, work))
         process.start()
         if done < ROUNDS - 2 and moments.random() < 0.9:
             wait_for_first_round(read.fileno(), process)
@@ -180,6 +198,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, processes):
         write.close()
     undisturbed(broken)
     assert check_that_everything_released_was_charged(broken) == ROUNDS
+    assert outcome(verify_run(broken)) == "holds"
     assert result_of(broken) == result_of(whole)
 
 

@@ -12,7 +12,7 @@ from dpfedexp.cli import app
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.run import RunFolder
 from dpfedexp.engine.verify import outcome, read_claim, verify_run
-from dpfedexp.report.runs import read_run
+from dpfedexp.report.page import read_run
 from tests.engine.small import ROUNDS, Crash, crash_after, federation, network, small_run
 
 TOML = """

@@ -8,7 +8,7 @@ from dpfedexp import EarlyStopping, InputError, Stop
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.stopping import Interrupted
 from dpfedexp.engine.verify import outcome, verify_run
-from dpfedexp.report.runs import read_run, run_section
+from dpfedexp.report.page import read_run, run_section
 from tests.engine.small import ROUNDS, crash_in, small_run
 
 

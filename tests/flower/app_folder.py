@@ -1,4 +1,4 @@
-"""The template's app, with other settings and, where a test asks for it, with nodes that misbehave."""
+"""The template's app with the task of `example_task.py`, other settings, and nodes that misbehave where a test asks for it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,16 @@ def assert_first_round_is_the_simulators(w: Tensor) -> None:
     torch.testing.assert_close(w, simulated, rtol=2e-5, atol=2e-6)
 
 
-def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:
-    """`sections` replace or add to the app's configuration; a value of None removes a setting."""
+def make_app(folder: Path, *, hostile: bool = False, own_task: bool = False, **sections: dict) -> Path:
+    """`own_task` keeps the template's; `sections` replace or add to the app's configuration; a value of None removes a setting."""
     new_app(folder)
+    package, here = folder / "federation", Path(__file__)
+    client = package / "client_app.py"
+    if not own_task:
+        (package / "task.py").write_text(here.with_name("example_task.py").read_text())
+        text = client.read_text()
+        assert "task.load_data(data_path(context))" in text
+        client.write_text(text.replace("task.load_data(data_path(context))", "task.data_of(context)"))
     path = folder / "pyproject.toml"
     content = tomllib.loads(path.read_text())
     config = content["tool"]["flwr"]["app"]["config"]
@@ -55,7 +62,6 @@ def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:
         config[name] = {key: value for key, value in merged.items() if value is not None}
     path.write_text(tomli_w.dumps(content))
     if hostile:
-        client = folder / "federation" / "client_app.py"
         text = client.read_text()
         changed = text.replace("mods=[private_training]", "mods=[hostile, private_training]")
         assert changed != text
@@ -64,7 +70,7 @@ def make_app(folder: Path, *, hostile: bool = False, **sections: dict) -> Path:
                 "from federation import task", "from federation import task\nfrom federation.hostile_mod import hostile"
             )
         )
-        (folder / "federation" / "hostile_mod.py").write_text((Path(__file__).with_name("hostile_mod.py")).read_text())
+        (package / "hostile_mod.py").write_text(here.with_name("hostile_mod.py").read_text())
     return folder
 
 

@@ -111,8 +111,8 @@ def hosting_app(federation, model, ballots=None) -> ClientApp:
     @app.train(mods=[private_training])
     def run(message, context):
         first = 3 * context.node_config["partition-id"]
-        hosted = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
-        reply = answer(message, context, copy.deepcopy(model), hosted, local=LOCAL)
+        own = type(federation).from_clients([federation.client(c) for c in range(first, first + 3)])
+        reply = answer(message, context, copy.deepcopy(model), own, local=LOCAL)
         if ballots is not None:
             reply.content[BALLOTS] = MetricRecord(ballots(first))
         return reply
@@ -184,7 +184,9 @@ def test_the_comparison_of_distributions_would_notice_wrong_noise():
 def test_poisson_rounds_divide_by_the_public_cohort(tmp_path, monkeypatch, silent):
     """With every client drawn by chance, the sum is still divided by rate·clients: η_g c̄ doubles when all come at rate ½."""
     federation, model = problem(clients=4)
-    monkeypatch.setattr("dpfedexp.flower.cohort.choose", lambda nodes, hosted, sampling: dict.fromkeys(nodes, (0,)))
+    monkeypatch.setattr(
+        "dpfedexp.flower.cohort.choose", lambda nodes, clients_per_node, sampling: dict.fromkeys(nodes, (0,))
+    )
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
     full, _ = flower_run(tmp_path / "full", algorithm, federation, model, noise=Silence)
     given = {"noise": Silence, "participation": Poisson(0.5)}

@@ -96,10 +96,10 @@ def test_a_refused_request_neither_joins_nor_counts():
 @pytest.mark.parametrize("config", [{**LOCAL, "federation.clients_per_node": 3}, {}], ids=["configuration", "request"])
 def test_no_more_hosted_clients_are_answered_for_than_were_announced(config):
     state = RecordDict()
-    assert not ask(GOOD, run_config=config, state=state, clients=(0,), hosted=3, rounds=9).has_error()
-    assert not ask(GOOD, run_config=config, state=state, clients=(0, 1, 2), hosted=3, rounds=9).has_error()
-    assert "for 4 hosted clients, and this run announced 3" in reason(
-        GOOD, run_config=config, state=state, clients=(0, 1, 2, 3), hosted=4, rounds=9
+    assert not ask(GOOD, run_config=config, state=state, clients=(0,), clients_per_node=3, rounds=9).has_error()
+    assert not ask(GOOD, run_config=config, state=state, clients=(0, 1, 2), clients_per_node=3, rounds=9).has_error()
+    assert "for 4 clients, and this run announced 3" in reason(
+        GOOD, run_config=config, state=state, clients=(0, 1, 2, 3), clients_per_node=4, rounds=9
     )
 
 

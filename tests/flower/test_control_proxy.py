@@ -153,7 +153,13 @@ def test_a_run_is_started_through_both_ends_and_without_a_certificate_it_is_not(
     operators = make_certificates(tmp_path / "operators")
     app = make_app(
         tmp_path / "app",
-        federation={"clients": 1, "rounds": 1, "floor": 1.0, "folder": str(tmp_path / "out"), "node_timeout": PATIENCE},
+        federation={
+            "clients": 1,
+            "rounds": 1,
+            "min_reply_fraction": 1.0,
+            "folder": str(tmp_path / "out"),
+            "node_timeout": PATIENCE,
+        },
         algorithm={"name": "cdp_fedexp"},
         local=LOCAL,
     )

@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.core.local import Sgd
 from dpfedexp.data import synthetic_regression
+from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.flower import train_local
 from dpfedexp.flower.access import read_nodes
-from dpfedexp.flower.app import QUIET
-from dpfedexp.flower.local import Deployment, make_node_key, marked
+from dpfedexp.flower.local import QUIET, Deployment, make_node_key, marked
 from dpfedexp.flower.monitor import read_status
 from dpfedexp.models import linear_regression
 from tests.sizes import long
@@ -46,7 +46,7 @@ from .other_user import as_nobody, can_be_nobody
 
 NETWORK = "127.0.0.2"
 """An address of loopback that stands for the network: nodes connect to it, and what listens on 127.0.0.1 is not there."""
-FEDERATION = {"clients": 3, "rounds": 3, "floor": 0.3, "round_timeout": PATIENCE, "node_timeout": PATIENCE}
+FEDERATION = {"clients": 3, "rounds": 3, "min_reply_fraction": 0.3, "round_timeout": PATIENCE, "node_timeout": PATIENCE}
 GUARD = """
 max_epsilon_per_round = 1e30
 max_epsilon_total = 1e30
@@ -197,8 +197,8 @@ def no_core_is_dumped(deployment: Deployment) -> None:
 
 
 def checkpoint(folder: Path) -> dict:
-    path = folder / "checkpoint.json"
-    return json.loads(path.read_text()) if path.exists() else {"round": 0, "history": []}
+    progress = read_progress(folder)
+    return {"round": 0, "history": []} if progress is None else vars(progress)
 
 
 def finish(process: subprocess.Popen, app: Path) -> str:
@@ -249,7 +249,7 @@ def central_run_whose_server_and_nodes_are_killed(deployment: Deployment, place:
     content = checkpoint(out)
     assert content["round"] == 3, log
     assert (second.returncode, read_status(out)["status"]) == (0, "completed")
-    assert content["config"]["nodes"] == list(read_nodes(deployment.node_list)), (
+    assert content["settings"]["nodes"] == list(read_nodes(deployment.node_list)), (
         "ids are those of the keys, after a restart too"
     )
     assert [counts(line) for line in content["history"]] == [(3, 3, 0, 0), (3, 1, 2, 0), (3, 1, 0, 2)]

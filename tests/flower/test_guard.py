@@ -93,7 +93,7 @@ def failing(error: Exception):
     return fail
 
 
-def test_a_request_for_many_hosted_clients_is_charged_for_all_of_them_or_refused(tmp_path):
+def test_a_request_for_many_clients_is_charged_for_all_of_them_or_refused(tmp_path):
     """The attack: one client costs 3.92 of a limit of 4, and a server that asks for 14 in one message learns ε = 82."""
     mechanism = CentralGaussian(0.3, 2.2)
     one = mechanism.client_event()
@@ -101,9 +101,9 @@ def test_a_request_for_many_hosted_clients_is_charged_for_all_of_them_or_refused
     real = gdp.epsilon(14 * one.mu, DELTA)
     assert real > 80
     node = {"dpfedexp-guard": str(guard_file(tmp_path))}
-    reply = ask(mechanism, node, clients=tuple(range(14)), hosted=14)
+    reply = ask(mechanism, node, clients=tuple(range(14)), clients_per_node=14)
     assert f"the round costs epsilon {real:.4g} at delta 1e-05" in reply.error.reason
-    assert not ask(mechanism, node, clients=(3,), hosted=14).has_error(), "one of them is within the limit"
+    assert not ask(mechanism, node, clients=(3,), clients_per_node=14).has_error(), "one of them is within the limit"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def _clipped(value: float, radius: float) -> Clipped:
 
 def test_a_privunit_node_is_charged_once_for_every_hosted_report(tmp_path):
     guard = made(tmp_path, mechanisms=["privunit"])
-    guard.admit(request(PrivUnit(0.3, 4), clients=(0, 1, 2), hosted=3))
+    guard.admit(request(PrivUnit(0.3, 4), clients=(0, 1, 2), clients_per_node=3))
     assert [entry.event for entry in book(tmp_path).entries] == [PrivUnit(0.3, 4).client_event()] * 3
     with pytest.raises(Refused, match="max_epsilon_per_round of 17"):
         replace(guard, max_epsilon_per_round=17.0).admit(request(PrivUnit(0.3, 4), round=2, clients=(0, 1, 2, 3)))
@@ -158,13 +158,15 @@ def test_requests_for_different_hosted_clients_of_one_round_share_its_limit(tmp_
     guard = made(tmp_path, max_epsilon_per_round=4.0)
     mechanism = CentralGaussian(0.3, 8.0)
     admitted = admitted_of(
-        guard, (request(mechanism, clients=(c,), hosted=100) for c in range(100)), "max_epsilon_per_round of 4"
+        guard,
+        (request(mechanism, clients=(c,), clients_per_node=100) for c in range(100)),
+        "max_epsilon_per_round of 4",
     )
     one = mechanism.client_event().mu
     assert admitted == max(k for k in range(100) if gdp.epsilon(k * one, DELTA) <= 4.0)
     assert gdp.compose(e.event.mu for e in book(tmp_path).entries) == pytest.approx(admitted * one)
-    guard.admit(request(mechanism, round=2, clients=(0,), hosted=100), run="r")
-    guard.admit(request(mechanism, round=1, clients=(0,), hosted=100), run="another")
+    guard.admit(request(mechanism, round=2, clients=(0,), clients_per_node=100), run="r")
+    guard.admit(request(mechanism, round=1, clients=(0,), clients_per_node=100), run="another")
 
 
 def test_repeated_local_requests_of_one_round_compose_against_its_limit(tmp_path):
@@ -406,7 +408,7 @@ def test_of_many_messages_at_once_only_those_within_the_total_are_admitted(tmp_p
 
 
 def test_a_scaled_charge_is_scaled_under_the_other_adjacency_too():
-    """What was shown: the ledger of a node that hosts ten said ε 4.5 under add-remove, the price of one of them."""
+    """What was shown: the ledger of a node with ten clients said ε 4.5 under add-remove, the price of one of them."""
     mechanism = CentralGaussian(0.3, 5.0, numerator="paper", scalar_multiplier=1.0, votes=(within_clip(4.0),))
     one, (ten, count) = mechanism.client_event(), node_charge(mechanism, 10)
     assert count == 1
@@ -447,17 +449,17 @@ def test_a_mechanism_whose_constants_do_not_exist_is_a_sentence_and_costs_nothin
 
 @pytest.mark.parametrize("mechanism", [LocalGaussian(0.3, 9.0), PrivUnit(0.3, 4)], ids=["gaussian", "privunit"])
 def test_a_crash_at_any_write_charges_every_answer_and_locks_nobody_out(mechanism, tmp_path, monkeypatch):
-    """Each write of two answers for two hosted clients in turn is the last one that happens."""
+    """Each write of two answers for two clients of a node in turn is the last one that happens."""
     _, each = node_charge(mechanism, 2)
     for write in itertools.count(1):
         folder, admitted = tmp_path / str(write), 0
         guard = made(folder, mechanisms=["local-gaussian", "privunit"])
         with dying_at(write, monkeypatch) as left:
             for number in (1, 2):
-                guard.admit(request(mechanism, round=number, clients=(0, 1), hosted=2))
+                guard.admit(request(mechanism, round=number, clients=(0, 1), clients_per_node=2))
                 admitted += 1
         assert len(book(folder)) >= each * admitted
-        guard.admit(request(mechanism, round=3, clients=(0, 1), hosted=2))
+        guard.admit(request(mechanism, round=3, clients=(0, 1), clients_per_node=2))
         assert len(book(folder)) >= each * (admitted + 1)
         if left[0] > 0:
             break

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from dpfedexp import Sgd, cdp_fedexp, fedavg
 from dpfedexp.accounting import Ledger, Sampling
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.local_rate import LEAST, watched
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import InputError, RoundFailed
@@ -23,7 +24,7 @@ from dpfedexp.mechanisms import CentralGaussian, PrivUnit
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
-from ..engine.test_cohorts import ALGORITHMS, ROUNDS, M, announced, flower, flower_app, problem
+from ..engine.test_cohorts import ALGORITHMS, EPSILON, MEASURING, ROUNDS, M, announced, flower, flower_app, problem
 from ..mechanisms.parties import helper_file, round_of
 from .loopback import LoopbackGrid
 from .test_mod import guard_file
@@ -31,6 +32,7 @@ from .test_mod import guard_file
 ALGORITHM, LOCAL = ALGORITHMS["fit"]
 CONFIG = announced(ALGORITHM)
 QUESTION = CentralGaussian(1.0, 1.0).asking(RATE, 4.0)
+EVALUATING = CentralGaussian(1.0, 1.0).asking(EVALUATION, 4.0)
 
 
 def asked(mechanism, purpose, round=0, **more) -> Request:
@@ -63,9 +65,12 @@ def test_a_request_and_its_mechanism_are_for_the_same_purpose():
     ):
         with pytest.raises(InputError, match="its mechanism is not one for that"):
             asked(mechanism, purpose, round)
-    for more in ({"round": 3}, {"tau_eta_l": 0.1}):
-        with pytest.raises(InputError, match="comes before the first round"):
+    for more, why in (({"round": 3}, "comes before the first round"), ({"tau_eta_l": 0.1}, "for updates alone")):
+        with pytest.raises(InputError, match=why):
             asked(QUESTION, RATE, **more)
+    with pytest.raises(InputError, match="round is 0"):
+        asked(EVALUATING, EVALUATION, 0)
+    assert asked(EVALUATING, EVALUATION, 2).purpose == EVALUATION
     assert asked(QUESTION, RATE).purpose == RATE
 
 
@@ -80,8 +85,12 @@ def test_a_node_answers_as_many_updates_as_were_announced_and_every_vote_once():
     for purpose in (RATE, CLIP):
         vote = asked(made.probe.mechanism(purpose), purpose)
         admit_announced(vote, context, 6)
-        with pytest.raises(Refused, match="a repeated one costs again"):
+        with pytest.raises(Refused, match="a repeated answer costs again"):
             admit_announced(vote, context, 6)
+    for round in (2, 3):
+        admit_announced(asked(made.evaluation, EVALUATION, round), context, 6)
+    with pytest.raises(Refused, match="a repeated answer costs again"):
+        admit_announced(asked(made.evaluation, EVALUATION, 3), context, 6)
     with pytest.raises(Refused, match="had 6 when this run began"):
         admit_announced(asked(made.mechanism, UPDATE, 1), context, 7)
 
@@ -93,9 +102,20 @@ def test_a_run_with_a_fixed_clip_asks_for_no_vote_on_it():
         made.check(asked(made.probe.mechanism(CLIP), CLIP))
 
 
+def test_an_evaluation_is_answered_where_it_was_announced_and_at_its_price():
+    made = Announcement.of_run(CONFIG, 6)
+    made.check(asked(made.evaluation, EVALUATION, 2))
+    dearer = replace(made.evaluation, noise_multiplier=made.evaluation.noise_multiplier / 2)
+    with pytest.raises(Refused, match="above the"):
+        made.check(asked(dearer, EVALUATION, 2))
+    silent = Announcement.of_run({**CONFIG, "federation.evaluate": ""}, 6)
+    with pytest.raises(Refused, match="which this run did not announce"):
+        silent.check(asked(made.evaluation, EVALUATION, 2))
+
+
 def test_a_guard_that_allows_a_round_allows_each_vote_whatever_its_largest_clip(tmp_path):
     algorithm = cdp_fedexp(clip=0.3, target_epsilon=8.0)
-    made = Announcement.of_run({**CONFIG, "federation.rounds": 100, "algorithm.clip": "adaptive"}, 6)
+    made = Announcement.of_run({**CONFIG, "federation.rounds": 100, "federation.epsilon": 8.0}, 6)
     file = guard_file(
         tmp_path, max_clip=0.3, max_epsilon_per_round=2.0, max_epsilon_total=50.0, mechanisms=["central-gaussian"]
     )
@@ -114,7 +134,14 @@ def test_a_helper_answers_each_vote_once_and_no_other_question(tmp_path):
     again = replace(vote, noise_multiplier=vote.noise_multiplier * (1 + 1e-6))
     with pytest.raises(Refused, match="every round is answered once"):
         file.admit(round_of(again, number=0, columns=13), again)
-    for other, number in ((replace(vote, question="x"), 0), (vote, 3)):
+    measured = replace(vote, question=EVALUATION)
+    update = replace(vote, question="", clip=0.3)
+    file.admit(round_of(update, number=1, columns=13), update)
+    file.admit(round_of(measured, number=1, columns=13, nonce="b" * 32), measured)
+    for one in (measured, update):
+        with pytest.raises(Refused, match="every round is answered once"):
+            file.admit(round_of(one, number=1, columns=13, nonce="c" * 32), one)
+    for other, number in ((replace(vote, question="x"), 0), (vote, 3), (measured, 0)):
         with pytest.raises(Refused, match="comes before the first round"):
             file.admit(round_of(other, number=number, columns=13), other)
 
@@ -134,7 +161,7 @@ def test_one_client_with_an_unreadable_reply_stops_no_vote(tmp_path):
         return Message(RecordDict({REPORT: ArrayRecord({"vector": array}), REQUEST: fields}), reply_to=message)
 
     grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=spoilt)
-    strategy = DpFedExp(ALGORITHM, clients=M, rounds=ROUNDS, folder=tmp_path, local=LOCAL, node_timeout=1)
+    strategy = DpFedExp(ALGORITHM, clients=M, rounds=ROUNDS, folder=tmp_path, local=LOCAL, node_timeout=1, **MEASURING)
     strategy.start(grid, ArrayRecord(model.state_dict()), timeout=1)
     assert strategy.history[0]["refused"] == 1
 
@@ -156,7 +183,7 @@ def failing(times, group):
 def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_was_spent(tmp_path):
     federation, model = problem()
     grid = LoopbackGrid(flower_app(federation, model, LOCAL), M, run_config=CONFIG, reply_of=failing(2, CLIP))
-    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1}
+    given = {"clients": M, "rounds": ROUNDS, "folder": tmp_path, "local": LOCAL, "node_timeout": 1, **MEASURING}
     for resume in (False, True):
         with pytest.raises(RoundFailed, match="the vote on the first clip failed"):
             DpFedExp(ALGORITHM, **given, resume=resume).start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
@@ -170,8 +197,8 @@ def test_a_vote_that_was_released_is_not_asked_again_and_the_folder_says_what_wa
     done = DpFedExp(ALGORITHM, **given, resume=True)
     done.start(grid, ArrayRecord(model.state_dict()), timeout=1)
     names = [entry.event.queries[0].name for entry in done.ledger.entries]
-    assert names == ["local rate", "first clip", *["update"] * ROUNDS]
-    assert done.statement.epsilon_total <= 8.0 * (1 + 1e-9)
+    assert names == ["local rate", "first clip", "update", "update", "evaluation", "update", "evaluation"]
+    assert done.statement.epsilon_total <= EPSILON * (1 + 1e-9)
 
 
 def test_a_run_that_stopped_after_one_round_verifies_and_a_smaller_claim_does_not(tmp_path):

@@ -20,8 +20,8 @@ import pytest
 
 from dpfedexp.accounting import Ledger
 from dpfedexp.flower.access import core_dumpers, peer
-from dpfedexp.flower.app import app_hash, program
-from dpfedexp.flower.local import Deployment, free_port
+from dpfedexp.flower.app import app_hash
+from dpfedexp.flower.local import Deployment, free_port, program
 from dpfedexp.flower.site import ACQUIRE, NO_REPORT, serve_runtime
 from tests.sizes import long
 
@@ -168,7 +168,13 @@ def test_an_app_reads_no_secret_and_gets_nothing_out_and_a_stranger_gets_no_task
     place, shared, out, site = (public_place / name for name in ("", "shared", "out", "up"))
     app = make_app(
         place / "app",
-        federation={"clients": 2, "rounds": 1, "floor": 0.5, "folder": str(out), "round_timeout": PATIENCE},
+        federation={
+            "clients": 2,
+            "rounds": 1,
+            "min_reply_fraction": 0.5,
+            "folder": str(out),
+            "round_timeout": PATIENCE,
+        },
         algorithm={"name": "ldp_fedexp", "target_epsilon": None, "noise_multiplier": 3.0},
         local=LOCAL,
         test={"site": str(site), "found": str(shared)},

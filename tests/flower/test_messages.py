@@ -62,12 +62,14 @@ def message(content: RecordDict) -> Message:
 
 def received(**changes) -> Request:
     """What a node reads of a request in which these values were changed."""
-    record = dict(Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, hosted=4).to_record())
+    record = dict(
+        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4).to_record()
+    )
     return Request.from_message(message(RecordDict({REQUEST: ConfigRecord({**record, **changes})})))
 
 
-def hosted(clients: int, mechanism=COUNTED, **changes) -> Sums:
-    """What the server reads of the sums of so many hosted clients, each one of norm C and within the clip."""
+def added(clients: int, mechanism=COUNTED, **changes) -> Sums:
+    """What the server reads of the sums of so many clients of a node, each one of norm C and within the clip."""
     request = Request(1, "nonce", mechanism, Sampling(), tuple(range(clients)))
     vector = torch.tensor([mechanism.clip * clients, 0.0, 0.0], dtype=torch.float64)
     squares = mechanism.clip**2 * clients if mechanism.numerator == "paper" else 0.0
@@ -80,8 +82,8 @@ def hosted(clients: int, mechanism=COUNTED, **changes) -> Sums:
 
 def test_a_request_arrives_as_it_was_sent():
     for given in (
-        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, hosted=4),
-        Request(1, "nonce", deployed(PAPER), Sampling(), clients=(3, 0), hosted=4),
+        Request(2, "nonce", deployed(COUNTED), Sampling("poisson", 0.25), rounds=7, clients_per_node=4),
+        Request(1, "nonce", deployed(PAPER), Sampling(), clients=(3, 0), clients_per_node=4),
         Request(1, "nonce", deployed(LocalGaussian(0.3, 0.7)), Sampling(), tau_eta_l=0.5),
     ):
         record = given.to_record()
@@ -106,12 +108,12 @@ def test_a_request_arrives_as_it_was_sent():
         ({"round": True}, "round"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": 1.0}, "rounds"),
-        ({"hosted": 0}, "hosted"),
+        ({"clients_per_node": 0}, "clients_per_node"),
         ({"clients": 3}, "clients"),
         ({"clients": [-1]}, "clients"),
         ({"clients": [1.0]}, "clients"),
         ({"clients": [0, -1]}, "clients"),
-        ({"clients": [1, 1]}, "hosted client twice"),
+        ({"clients": [1, 1]}, "client twice"),
         ({"clients": [1], "tau_eta_l": 0.5}, "SCAFFOLD"),
     ],
 )
@@ -168,7 +170,7 @@ def test_a_level_is_one_of_those_that_exist(level):
 
 @pytest.mark.parametrize("mechanism", [COUNTED, PAPER], ids=["count", "squares"])
 def test_hosted_clients_may_all_lie_on_the_ball_and_within_the_clip(mechanism):
-    sums = hosted(4, mechanism)
+    sums = added(4, mechanism)
     assert (sums.count, sums.votes.tolist()) == (4, [2.0] * len(mechanism.votes))
     assert float(sums.squares) == (1.0 if mechanism is PAPER else 0.0)
     assert sums.vector.tolist() == [2.0, 0.0, 0.0]
@@ -200,9 +202,9 @@ def test_hosted_privunit_reports_may_all_have_the_least_estimate_of_a_square():
         ({"nonce": "another"}, "another message"),
     ],
 )
-def test_sums_that_so_many_hosted_clients_can_not_have_are_refused(changes, reason):
+def test_sums_that_so_many_clients_can_not_have_are_refused(changes, reason):
     with pytest.raises(InputError, match=reason):
-        hosted(4, PAPER if "squares" in changes else COUNTED, **changes)
+        added(4, PAPER if "squares" in changes else COUNTED, **changes)
 
 
 def test_the_bound_on_a_report_is_the_clip_and_the_noise_that_honest_clients_exceed_once_in_1e15():

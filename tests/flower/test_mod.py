@@ -14,7 +14,7 @@ from scipy.stats import ks_2samp, kstest
 
 from dpfedexp.accounting import Sampling
 from dpfedexp.flower import deployment_noise, private_training, privatize
-from dpfedexp.flower.messages import HOSTED, REPORT, REQUEST, Request
+from dpfedexp.flower.messages import REPORT, REQUEST, ROWS, Request
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian, NoPrivacy, PrivUnit
 
 from .loopback import through_the_wire
@@ -57,7 +57,7 @@ def ask(
     seen=None,
     **request,
 ):
-    """The mod's reply for a model of 4 ones whose app returns `trained` (for every hosted client), or raises it.
+    """The mod's reply for a model of 4 ones whose app returns `trained` (for every client of the node), or raises it.
 
     `control` is the server's control variate in every coordinate; `seen` gets the messages that reach the app.
     """
@@ -81,7 +81,7 @@ def ask(
         content = RecordDict({"arrays": ArrayRecord(named), "m": ConfigRecord({"loss": 0.123})})
         if given.clients:
             rows = np.tile(named["w"].numpy() - 1, (len(given.clients), 1))
-            content = RecordDict({HOSTED: ArrayRecord({"rows": Array(rows)})})
+            content = RecordDict({ROWS: ArrayRecord({"rows": Array(rows)})})
         return Message(content, reply_to=message)
 
     return private_training(through_the_wire(message), context, app)

@@ -1,4 +1,4 @@
-"""Who takes part: places that nobody loses to a later node, and everybody where adding one node must change only its own."""
+"""Who takes part: participants that no later node displaces, and everybody where adding one node must change only its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpfedexp.engine.checkpoint import read_progress
 from dpfedexp.engine.verify import recompute, verify_run
 from dpfedexp.errors import RoundFailed
 from dpfedexp.flower import DpFedExp
-from dpfedexp.flower.nodes import seated
+from dpfedexp.flower.nodes import joined
 
 from .loopback import LoopbackGrid, Silence, flat, plain_app, problem
 
@@ -46,7 +46,7 @@ class Nodes(LoopbackGrid):
 
 
 def start(folder, grid, algorithm=REPLACE, clients=3, rounds=1, **options) -> DpFedExp:
-    options = {"floor": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
+    options = {"min_reply_fraction": 0.3, "node_timeout": 0.01, "noise": Silence, **options}
     strategy = DpFedExp(algorithm, clients=clients, rounds=rounds, folder=folder, **options)
     strategy.start(grid, ArrayRecord(problem(6)[1].state_dict()), timeout=0.05)
     return strategy
@@ -80,7 +80,7 @@ def test_under_add_remove_every_connected_node_is_asked_and_neither_file_nor_log
     with caplog.at_level(logging.DEBUG, logger="flwr"):
         strategy = start(tmp_path / "all", grid, ADD, clients=3)
         with pytest.raises(RoundFailed, match="too few nodes were connected") as failure:
-            start(tmp_path / "few", Nodes({1: 0, 2: 1}), ADD, clients=6, floor=0.9)
+            start(tmp_path / "few", Nodes({1: 0, 2: 1}), ADD, clients=6, min_reply_fraction=0.9)
     assert grid.asked == [[1, 2, 3, 4, 5]]
     assert bound(tmp_path / "all") == []
     assert "valid" not in strategy.history[0]
@@ -99,7 +99,7 @@ LATER = {10: 0, 11: 1, 5: 3, 6: 4}
         (FIRST, {2: {10: 0, 11: 1, 5: 3}, 3: {10: 0, 12: 2, 5: 3}}, [[10, 11, 12], [10, 11], [10, 12]]),
         ({10: 0, 11: 1}, {2: LATER, 3: {1: 2, **LATER}}, [[10, 11], [5, 10, 11], [5, 10, 11]]),
     ],
-    ids=["lower ids later", "more than clients", "absent keeps its place", "a free place is taken once"],
+    ids=["lower ids later", "more than clients", "absent stays a participant", "a missing participant joins once"],
 )
 @pytest.mark.parametrize("algorithm", [REPLACE, ldp_fedexp(clip=CLIP, noise_multiplier=1.0)], ids=["central", "local"])
 def test_the_first_round_binds_and_a_later_node_never_displaces_another(
@@ -119,26 +119,28 @@ def test_a_resumed_run_asks_the_nodes_of_its_first_round(tmp_path):
     assert grid.asked == [[10, 12]]
 
 
-def test_nodes_with_new_ids_take_no_place_unless_the_run_is_resumed_with_rebind(tmp_path):
+def test_nodes_with_new_ids_do_not_take_part_unless_the_run_is_resumed_with_replace_missing_nodes(tmp_path):
     """SuperNodes without keys have other ids after a restart."""
     start(tmp_path, Nodes({10: 0, 11: 1, 12: 2}), rounds=1)
     grid = Nodes({20: 0, 21: 1, 12: 2}, {3: {20: 0, 21: 1, 12: 2, 5: 4}})
     few = r"1 of 3 nodes were connected after waiting 0\.01 seconds, and the round needs at least 2"
-    with pytest.raises(RoundFailed, match=few + r".* also 2 nodes that have no place in this run.*rebind=true"):
-        start(tmp_path, grid, rounds=3, resume=True, floor=0.6)
-    start(tmp_path, grid, rounds=3, resume=True, rebind=True, floor=0.6)
+    with pytest.raises(
+        RoundFailed, match=few + r".* also 2 nodes that do not take part in this run.*replace_missing_nodes=true"
+    ):
+        start(tmp_path, grid, rounds=3, resume=True, min_reply_fraction=0.6)
+    start(tmp_path, grid, rounds=3, resume=True, replace_missing_nodes=True, min_reply_fraction=0.6)
     assert grid.asked == [[12, 20, 21]] * 2
     assert sorted(bound(tmp_path)) == [12, 20, 21]
 
 
-def test_places_are_kept_in_the_order_in_which_they_were_taken():
-    assert seated([3, 1, 2], (), 2) == (1, 2)
-    assert seated([1], (9, 8), 2) == (9, 8)
-    assert seated([4, 1], (9,), 2) == (9, 1)
-    assert seated([4, 1], (9, 8, 7), 2) == (9, 8, 7)
+def test_participants_are_kept_in_the_order_in_which_they_joined():
+    assert joined([3, 1, 2], (), 2) == (1, 2)
+    assert joined([1], (9, 8), 2) == (9, 8)
+    assert joined([4, 1], (9,), 2) == (9, 1)
+    assert joined([4, 1], (9, 8, 7), 2) == (9, 8, 7)
 
 
-def test_a_statement_with_places_has_no_add_remove_figure(tmp_path):
+def test_a_statement_with_a_fixed_number_of_participants_has_no_add_remove_figure(tmp_path):
     """The node with the lowest id leaves and another takes its place: the sum moves by more than C, and the counts show it."""
     four = {n: n - 1 for n in (1, 2, 3, 4)}
     whole = start(tmp_path / "four", Nodes(four))
@@ -148,7 +150,7 @@ def test_a_statement_with_places_has_no_add_remove_figure(tmp_path):
     assert (moved_sum(whole) - moved_sum(without)).norm() > 0
     for strategy in (whole, without):
         assert strategy.statement.other_adjacency is None
-        assert "There is no add-remove figure: a run has a fixed number of places" in strategy.statement.text
+        assert "There is no add-remove figure: the number of participants is fixed" in strategy.statement.text
     place = tmp_path / "four"
     assert all(check.passed for check in verify_run(place)), [c for c in verify_run(place) if not c.passed]
     (place / "privacy.json").unlink()
@@ -159,12 +161,14 @@ def test_a_statement_with_places_has_no_add_remove_figure(tmp_path):
 
 
 def test_a_resumed_run_does_not_claim_more_reports_than_its_earlier_rounds_had(tmp_path):
-    """The attack: two of six report while the floor is low, then the run is resumed with a floor of one."""
+    """The attack: two of six report while min_reply_fraction is low, then the run is resumed with 1."""
     local = ldp_fedexp(clip=0.5, noise_multiplier=1.0)
     few = {n: n - 1 for n in (1, 2)}
     early = start(tmp_path, Nodes(few), local, clients=6, rounds=1)
     assert early.statement.reporting == 2
-    late = start(tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, resume=True, floor=1.0)
+    late = start(
+        tmp_path, Nodes({n: n - 1 for n in range(1, 7)}), local, 6, rounds=2, resume=True, min_reply_fraction=1.0
+    )
     assert late.statement.reporting == 2
     assert late.statement.models_only is not None
     assert late.statement.models_only.epsilon_total > early.statement.models_only.epsilon_total

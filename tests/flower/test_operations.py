@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -20,12 +22,12 @@ from typer.testing import CliRunner
 from dpfedexp.accounting import Sampling, compose
 from dpfedexp.algorithms import ldp_fedexp
 from dpfedexp.cli import app
-from dpfedexp.cli.flower import _read_settings
+from dpfedexp.cli.flower import _files_of_nodes
 from dpfedexp.errors import InputError, RoundFailed
 from dpfedexp.flower.access import check_file
 from dpfedexp.flower.app import _end, app_hash, new_app, paths_from_here, read_overrides, run_app
 from dpfedexp.flower.guard import Guard
-from dpfedexp.flower.local import Deployment
+from dpfedexp.flower.local import Deployment, find_running, running, stop_running
 from dpfedexp.flower.messages import Request
 from dpfedexp.flower.monitor import guard_metrics, guard_summary, metrics_server, read_status, run_metrics, to_text
 from dpfedexp.mechanisms import LocalGaussian
@@ -105,7 +107,7 @@ def test_a_run_that_stops_fails_or_is_killed_has_an_exit_code_of_its_own(tmp_pat
     start(tmp_path / "budget", Nodes(THREE), rounds=3, budget=1e-6)
     assert ended("budget") == ("stopped", 3)
     with pytest.raises(RoundFailed):
-        start(tmp_path / "few", Nodes({1: 0}), rounds=1, floor=1.0)
+        start(tmp_path / "few", Nodes({1: 0}), rounds=1, min_reply_fraction=1.0)
     assert ended("few") == ("failed", 3)
     assert "1 of 3 nodes were connected" in read_status(tmp_path / "few")["reason"]
     start(tmp_path / "done", Nodes(THREE))
@@ -134,7 +136,7 @@ def test_a_listed_node_is_asked_and_no_other_and_the_list_is_bound_to_the_run(tm
 
 def test_a_run_without_a_list_says_that_a_node_was_left_out(tmp_path, caplog):
     start(tmp_path, Nodes({n: n - 1 for n in (1, 2, 3, 4)}), REPLACE)
-    assert "1 nodes are connected that have no place in this run" in caplog.text
+    assert "1 nodes are connected that do not take part in this run" in caplog.text
 
 
 def test_metrics_are_what_is_public_and_health_follows_the_status_and_damaged_files(tmp_path):
@@ -291,7 +293,7 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
         return paths_from_here(tmp_path / "app", read_overrides(settings), tmp_path)
 
     for settings, expected in (
-        ((), tmp_path / "runs" / "flower"),
+        ((), tmp_path / "runs" / "first"),
         (('federation.rounds=2 federation.folder="a b"',), tmp_path / "a b"),
         (('federation.folder="/a"', "federation.resume=true", 'federation.folder="/b"'), "/b"),
     ):
@@ -304,22 +306,81 @@ def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path):
             paths(wrong)
 
 
-def test_settings_of_single_nodes_come_from_a_file_and_reach_that_node_alone(tmp_path, monkeypatch):
-    path = tmp_path / "nodes.toml"
-    path.write_text('[node1]\ndata = "/srv/rows.npz"\n')
-    settings = _read_settings(path, 2)
-    assert settings == {1: {"data": "/srv/rows.npz"}}
+def test_there_is_a_node_for_each_file_and_no_other_node_gets_its_path(tmp_path, monkeypatch):
+    for name in ("b.csv", "a.csv", ".hidden"):
+        (tmp_path / name).touch()
+    files = _files_of_nodes(tmp_path)
+    assert [path.name for path in files] == ["a.csv", "b.csv"]
+    settings = {number: {"data": str(path)} for number, path in enumerate(files)}
     deployment, started = Deployment(tmp_path / "up", 2, of_node=settings), []
     deployment.port = 9092
     monkeypatch.setattr(deployment, "_spawn", lambda command, _: started.append(command))
     for index in range(2):
         deployment.start_supernode(index)
     configs = [command[command.index("--node-config") + 1] for command in started]
-    assert ['data="/srv/rows.npz"' in config for config in configs] == [False, True]
-    for text, reason in (("[node2]\n", "node2 is not a node"), ("node0 = 3\n", "node0 is not"), ("[", "can't be read")):
-        path.write_text(text)
-        with pytest.raises(InputError, match=reason):
-            _read_settings(path, 2)
+    assert [[f'data="{path}"' in config for path in files] for config in configs] == [[True, False], [False, True]]
+    (tmp_path / "empty").mkdir()
+    for wrong, reason in (("empty", "is empty"), ("a.csv", "is not a folder"), ("nowhere", "is not a folder")):
+        with pytest.raises(InputError, match=f"{reason}.* one file or folder for each node"):
+            _files_of_nodes(tmp_path / wrong)
+
+
+def _new_app(place: Path) -> Path:
+    new_app(place / "app")
+    return place / "app"
+
+
+def test_a_run_takes_its_nodes_from_the_deployment_that_is_up(tmp_path, monkeypatch):
+    app, streamed = _new_app(tmp_path), []
+    with pytest.raises(InputError, match="no nodes are up for this app; start them"):
+        run_app(app)
+    monkeypatch.setattr(
+        "dpfedexp.flower.app._stream", lambda command, environment, _: streamed.append((command, environment))
+    )
+    monkeypatch.setattr(Deployment, "start", lambda self: None)
+    deployment = Deployment(app / ".up", 5, tls=True)
+    with running(deployment):
+        with pytest.raises(InputError, match="are up already"), running(Deployment(app / ".up", 5)):
+            pass
+        assert run_app(app, settings=[f'federation.folder="{tmp_path / "run"}"']) == 2
+        assert find_running(app / ".up")["nodes"] == 5
+    assert find_running(app / ".up") is None
+    command, environment = streamed[0]
+    settings = read_overrides([command[-1]])
+    assert settings["federation.clients"] == 5
+    assert settings["federation.nodes"] == str(deployment.node_list)
+    assert environment["FLWR_HOME"] == str(deployment.home)
+    with pytest.raises(InputError, match="no nodes are up"):
+        run_app(app)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("federation.roundz=3", "federation.roundz is not a setting. Did you mean 'rounds'"),
+        ('federation.epsilon="eight"', "federation.epsilon is 'eight'; it must be"),
+        ('federation.rounds="many"', "federation.rounds is 'many'; it must be"),
+        ("federation.node_timeout=9.5", r"write node_timeout = 9.5 under \[tool.flwr.app.config.federation\]"),
+        ("epsilon=3", "epsilon is not a setting. Did you mean 'federation.epsilon'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_started(setting, reason, tmp_path):
+    app = _new_app(tmp_path)
+    with pytest.raises(InputError, match=reason):
+        run_app(app, "up", [setting])
+
+
+def test_processes_of_a_deployment_whose_own_process_was_killed_are_ended(tmp_path):
+    deployment = Deployment(tmp_path, 1)
+    left = deployment._spawn([sys.executable, "-c", "import time; time.sleep(1000)"], "left")
+    try:
+        (tmp_path / "up.json").write_text(json.dumps({"mark": deployment.mark}))
+        assert stop_running(tmp_path)
+        assert left.wait(60) == -signal.SIGKILL
+        assert not stop_running(tmp_path)
+    finally:
+        left.kill()
+        left.wait()
 
 
 def test_an_apps_hash_is_of_its_source_and_settings_whatever_else_lies_in_its_folder(tmp_path):
@@ -342,7 +403,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_started(tmp_pat
     start(tmp_path / "run", Nodes(THREE))
     monkeypatch.setattr("dpfedexp.flower.app._stream", lambda *_: None)
     taken = f'federation.folder="{tmp_path / "run"}"'
-    with pytest.raises(InputError, match=r"holds a run already; go on with it, -c 'federation.resume=true'"):
+    with pytest.raises(InputError, match=r"holds a run already; go on with it \(--resume\)"):
         run_app(tmp_path / "app", "up", [taken])
     assert run_app(tmp_path / "app", "up", [taken, "federation.resume=true"]) == 2
     assert run_app(tmp_path / "app", "up", [f'federation.folder="{tmp_path / "new"}"']) == 2

@@ -74,7 +74,9 @@ HOSTILE = {
 
 
 def start(folder, algorithm, grid=None, timeout=0.05, **options):
-    return deploy(folder, algorithm, grid, timeout=timeout, **{"floor": 0.6, "node_timeout": 0.05, **options})
+    return deploy(
+        folder, algorithm, grid, timeout=timeout, **{"min_reply_fraction": 0.6, "node_timeout": 0.05, **options}
+    )
 
 
 def grid_where(node: int, change) -> LoopbackGrid:
@@ -140,6 +142,32 @@ def test_a_reply_replayed_from_an_earlier_round_is_refused(tmp_path):
     assert [result.train_metrics_clientapp[r]["valid"] for r in (1, 2)] == [3, 2]
 
 
+@pytest.mark.parametrize("algorithm", [CDP, LDP], ids=["central", "local"])
+def test_a_straggler_is_missing_in_its_round_and_answers_the_next_one(algorithm, tmp_path, silent):
+    """Its late reply arrives with the next one. The rounds are those of a node that never answered the first."""
+
+    def late(kept: list[Message], deliver: bool):
+        def reply_of(reply: Message) -> list[Message]:
+            kept.append(reply)
+            return [] if len(kept) == 1 else [*(kept[:1] if deliver and len(kept) == 2 else []), reply]
+
+        return grid_where(2, reply_of)
+
+    (straggler, result), (absent, _) = (
+        start(tmp_path / str(deliver), algorithm, late([], deliver), rounds=3, noise=Silence)
+        for deliver in (True, False)
+    )
+    counts = [result.train_metrics_clientapp[r] for r in (1, 2, 3)]
+    assert [(one["asked"], one["valid"], one["refused"], one["missing"]) for one in counts] == [
+        (3, 2, 0, 1),
+        (3, 3, 0, 0),
+        (3, 3, 0, 0),
+    ]
+    assert torch.equal(straggler.state.w, absent.state.w)
+    assert "3 rounds, 3 clients" in straggler.statement.text, "who was missing is promised what all are"
+    assert charges(tmp_path / "True") == 3
+
+
 def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, silent):
     once, _ = start(tmp_path / "once", CDP, noise=Silence)
     twice, result = start(tmp_path / "twice", CDP, grid_where(2, lambda r: [r, r, r]), noise=Silence)
@@ -148,10 +176,10 @@ def test_a_second_reply_of_the_same_node_is_ignored(tmp_path, silent):
 
 
 @pytest.mark.parametrize(("algorithm", "paid"), [(CDP, 0), (LDP, 1)], ids=["central", "local"])
-def test_below_the_floor_the_round_fails_and_releases_nothing(algorithm, paid, tmp_path):
+def test_with_too_few_replies_the_round_fails_and_releases_nothing(algorithm, paid, tmp_path):
     """A failed central round was never released; in a local one the reports had left the clients, and that is charged."""
-    with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and the floor is 3\."):
-        start(tmp_path, algorithm, grid_where(2, lambda r: None), floor=1.0)
+    with pytest.raises(RoundFailed, match=r"round 1 failed: 2 of 3 clients answered well, and at least 3 must"):
+        start(tmp_path, algorithm, grid_where(2, lambda r: None), min_reply_fraction=1.0)
     assert charges(tmp_path) == paid
     assert read_progress(tmp_path).round == 0
 
@@ -206,11 +234,11 @@ def test_a_poisson_round_in_which_nobody_is_drawn_releases_noise(tmp_path, monke
 
 def test_under_poisson_sampling_neither_metrics_nor_logs_say_who_or_how_many(tmp_path, caplog):
     with caplog.at_level(logging.DEBUG, logger="flwr"), pytest.raises(RoundFailed) as failure:
-        start(tmp_path, CDP, grid_where(2, lambda r: None), floor=1.0, participation=Poisson(1.0 - 1e-9))
+        start(tmp_path, CDP, grid_where(2, lambda r: None), min_reply_fraction=1.0, participation=Poisson(1.0 - 1e-9))
     assert "fewer than 100% of the clients" in str(failure.value)
     assert "2 of 3" not in caplog.text
     with caplog.at_level(logging.DEBUG, logger="flwr"):
-        given = {"floor": 0.1, "participation": Poisson(1.0 - 1e-9)}
+        given = {"min_reply_fraction": 0.1, "participation": Poisson(1.0 - 1e-9)}
         strategy, result = start(tmp_path / "b", CDP, grid_where(2, HOSTILE["NaN"]), **given)
     assert not {"asked", "valid", "refused", "missing"} & set(result.train_metrics_clientapp[1])
     assert "node 2" not in caplog.text
@@ -228,7 +256,7 @@ def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
     [
         ({"algorithm": dp_scaffold(clip=1.0, noise_multiplier=1.0)}, "dp_scaffold needs the clients' local steps"),
         ({"clients": 0}, "clients is 0; it must be a positive whole number"),
-        ({"floor": 1.5}, "floor is 1.5; it must be above 0 and at most 1"),
+        ({"min_reply_fraction": 1.5}, "min_reply_fraction is 1.5; it must be above 0 and at most 1"),
         ({"clients_per_node": 2}, "the first must be a multiple of the second"),
         ({"participation": FixedSize(2)}, r"participation must be Full\(\) or Poisson"),
     ],

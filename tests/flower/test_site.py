@@ -34,7 +34,7 @@ from dpfedexp.flower.client import privatize
 from dpfedexp.flower.guard import Guard
 from dpfedexp.flower.helper import HELPER
 from dpfedexp.flower.messages import REFUSAL, REPORT, REQUEST, Request, read_sums
-from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, Seam, Site
+from dpfedexp.flower.site import NO_REPORT, PULL, PUSH, MessageGate, Site
 from dpfedexp.mechanisms import CentralGaussian, LocalGaussian
 from dpfedexp.mechanisms.aggregation import Round, unmasked
 from dpfedexp.mechanisms.text import encode
@@ -69,7 +69,7 @@ class Node:
         self.store = ObjectStoreFactory()
         self.state = NodeStateFactory(self.store).state()
         self.state.set_node_id(7)
-        self.seam = Seam(Site(self.guard), patience=2.0, poll=0.01)
+        self.gate = MessageGate(Site(self.guard), app_timeout=2.0, poll=0.01)
         self.run = replace(Run.create_empty(5), fab_hash=self.fab_hash, series_id=9)
         self.sent, self.pushed, self.durations = [], {}, []
 
@@ -83,7 +83,7 @@ class Node:
         objects = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
         header = Message(RecordDict(), reply_to=None, dst_node_id=7, message_type=kind)
         header.metadata.__dict__.update(message.metadata.__dict__)
-        self.seam.pull(
+        self.gate.pull(
             state=self.state,
             object_store=self.store.store(),
             node_config={},
@@ -111,7 +111,7 @@ class Node:
             self.durations.append(duration)
             return {node.object_id for node in seam_module.iterate_object_tree(tree)}, "session"
 
-        self.seam.push(
+        self.gate.push(
             self.state, self.store.store(), send, lambda _, __, key, content: self.pushed.update({key: content})
         )
 
@@ -224,7 +224,7 @@ def test_what_leaves_is_one_charged_report_whatever_else_the_app_returned(kind, 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_no_update_becomes_the_one_error_and_is_not_charged(kind, node):
-    node.seam.patience = 0.3
+    node.gate.app_timeout = 0.3
     node.exchange(REFUSED[kind], leave_out=int(kind == "a reply whose parts never come"))
     answer = node.answer()
     assert (answer.error.code, answer.error.reason) == (6, REFUSAL + NO_REPORT)
@@ -240,12 +240,12 @@ def test_a_failure_is_a_charged_report_of_zero_where_the_site_says_so(tmp_path, 
 
 
 def test_an_app_that_never_answers_gets_the_error_and_its_late_reply_is_deleted(node):
-    node.seam.patience = 0.2
+    node.gate.app_timeout = 0.2
     first = node.ask()
     node.push()
     assert node.answer().error.reason == REFUSAL + NO_REPORT
     node.reply(hostile({"arrays": arrays({"w": SECRET})})(first))
-    node.seam.patience = 2.0
+    node.gate.app_timeout = 2.0
     next_round_is_answered(node)
     assert node.charges == 1
     assert list(node.state.get_messages_legacy(is_reply=True)) == []
@@ -259,9 +259,9 @@ def next_round_is_answered(node: Node) -> None:
     assert node.answer().content[REQUEST]["round"] == 2
 
 
-def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_patience(node):
+def test_waiting_for_an_app_ends_with_the_request_whatever_the_sites_app_timeout(node):
     """What was shown: a task that another process had taken kept the site silent for an hour, through all later rounds."""
-    node.seam.patience = 3600.0
+    node.gate.app_timeout = 3600.0
     node.ask(ttl=0.3)
     (task,) = node.state.get_tasks()
     token = node.state.claim_task(task.task_id)
@@ -335,14 +335,14 @@ def test_a_run_that_lies_about_its_app_or_is_an_agent_starts_nothing(tmp_path, b
 
 def test_flower_is_not_where_the_seam_expects_it_names_the_function(monkeypatch, node):
     """And nothing but the pinned version is accepted."""
-    seam = node.seam
+    gate = node.gate
     monkeypatch.setattr(seam_module.flower, "_push_messages", lambda state, outbox: None)
     with pytest.raises(InputError, match=r"start_client_internal\._push_messages.*install flwr==1\.42\.0"):
-        seam.install()
+        gate.install()
     monkeypatch.undo()
     monkeypatch.setattr("flwr.__version__", "1.43.0")
     with pytest.raises(InputError, match=r"made for flwr 1\.41\.0 or 1\.42\.0, and this is 1\.43\.0"):
-        seam.install()
+        gate.install()
 
 
 SOURCES = {

@@ -1,11 +1,9 @@
-"""The app that `dpfedexp flower new` writes, run as its README says: simulated by Flower, and on `dpfedexp flower up`."""
+"""The app that `dpfedexp flower new` writes, on `dpfedexp flower up`, and an app simulated by Flower."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,11 +17,11 @@ from safetensors.torch import load_file
 from dpfedexp.accounting import Ledger
 from dpfedexp.errors import InputError
 from dpfedexp.flower import strategy_from
-from dpfedexp.flower.app import QUIET, app_hash, new_app
-from dpfedexp.flower.local import free_port, marked
+from dpfedexp.flower.app import app_hash, new_app
+from dpfedexp.flower.local import QUIET, free_port, marked
 from tests.sizes import long
 
-from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, run_app, wait_until
+from .app_folder import ALMOST_NO_NOISE, LOCAL, PATIENCE, QUICK, make_app, wait_until
 from .app_folder import assert_first_round_is_the_simulators as assert_is_the_simulators
 
 BIN = Path(sys.executable).parent
@@ -40,13 +38,14 @@ def belonging_to(home: Path) -> list[int]:
 def test_the_app_is_a_few_small_files_that_the_library_understands(tmp_path):
     written = new_app(tmp_path / "My App")
     names = {"README.md", "pyproject.toml", "__init__.py", "server_app.py", "client_app.py", "task.py"}
+    names |= {"node0.csv", "node1.csv", "node2.csv"}
     assert {path.name for path in written} == names
     content = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
     assert content["project"]["name"] == "my-app"
     config = content["tool"]["flwr"]["app"]["config"]
     flat = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
     strategy = strategy_from(flat)
-    assert (strategy.clients, strategy.rounds, strategy.budget) == (3, 3, None)
+    assert (strategy.clients, strategy.rounds, strategy.budget) == (3, None, None)
     with pytest.raises(InputError, match=r"federation\.roundz is not a setting\. Did you mean 'rounds'"):
         strategy_from({**flat, "federation.roundz": 3})
     with pytest.raises(InputError, match="is not empty"):
@@ -91,54 +90,75 @@ def test_one_round_in_flowers_simulation_equals_one_round_of_ours(tmp_path):
 
 
 @pytest.mark.usefixtures("alone")
-def test_up_prints_a_command_that_works_and_stops_everything(tmp_path):
-    """One enforcing node that hosts 40 clients, trained as one tensor program, for one round."""
-    folder, guard, out = tmp_path / "up", tmp_path / "guard.toml", tmp_path / "out"
-    hosted = {"clients": 40, "clients_per_node": 40}
+def test_up_run_and_down_as_a_user_types_them(tmp_path):
+    """One node that answers for 40 clients and enforces a guard file, for one round."""
+    guard, out, data = tmp_path / "guard.toml", tmp_path / "out", tmp_path / "app" / "data"
     app = make_app(
         tmp_path / "app",
-        federation={**hosted, "rounds": 1, "round_timeout": PATIENCE, "folder": str(out)},
+        federation={"clients_per_node": 40, "rounds": 1, "round_timeout": PATIENCE, "folder": str(out)},
         # A sum of 40 clients moves 40 times as far as one client's update, and the guard charges for that.
         algorithm={"target_epsilon": None, "noise_multiplier": 60.0},
         local=LOCAL,
     )
+    for name in ("node1.csv", "node2.csv"):
+        (data / name).unlink()
     guard.write_text(
         "max_epsilon_per_round = 9\nmax_epsilon_total = 9\ndelta = 1e-5\nmechanisms = ['central-gaussian']\nmax_clip = 1.0\n"
-        f'apps = ["{app_hash(app)}"]\n'
     )
+    try:
+        shown = _dpfedexp(app, "up", "--guard", guard)
+        assert "A server and 1 nodes are up" in shown.stdout, shown
+        assert "are up already" in _dpfedexp(app, "up").stderr
+        shown = _dpfedexp(app, "run").stdout
+        assert "'asked': 40, 'valid': 40" in shown, shown
+        assert "whoever runs that node" in (out / "privacy.txt").read_text()
+        assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
+        assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
+        assert app_hash(app) in (tmp_path / "guard.node0.toml").read_text()
+        assert "Stopped" in _dpfedexp(app, "down").stdout
+        assert belonging_to(app / ".up" / "flwr-home") == [], "`down` must stop everything that `up` started"
+        assert "No nodes are up" in _dpfedexp(app, "down").stdout
+    finally:
+        for pid in belonging_to(app / ".up" / "flwr-home"):
+            _kill(pid)
+
+
+def _dpfedexp(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dpfedexp", "flower", *map(str, words)],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+@pytest.mark.usefixtures("alone")
+def test_up_in_the_foreground_shows_the_logs_and_stops_everything_at_its_end(tmp_path):
+    app = make_app(tmp_path / "app")
     with open(tmp_path / "up.log", "wb") as log:
         up = subprocess.Popen(
-            [BIN / "dpfedexp", "flower", "up", "--nodes", "1", "--enforce", "--guard", guard, "--folder", folder],
+            [BIN / "dpfedexp", "flower", "up", app, "--foreground"],
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(
-            lambda: "dpfedexp flower run . up" in (tmp_path / "up.log").read_text(), "the start of the deployment", up
-        )
-        printed = (tmp_path / "up.log").read_text()
-        export = re.search(r"^  export (.*)$", printed, re.MULTILINE).group(1)
-        exports = dict(item.split("=", 1) for item in shlex.split(export))
-        assert exports["FLWR_TELEMETRY_ENABLED"] == "0"
-        shown = run_app(app, environment(**exports)).stdout
-        assert "'asked': 40, 'valid': 40" in shown, shown
-        assert "whoever runs that node" in (out / "privacy.txt").read_text()
-        assert float(torch.linalg.vector_norm(load_file(out / "checkpoint.safetensors")["w"])) > 0
-        assert len(Ledger.open(tmp_path / "guard.node0.ledger.jsonl", read_only=True)) == 1
+        wait_until(lambda: "supernode2 |" in (tmp_path / "up.log").read_text(), "the logs of the nodes", up)
     finally:
         up.send_signal(signal.SIGTERM)
         try:
             assert up.wait(PATIENCE) == 130
         finally:
-            left = belonging_to(folder / "flwr-home")
+            left = belonging_to(app / ".up" / "flwr-home")
             for pid in left:
                 _kill(pid)
             up.kill()
             up.wait()
     assert left == [], "`up` must stop everything that it started"
-    assert "supernode0 |" in (tmp_path / "up.log").read_text(), "its logs are shown"
 
 
 def _kill(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""A Flower client trains as the simulator's clients do: alone, hosted with others, and with every setting of the template's app."""
+"""A Flower client trains as the simulator's clients do: alone, with others on its node, and with every setting of the app."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpfedexp.core.local import OPTIMISERS, Sgd
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.errors import InputError
-from dpfedexp.flower import DpFedExp, answer, local_from, strategy_from, train_local
+from dpfedexp.flower import DpFedExp, answer, data_path, local_from, serve, strategy_from, train_local
 from dpfedexp.flower import training as flower_training
 from dpfedexp.flower.messages import REQUEST, Request
 from dpfedexp.mechanisms import CentralGaussian
@@ -114,9 +114,9 @@ def template(tmp_path, monkeypatch):
     def load(**sections):
         folder = make_app(tmp_path / "app", **sections)
         monkeypatch.syspath_prepend(str(folder))
-        monkeypatch.setenv("DPFEDEXP_DATA", "")
         task, client_app = (importlib.import_module(f"federation.{name}") for name in ("task", "client_app"))
-        monkeypatch.setattr(task, "example", lambda clients: federation(SIZES, task.DIMENSION))
+        if not sections.get("own_task"):
+            monkeypatch.setattr(task, "example", lambda clients: federation(SIZES, task.DIMENSION))
         config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         flattened = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
         return task, client_app.app, flattened
@@ -183,7 +183,7 @@ def test_rounds_of_the_templates_app_equal_the_simulators_whatever_its_local_sec
     assert float(flat(run.model).norm()) > 0.1
 
 
-HOSTED = federation((4, 0, 5), 3)
+MANY = federation((4, 0, 5), 3)
 MODEL = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
 
 
@@ -195,7 +195,7 @@ def message(*asked, round=1) -> Message:
 
 def rows(*asked, local=Sgd(lr=0.1, steps=3), round=1, loss=None) -> torch.Tensor:
     context = Context(1, 1, {}, RecordDict(), {})
-    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), HOSTED, local=local, loss=loss)
+    reply = answer(message(*asked, round=round), context, copy.deepcopy(MODEL), MANY, local=local, loss=loss)
     return torch.from_numpy(reply.content.array_records["updates"]["rows"].numpy())
 
 
@@ -217,7 +217,7 @@ def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(loc
     """They train apart, one tensor program or not: 1e-5 is float32 in another order."""
     for client, row in zip((2, 1, 0), rows(2, 1, 0, local=local, loss=loss), strict=True):
         net = copy.deepcopy(MODEL)
-        train_local(net, *HOSTED.client(client), local=local, loss=loss)
+        train_local(net, *MANY.client(client), local=local, loss=loss)
         torch.testing.assert_close(row, flat(net) - flat(MODEL), rtol=0.0, atol=1e-5)
         assert (client == 1) == (float(row.norm()) == 0.0)
     assert loss is None or not torch.allclose(row, rows(0, local=local)[0], atol=1e-3)
@@ -225,7 +225,7 @@ def test_hosted_clients_train_as_each_does_alone_and_an_empty_one_sends_zero(loc
 
 def test_a_hosted_client_that_does_not_exist_is_refused_and_the_last_one_is_not():
     assert rows(2).shape == (1, 4)
-    with pytest.raises(InputError, match="hosted client 3"):
+    with pytest.raises(InputError, match="asks for client 3"):
         rows(0, 3)
 
 
@@ -256,19 +256,25 @@ def test_the_quantile_settles_to_what_the_simulator_settles_it_to(tmp_path):
     assert engine.algorithm.clip.quantile != 0.5
 
 
-def test_a_node_trains_on_the_file_that_its_setting_names_and_an_empty_one_sends_zero(template, tmp_path):
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "some.npz", inputs=rng.normal(size=(6, 20)), targets=rng.normal(size=(6, 1)).astype("f4"))
-    np.savez(tmp_path / "none.npz", inputs=np.zeros((0, 20)), targets=np.zeros((0, 1), "f4"))
-    task, app, config = template(federation={"clients": 1, "rounds": 1, "node_timeout": 1.0}, task={"example": False})
-    norms = {}
-    for name in ("some", "none"):
-        config["federation.folder"] = str(tmp_path / name)
-        replies, node = [], {"data": str(tmp_path / f"{name}.npz")}
-        keep = lambda _, reply, replies=replies: replies.append(reply) or reply  # noqa: E731
-        grid = LoopbackGrid(app, 1, node_config=node, run_config=config, reply_of=keep)
-        strategy_from(config).start(grid, ArrayRecord(task.build_model().state_dict()), timeout=5)
-        vector = replies[0].content["dpfedexp.report"]["vector"].numpy()[:20]  # and what the step size needs
-        norms[name] = float(np.linalg.norm(vector))
-    assert 0 < norms["some"] <= 0.5 * (1 + 1e-6)
-    assert norms["none"] == 0
+@pytest.mark.parametrize("rows", [0, 1, 6])
+def test_a_node_trains_on_the_rows_of_its_file_however_few_there_are(rows, template, tmp_path):
+    """The template's own task: a node without rows sends zeros, and takes part like any other."""
+    lines = ["x1,x2,x3,x4,y", *("1,2,3,4,5" for _ in range(rows))]
+    (tmp_path / "own.csv").write_text("\n".join(lines) + "\n")
+    settings = {"clients": 1, "rounds": 1, "node_timeout": 1.0, "folder": str(tmp_path / "out")}
+    task, app, config = template(own_task=True, federation=settings)
+    replies = []
+    keep = lambda _, reply: replies.append(reply) or reply  # noqa: E731
+    grid = LoopbackGrid(app, 1, node_config={"data": str(tmp_path / "own.csv")}, run_config=config, reply_of=keep)
+    context = Context(1, 0, {}, RecordDict(), config)
+    run = serve(grid, context, task.build_model(), evaluate=lambda model: {"bias": float(model.bias)})
+    assert run.stopped is None
+    assert "bias" in run.history[0]
+    update = replies[-1].content["dpfedexp.report"]["vector"].numpy()[:5]  # and what the step size needs
+    assert bool(np.any(update)) == (rows > 0)
+    assert "1 round, 1 client" in str(run.privacy), "it is promised what every other client is"
+
+
+def test_a_node_without_the_setting_data_says_so(tmp_path):
+    with pytest.raises(InputError, match="this node has no setting `data`; start it with --node-config"):
+        data_path(Context(1, 0, {"partition-id": 0}, RecordDict(), {}))

@@ -132,7 +132,7 @@ def test_no_message_but_the_masked_row_and_the_sealed_seed_leaves_a_client(tmp_p
 def test_a_client_whose_site_pins_no_helper_or_another_is_left_out_and_the_others_are_counted(key, charged, tmp_path):
     federation = Federation(tmp_path)
     federation.nodes[3] |= {"dpfedexp-helper-key": key or ""}
-    strategy, result = federation.run(FREE, rounds=1, floor=0.5)
+    strategy, result = federation.run(FREE, rounds=1, min_reply_fraction=0.5)
     assert strategy.state.round == charges(federation.file) == charged
     shown = result.train_metrics_clientapp[1]
     assert (shown["asked"], shown["valid"], shown["refused"], shown["missing"]) == (6, 5, 1, 0)
@@ -143,7 +143,7 @@ def test_sites_that_all_trust_another_helper_fail_the_round(tmp_path):
     for node in range(1, CLIENTS + 1):
         federation.nodes[node]["dpfedexp-helper-key"] = "9c" * 32
     with pytest.raises(RoundFailed, match="their sites must pin this helper's key"):
-        federation.run(FREE, rounds=1, floor=0.5)
+        federation.run(FREE, rounds=1, min_reply_fraction=0.5)
     assert charges(federation.file) == 0
 
 
@@ -259,7 +259,7 @@ def test_a_server_that_dies_between_the_answer_and_the_release_is_resumed_and_pa
 def test_sampling_counts_for_readers_of_the_models_only(tmp_path):
     federation = Federation(tmp_path, clients=12, min_clients=2)
     algorithm = dp_fedavg(clip=0.5, noise_multiplier=1.0)
-    strategy, _ = federation.run(algorithm, rounds=1, participation=Poisson(0.7), floor=0.1)
+    strategy, _ = federation.run(algorithm, rounds=1, participation=Poisson(0.7), min_reply_fraction=0.1)
     statement, one = strategy.statement, strategy.mechanism.event(Sampling())
     assert statement.epsilon_total == compose([(one, 1)], 1e-5).epsilon
     assert statement.models_only.epsilon_total < compose([(one.to_readers(), 1)], 1e-5).epsilon

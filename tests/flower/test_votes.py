@@ -138,7 +138,7 @@ def test_a_run_that_announced_its_epsilon_may_ask_for_votes_within_it_and_for_no
     config = {"algorithm.name": "cdp_fedexp", "algorithm.clip": "adaptive", "algorithm.target_epsilon": 8.0}
     config |= {"federation.clients": 6, "federation.rounds": 3, "federation.folder": "x"}
     announced = Announcement.of_run(config, 20)
-    mechanism, _ = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), None, 20, 6, Full(), 3, True, VOTES)
+    mechanism, *_ = bind(cdp_fedexp(clip="adaptive", target_epsilon=8.0), None, 20, 6, Full(), 3, True, VOTES)
     announced.check(Request(1, "nonce", mechanism, Sampling(), rounds=3))
     more = replace(mechanism, votes=(*mechanism.votes, Vote("one more", noise=mechanism.votes[0].noise)))
     with pytest.raises(Refused, match="above the"):

@@ -140,7 +140,7 @@ def test_flower_runs_it_and_charges_what_the_simulator_charges_with_secure_noise
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_pays_for_everyone_whom_it_hosts(name):
     event = bound(name).client_event()
-    ten, count = event.hosted(10)
+    ten, count = event.for_clients(10)
     one, all_ten = (compose(charges, 1e-5).epsilon for charges in ([(event, 1)], [(ten, count)]))
     assert all_ten > one or one == float("inf")
     assert event.tells_no_more_than(event, 1.0)

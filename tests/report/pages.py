@@ -1,7 +1,5 @@
 """Folders of results as a user has them, small."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

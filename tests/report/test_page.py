@@ -1,7 +1,5 @@
 """`report` on every kind of folder: one well-formed page that loads nothing and runs nothing of what it was given."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
@@ -15,8 +13,7 @@ from dpfedexp.core.votes import WITHIN, Ask
 from dpfedexp.engine.conduct import show
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.errors import InputError
-from dpfedexp.report.page import report
-from dpfedexp.report.runs import RunRecord
+from dpfedexp.report.page import RunRecord, report
 from tests.report.pages import EVIL, write_paper, write_run
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

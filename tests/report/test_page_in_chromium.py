@@ -1,7 +1,5 @@
 """The page in a real browser: no errors, values on hover, both colour schemes, a phone's width, paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

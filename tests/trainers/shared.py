@@ -1,11 +1,12 @@
 """Clients, runs that are prepared and not trained, and the updates of one round: what the tests of trainers have in common."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfedexp import Execution, Federation, dp_fedavg, fedavg
+from dpfedexp import Execution, Federation, InputError, dp_fedavg, fedavg
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.local import LocalOptimiser
@@ -15,6 +16,19 @@ from dpfedexp.engine.simulated import Simulation
 from dpfedexp.trainers.steps import ByVmap, Steps, Vectorised
 
 PRIVATE = dp_fedavg(clip=1.0, noise_multiplier=2.0)
+
+
+class Made(nn.Module):
+    """A module of these parts; `forward(self, x)` is what it computes."""
+
+    def __init__(self, forward, **parts) -> None:
+        super().__init__()
+        self.act = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.act(self, x)
 
 
 def sampled(sampler, sizes, seed=7, **options) -> Federation:
@@ -76,6 +90,18 @@ def one_round(run: Simulation, clients: Tensor | None = None, number: int = 1, m
     everybody = torch.arange(len(run.task.clients)) if clients is None else clients
     chunks = everybody.split(run.chunk_size)
     return torch.cat([run.updates(request, w.float(), chunk)[: len(chunk)] for chunk in chunks])
+
+
+def unless_refused(trainer: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives; None where the device can't keep clients apart with this trainer. One client at a time it always can."""
+    refusal = ""
+    try:
+        return make()
+    except InputError as reason:
+        refusal = str(reason)
+    assert "depends on the others" in refusal
+    assert "loop" not in trainer
+    return None
 
 
 def captured(function):

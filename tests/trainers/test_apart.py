@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from dpfedexp import Federation, InputError, LocalOptimiser, Sgd, train
 from dpfedexp.data.synthetic import Generated
-from tests.trainers.shared import PRIVATE, one_round, secured, simulated, updates
+from tests.trainers.shared import PRIVATE, Made, one_round, secured, simulated, updates
 
 COUNT, HOSTILE, ROWS = 13, 3, 6
 BOUNDED, UNBOUNDED = Sgd(lr=0.5, steps=3, max_examples=8), Sgd(lr=0.5, steps=3)
@@ -102,15 +103,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
-class Then(nn.Module):
+def then(after) -> nn.Module:
     """A linear layer and something behind it."""
-
-    def __init__(self, then) -> None:
-        super().__init__()
-        self.layer, self.then = nn.Linear(5, 3), then
-
-    def forward(self, x):
-        return self.then(self.layer(x))
+    return Made(lambda self, x: after(self.layer(x)), layer=nn.Linear(5, 3))
 
 
 def flipped(x):
@@ -369,7 +364,7 @@ def test_an_operator_of_the_callers_is_refused():
 
     flips.register_autograd(lambda ctx, gradient: gradient)
 
-    assert "not an operation of torch's own" in unmoved(lambda: Then(lambda h: flips(h)), federation())
+    assert "not an operation of torch's own" in unmoved(lambda: then(lambda h: flips(h)), federation())
 
 
 @pytest.mark.parametrize("how", ["resize_as_", "resize_"])
@@ -381,7 +376,7 @@ def test_memory_that_is_not_filled_is_refused(how):
         left = empty.resize_as_(x) if how == "resize_as_" else empty.resize_(x.shape)
         return x + torch.where(left.abs().max() > 10, 1.0, 0.0)
 
-    sentence = unmoved(lambda: Then(leftovers), federation(), local=UNBOUNDED, trainer="loop")
+    sentence = unmoved(lambda: then(leftovers), federation(), local=UNBOUNDED, trainer="loop")
     # What the memory holds may already differ between two synthetic batches, which is found first.
     assert "memory that is not filled" in sentence or "has seen before" in sentence
 
@@ -402,3 +397,76 @@ class Scaled(Federation):
 def test_a_way_to_rows_that_a_subclass_brings_is_not_used():
     """It moved the clipped sum by 93.6 C."""
     assert unmoved(net, lambda hostile: Scaled.from_clients(rows(hostile))) == ""
+
+
+FEW = 5
+"""Clients without a public bound on their rows: which sizes there are decides nothing for the others. Programs are recorded for
+powers of two, so one that acts on the number of its rows could be another one for all because one client is larger."""
+
+
+def clients_of_own_sizes(large: bool, transform=None):
+    """The first client has 3 rows or 20."""
+    generator = torch.Generator().manual_seed(0)
+    held = [
+        (torch.randn(3, 5, generator=generator), torch.randint(0, 3, (3,), generator=generator)) for _ in range(FEW)
+    ]
+    if large:
+        held[0] = (torch.ones(20, 5), torch.zeros(20).long())
+    return Federation.from_clients(held, transform=transform)
+
+
+def rest(large: bool, transform=None, **options):
+    return one_round(secured(net(), clients_of_own_sizes(large, transform), Sgd(lr=0.5, steps=2), **options))[1:]
+
+
+def looks(above: int, upto: int = 1000):
+    """A loss that looks at values where it is given so many rows."""
+
+    def loss(outputs, y):
+        if above < len(y) <= upto and outputs.mean().item() > 100:
+            outputs = -outputs
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    return loss
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_program_that_looks_at_values_of_few_rows_is_refused_whatever_the_clients_hold(large):
+    """It ended with an exception of torch's recording, or of another sentence."""
+    with pytest.raises(InputError, match="looks at values while it runs"):
+        rest(large, loss=looks(0, 1))
+    with pytest.raises(InputError, match="looks at values while it runs"):
+        rest(large, loss=looks(4))
+
+
+def test_a_client_that_is_too_large_for_a_program_learns_nothing_and_ends_no_run():
+    """A run was refused or not, as one client was large or not."""
+    assert torch.equal(rest(False, loss=looks(16)), rest(True, loss=looks(16)))
+    assert float(rest(True, loss=looks(16)).abs().max()) > 0
+
+
+def test_a_transform_that_was_given_many_rows_is_the_same_one_for_few():
+    """One client's size moved all other clients' rows."""
+
+    def remembers():
+        seen: list[int] = []
+
+        def transform(x):
+            seen.extend([1] * (len(x) > 16))
+            return x * (1 + len(seen))
+
+        return transform
+
+    assert torch.equal(rest(False, remembers()), rest(True, remembers()))
+
+
+def test_whether_a_transform_is_vectorised_does_not_follow_from_one_clients_size():
+    """`vmap` refused the rows of the first client, and all others were then computed one by one, which rounds otherwise."""
+    mixed = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
+
+    def transform(x):
+        if len(x) > 16:
+            x = x * x.mean().item()
+        return (x @ mixed).softmax(-1) @ mixed
+
+    assert torch.equal(rest(False, transform), rest(True, transform))

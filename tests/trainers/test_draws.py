@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dpfedexp import Execution, InputError, Sgd, fedavg, train
+from dpfedexp import AdamW, Execution, Federation, InputError, Sgd, fedavg, train
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.engine.prepare import prepare
 from dpfedexp.trainers.draws import Drawing, attention, client_keys, dropout_mask, step_keys
-from tests.trainers.shared import labelled, recorded, simulated, updates
+from dpfedexp.trainers.steps import Loop, Vectorised
+from tests.sizes import sized
+from tests.trainers.shared import Made, labelled, one_round, recorded, secured, simulated, unless_refused, updates
 
 SIZES = [4, 2, 7, 1]
 
@@ -31,15 +33,9 @@ class Attending(nn.Module):
         return F.dropout(self.head(self.layer(x).mean(1)), 0.1, training=self.training)
 
 
-class SequenceFirst(nn.Module):
+def sequence_first() -> nn.Module:
     """Dropout where the rows are not the first dimension: padding must not move a client's masks."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return F.dropout(self.layer(x.transpose(0, 1)), 0.4).mean(0)
+    return Made(lambda self, x: F.dropout(self.layer(x.transpose(0, 1)), 0.4).mean(0), layer=nn.Linear(8, 3))
 
 
 def modules():
@@ -52,7 +48,7 @@ def modules():
         "alpha": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.AlphaDropout(0.2), nn.Linear(8, 3)), text),
         "in place": (nn.Sequential(nn.Flatten(), nn.Linear(40, 8), nn.Dropout(0.3, True), nn.Linear(8, 3)), text),
         "attention": (Attending(), text),
-        "sequence first": (SequenceFirst(), text),
+        "sequence first": (sequence_first(), text),
     }
 
 
@@ -130,15 +126,8 @@ def test_a_model_without_draws_gets_no_keys():
 
 
 def test_a_layer_that_draws_where_nobody_can_ask_runs_on_the_loop():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.layer(x * torch.empty_like(x).exponential_())
-
-    prepared, note = prepare(Own(), federation((8,)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
+    own = Made(lambda self, x: self.layer(x * torch.empty_like(x).exponential_()), layer=nn.Linear(8, 3))
+    prepared, note = prepare(own, federation((8,)), fedavg(), local=Sgd(lr=0.1, steps=1), rounds=1)
     assert prepared.cohort.trainer.name == "loop"
     assert "slower" in note
 
@@ -257,3 +246,157 @@ def test_attention_is_vectorised_without_torchs_fallback(dropout):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert updates(prepared).abs().sum() > 0
+
+
+RECURRENT = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+
+
+class Reader(nn.Module):
+    """A recurrent layer, its last output and its last state."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = RECURRENT[kind](6, 4, batch_first=True, **options)
+        ways = 2 if options.get("bidirectional") else 1
+        self.head = nn.Linear(4 * ways + 4, 3)
+
+    def forward(self, x):
+        states, last = self.layer(x)
+        hidden = last[0] if isinstance(last, tuple) else last
+        return self.head(torch.cat([states[:, -1], hidden[-1]], -1))
+
+
+def learnt(model, trainer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = simulated(model, labelled((5, 6), (4, 2, 7, 1), seed=1), Sgd(lr=0.5, steps=3, batch_size=2))
+    return updates(run, trainer(run.task, streams=run.streams))
+
+
+DEEP, DROPPED = {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("lstm", {}), ("lstm", DROPPED), ("gru", DEEP), ("gru", DROPPED), ("tanh", DEEP), ("relu", {})],
+)
+def test_all_clients_at_once_learn_what_each_would_alone(kind, options):
+    torch.manual_seed(0)
+    model = Reader(kind, **options)
+    alone, together = (learnt(model, trainer) for trainer in (Loop, Vectorised))
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
+    assert float(alone.norm(dim=1).min()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_every_option_of_a_layer_gives_torchs_outputs_and_states(kind):
+    for layers, both, first, bias in ((1, False, True, False), (2, True, False, True), (2, True, True, False)):
+        layer = RECURRENT[kind](
+            6, 4, num_layers=layers, bidirectional=both, batch_first=first, bias=bias, dtype=torch.float64
+        )
+        x = torch.randn(3, 5, 2, 6, dtype=torch.float64)
+        with Drawing(None):
+            together = torch.func.vmap(layer)(x)
+        for client in range(3):
+            one, other = (
+                torch.utils._pytree.tree_leaves(found)
+                for found in (layer(x[client]), torch.utils._pytree.tree_map(lambda t, c=client: t[c], together))
+            )
+            for a, b in zip(one, other, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_a_client_alone_keeps_torchs_own_kernel(monkeypatch):
+    monkeypatch.setattr("dpfedexp.trainers.draws.recurrent", None)
+    with Drawing(None) as mode:
+        nn.LSTM(6, 4)(torch.randn(5, 2, 6))
+    assert mode.fused
+
+
+def test_packed_sequences_and_projections_are_left_to_torch():
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 6), torch.randn(2, 6)])
+    for layer, x in ((nn.LSTM(6, 4), packed), (nn.LSTM(6, 4, proj_size=2), torch.randn(5, 2, 6))):
+        with Drawing(None) as mode:
+            layer(x)
+        assert not mode.fused
+
+
+def test_no_layer_asks_where_weights_lie_that_have_no_place(monkeypatch):
+    """On a GPU a recurrent layer moves changed weights together; those of all clients at once are nowhere."""
+    model = Reader("lstm")
+
+    def ask(self):
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", ask)
+    assert learnt(model, Vectorised).isfinite().all()
+
+
+TRAINERS = ("loop", "tiled-loop", "vectorised", "tiled-vectorised")
+CLIENTS, MINE, BOUND = 7, 5, 4
+
+
+class Pair(nn.Module):
+    """Inputs by place or by name, and dropout of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(40, 3), nn.Linear(2, 3)
+
+    def forward(self, x, more):
+        return F.dropout(self.one(x.flatten(1)), 0.3) + F.dropout(self.two(more), 0.5)
+
+
+def drawing_modules() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    dropout = nn.Sequential(nn.Flatten(), nn.Linear(40, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3))
+    lstm = nn.LSTM(8, 4, 2, dropout=0.4, bidirectional=True, batch_first=True)
+    recurrent = Made(lambda self, x: self.head(self.layer(x[:, :2])[0][:, -1]), layer=lstm, head=nn.Linear(8, 3))
+    # Attention and noise of the module's own.
+    return {"dropout": dropout, "attention": Attending(), "recurrent": recurrent, "tuple": Pair(), "dict": Pair()}
+
+
+LOCALS = {
+    "momentum": Sgd(lr=0.3, steps=2, momentum=0.9, nesterov=True, max_examples=BOUND),
+    "adamw": AdamW(lr=0.05, steps=2, max_examples=BOUND, clip_gradient=1.0),
+}
+
+
+def beside_garbage(name: str, garbage: bool) -> Federation:
+    """One client that stays, among others whose rows, and how many they are, may be replaced by garbage."""
+    parts = []
+    for client in range(CLIENTS):
+        replaced = garbage and client != MINE
+        generator = torch.Generator().manual_seed(client + 1000 * replaced)
+        rows = int(torch.randint(1, 2 * BOUND, (), generator=generator)) * (0 if replaced and client % 4 == 0 else 1)
+        x, more = (torch.randn(rows, *shape, generator=generator) for shape in ((5, 8), (2,)))
+        if replaced:
+            x, more = 1e6 * x, more.fill_(torch.nan if client % 2 else torch.inf)
+        inputs = {"tuple": (x, more), "dict": {"more": more, "x": x}}.get(name, x)
+        parts.append((inputs, torch.randint(0, 3, (rows,), generator=generator)))
+    return Federation.from_clients(parts, finite=False)
+
+
+def row_of_mine(name: str, how: str, trainer: str, garbage: bool) -> torch.Tensor:
+    return one_round(secured(drawing_modules()[name], beside_garbage(name, garbage), LOCALS[how], trainer))[MINE]
+
+
+PAIRS = [(name, ("momentum", "adamw")[at % 2], TRAINERS[at % 4]) for at, name in enumerate(drawing_modules())]
+MORE = [("dropout", "adamw", "tiled-vectorised"), ("dropout", "momentum", "fast")]
+ALL = [(name, how, trainer) for name in drawing_modules() for how in LOCALS for trainer in TRAINERS]
+
+
+@pytest.mark.usefixtures("same_streams")
+@pytest.mark.parametrize(("name", "how", "trainer"), sized([*PAIRS, *MORE], [*ALL, *MORE]))
+def test_an_update_is_the_same_whatever_the_others_hold(name, how, trainer):
+    mine = unless_refused(trainer, lambda: row_of_mine(name, how, trainer, garbage=False))
+    if mine is None:
+        return
+    assert bool(mine.isfinite().all())
+    assert float(mine.abs().max()) > 0
+    assert torch.equal(mine, row_of_mine(name, how, trainer, garbage=True))

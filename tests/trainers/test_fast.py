@@ -11,18 +11,17 @@ from torch.nn import functional as F
 from dpfedexp import InputError, Sgd
 from dpfedexp.core.losses import binary_cross_entropy, half_squared_error
 from dpfedexp.models import mnist_cdp_net
-from dpfedexp.trainers import programs
+from dpfedexp.trainers import select as programs
 from dpfedexp.trainers.fast import ops
 from dpfedexp.trainers.fast.convolution import Contract, ContractAndPool, LibraryConvolve, Patches, Window
 from dpfedexp.trainers.fast.ops import Function, multiplied
 from dpfedexp.trainers.fast.program import Program, Step
 from dpfedexp.trainers.fast.trace import RULES, register
-from dpfedexp.trainers.loop import Loop
-from dpfedexp.trainers.programs import Programs, each_held
-from dpfedexp.trainers.steps import Vectorised
+from dpfedexp.trainers.select import Programs, each_held
+from dpfedexp.trainers.steps import Loop, Vectorised
 from tests.engine.plain import plain_update
 from tests.sizes import sized
-from tests.trainers.shared import labelled, sampled, simulated, updates
+from tests.trainers.shared import Made, labelled, sampled, simulated, updates
 from tests.trainers.test_frozen import Adapter
 
 SIZES = [1, 7, 3, 4]
@@ -30,25 +29,15 @@ LOCAL = Sgd(lr=0.1, steps=3)
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
-        self.norm = nn.GroupNorm(1, 2)
-        self.shortcut = nn.Sequential()
-
-    def forward(self, x):
-        return F.relu(self.norm(self.conv(x)) + self.shortcut(x))
+def residual():
+    parts = {"conv": nn.Conv2d(2, 2, 3, padding=1, bias=False), "norm": nn.GroupNorm(1, 2), "shortcut": nn.Sequential()}
+    return Made(lambda self, x: F.relu(self.norm(self.conv(x)) + self.shortcut(x)), **parts)
 
 
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(0.3 * torch.randn(3, 128))
-        self.scale = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))
+def functional():
+    weight = nn.Parameter(0.3 * torch.randn(3, 128))
+    act = lambda self, x: self.scale(torch.relu(F.linear(torch.flatten(x, 1), self.weight)))  # noqa: E731
+    return Made(act, weight=weight, scale=nn.Linear(3, 3))
 
 
 def encoder_layer(**options):
@@ -98,8 +87,8 @@ def networks():
             nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.LeakyReLU(), nn.LayerNorm([6, 6]), nn.Flatten(), nn.LayerNorm(144),
             nn.Linear(144, 3),
         ),
-        "residual": nn.Sequential(Residual(), Residual(), *head(128)),
-        "functional": Functional(),
+        "residual": nn.Sequential(residual(), residual(), *head(128)),
+        "functional": functional(),
     }  # fmt: skip
 
 
@@ -326,28 +315,21 @@ def test_a_word_that_does_not_exist_is_its_clients_own_affair(trainer, word, fro
     assert not found[3].isfinite().all()
 
 
-class Activated(nn.Module):
-    def __init__(self, activate):
-        super().__init__()
-        self.first, self.last, self.activate = nn.Linear(4, 6), nn.Linear(6, 2), activate
-
-    def forward(self, x):
-        return self.last(self.activate(self.first(x)))
-
-
-class Ignored(Activated):
-    """Its activation changes the value itself, and nobody reads what it returns."""
-
-    def forward(self, x):
-        hidden = self.first(x)
-        self.activate(hidden)
-        return self.last(hidden)
+def activated(activate, forward=lambda self, x: self.last(self.activate(self.first(x)))):
+    return Made(forward, first=nn.Linear(4, 6), last=nn.Linear(6, 2), activate=activate)
 
 
 @pytest.mark.parametrize("activate", [nn.ReLU(inplace=True), F.relu_, lambda h: h.clamp_(-2, 2)])
 def test_what_changes_a_value_in_place_is_not_left_out(activate):
+    """The activation changes the value itself, and nobody reads what it returns."""
+
+    def ignored(self, x):
+        hidden = self.first(x)
+        self.activate(hidden)
+        return self.last(hidden)
+
     with pytest.raises(InputError, match="nothing reads"):
-        bound(Ignored(activate), federation(features))
+        bound(activated(activate, ignored), federation(features))
 
 
 class Probe(nn.Module):
@@ -395,7 +377,7 @@ class Crossed(Block):
         (lambda: Encoder(encoder_layer(activation=F.softplus)), tokens, "activation without a rule"),
         (lambda: Encoder(Crossed()), tokens, "attends to something else"),
         (lambda: Encoder(encoder_layer(dropout=0.1)), tokens, "has options"),
-        (lambda: Activated(lambda h: h * h.mean(None)), features, "no fast program"),
+        (lambda: activated(lambda h: h * h.mean(None)), features, "no fast program"),
     ],
 )
 def test_what_has_no_rule_says_so_and_trains_otherwise(make, sampler, words):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedexp import Execution, Federation, Sgd, fedavg, train
-from dpfedexp.trainers.programs import Programs, by_program
+from dpfedexp.trainers.select import Programs, by_program
 from dpfedexp.trainers.steps import Steps
 from tests.trainers.shared import labelled, simulated
 
@@ -28,9 +28,12 @@ def trained(federation: Federation, trainer: str, local: Sgd, **options) -> torc
 
 
 def recorded(federation: Federation, local: Sgd):
+    """Clients, steps over memory that stays, and a call of such steps for some clients and a round."""
     run = simulated(net(), federation, local)
     core = by_program(run.task, Programs(run.task).plain)
-    return run, Steps(run.task, "recorded", core, record=True, capture=lambda function: function)
+    held = Steps(run.task, "recorded", core, record=True, capture=lambda function: function)
+    w = run.task.layout.read(run.task.model).float()
+    return run, held, lambda who, number, steps=held: steps(w, who, run.plan(who, number), number)
 
 
 @pytest.fixture
@@ -49,19 +52,17 @@ def readings(monkeypatch):
 def test_a_recording_takes_every_clients_own_number_of_steps():
     """Two threes of clients, alike in the most that one of them holds and in nothing else."""
     federation, local = clients((2, 8, 4, 8, 2, 6)), Sgd(lr=0.1, epochs=2, batch_size=2)
-    simulation, by_recording = recorded(federation, local)
-    plain = Steps(simulation.task, "plain", by_recording.core)
-    w, every = simulation.task.layout.read(simulation.task.model).float(), torch.arange(6)
+    simulation, held, step = recorded(federation, local)
+    plain, every = Steps(simulation.task, "plain", held.core), torch.arange(6)
     for number, who in enumerate((every[:3], every[:3], every[3:], every[:3], every[3:]), start=1):
-        plan = simulation.plan(who, number)
-        assert torch.equal(by_recording(w, who, plan, number), plain(w, who, plan, number))
+        assert torch.equal(step(who, number), step(who, number, plain))
 
 
 def test_the_same_clients_with_the_same_rows_are_read_once(readings):
-    simulation, steps = recorded(clients(), FULL)
-    who, w = torch.arange(6), simulation.task.layout.read(simulation.task.model).float()
+    _, _, step = recorded(clients(), FULL)
+    who = torch.arange(6)
     readings.clear()
-    rows = [steps(w, who, simulation.plan(who, number), number) for number in range(1, 5)]
+    rows = [step(who, number) for number in range(1, 5)]
     assert readings == [who.tolist()]
     assert all(torch.equal(row, rows[0]) for row in rows)
 
@@ -69,13 +70,9 @@ def test_the_same_clients_with_the_same_rows_are_read_once(readings):
 @pytest.mark.parametrize("local", [FULL, SHUFFLED], ids=["full", "shuffled"])
 def test_other_clients_rows_or_shuffles_are_read_again(local):
     """As many clients of the same sizes, so that nothing but the rows is another."""
-    simulation, steps = recorded(clients(), local)
-    w = simulation.task.layout.read(simulation.task.model).float()
+    _, _, step = recorded(clients(), local)
     for number, who in enumerate(([0, 1, 2], [0, 1, 2], [3, 4, 5], [0, 1, 2], [2, 1, 0]), start=1):
-        chosen = torch.tensor(who)
-        plan = simulation.plan(chosen, number)
-        fresh = recorded(clients(), local)[1]
-        assert torch.equal(steps(w, chosen, plan, number), fresh(w, chosen, plan, number))
+        assert torch.equal(step(torch.tensor(who), number), recorded(clients(), local)[2](torch.tensor(who), number))
 
 
 class Masked(Federation):
@@ -97,7 +94,7 @@ def test_clients_that_gather_their_own_way_are_read_that_way(trainer):
 
 
 def test_data_that_change_and_tensors_of_the_caller_are_seen():
-    simulation, steps = recorded(clients(), FULL)
+    simulation, steps, _ = recorded(clients(), FULL)
     who, w = torch.tensor([0, 1, 2]), simulation.task.layout.read(simulation.task.model).float()
     first = steps(w, who, simulation.plan(who, 1), 1)
     simulation.task.clients.inputs.mul_(2.0)
@@ -112,12 +109,11 @@ def test_data_that_change_and_tensors_of_the_caller_are_seen():
 
 
 def test_chunks_do_not_push_one_another_out():
-    simulation, steps = recorded(clients(), FULL)
-    w = simulation.task.layout.read(simulation.task.model).float()
+    _, held, step = recorded(clients(), FULL)
     for number in (1, 2, 3):
         for who in (torch.arange(3), torch.arange(3, 6)):
-            steps(w, who, simulation.plan(who, number), number)
-    assert steps._kept is None
+            step(who, number)
+    assert held._kept is None
 
 
 def test_a_transform_is_asked_in_every_round():
@@ -127,8 +123,7 @@ def test_a_transform_is_asked_in_every_round():
         calls.append(len(x))
         return x + 0.1 * len(calls)
 
-    simulation, steps = recorded(clients(transform=noisy), FULL)
+    simulation, _, step = recorded(clients(transform=noisy), FULL)
     assert simulation.task.clients.edition is None
-    who, w = torch.arange(6), simulation.task.layout.read(simulation.task.model).float()
-    first, second = (steps(w, who, simulation.plan(who, number), number) for number in (1, 2))
+    first, second = (step(torch.arange(6), number) for number in (1, 2))
     assert not torch.equal(first, second)

@@ -14,6 +14,7 @@ from dpfedexp.core.batches import schedule
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.trainers.apart import check_optimiser
 from dpfedexp.trainers.chunk_size import footprint
+from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
 from dpfedexp.trainers.steps import ByVmap, Steps, Vectorised
 from tests.engine.plain import cases, plain_update
 from tests.optimisers import AdamW, Bounded, Cosine, HeavyBall
@@ -279,3 +280,55 @@ def test_nothing_is_charged_for_a_run_that_is_refused(tmp_path):
 def test_an_optimiser_without_a_direction_is_one_sentence():
     with pytest.raises(InputError, match=r"does not say which way a step goes; give it a method direction"):
         check_optimiser(dpfedexp.LocalOptimiser(lr=0.1, steps=1))
+
+
+@pytest.fixture(scope="module")
+def asked():
+    simulation = simulated(MODEL, sampled(SAMPLER, SIZES), Sgd(lr=0.1, steps=1), "vectorised")
+    w, clients = simulation.task.layout.read(simulation.task.model).float(), simulation.task.clients
+    return clients, simulation, w, 0.1 * torch.randn(len(clients), len(w), generator=torch.Generator().manual_seed(3))
+
+
+def losses(asked, rows, *, apart, who=None):
+    clients, simulation, w, _ = asked
+    numbers = torch.arange(len(clients)) if who is None else who
+    streams = Streams(0)
+    plan = schedule(AllRows.of(simulation.task.local), clients.sizes[numbers], streams.at("losses", 1).generator)
+    return ClientLosses(simulation.task, simulation.trainer, streams, unit=1 if apart else None)(
+        w, rows, numbers, plan, 1
+    )
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_it_is_the_mean_loss_of_a_plain_forward(asked, apart):
+    clients, simulation, w, rows = asked
+    plain = []
+    for n in range(len(clients)):
+        x, y = clients.client(n)
+        params = {name: value[n] for name, value in simulation.task.layout.unflatten(w + rows).items()}
+        output = torch.func.functional_call(MODEL, params, (x,))
+        plain.append(torch.nn.functional.cross_entropy(output, y))
+    # Float32 in another order of addition.
+    torch.testing.assert_close(losses(asked, rows, apart=apart), torch.stack(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_apart_it_is_the_same_bit_for_bit_without_the_others(asked):
+    rows = asked[3]
+    together = losses(asked, rows, apart=True)
+    for n in range(len(rows)):
+        alone = losses(asked, rows[n : n + 1], apart=True, who=torch.tensor([n]))
+        assert torch.equal(alone[0], together[n])
+
+
+def test_a_loss_that_is_not_a_number_is_infinite(asked):
+    rows = asked[3].clone()
+    rows[1] = math.nan
+    for apart in (False, True):
+        found = losses(asked, rows, apart=apart)
+        assert found[1] == math.inf
+        assert bool(found[[0, 2, 3]].isfinite().all())
+
+
+def test_no_more_rows_count_than_a_client_trains_on():
+    assert AllRows.of(Sgd(lr=0.1, steps=1)).max_examples == MOST_ROWS
+    assert AllRows.of(Sgd(lr=0.1, steps=1, max_examples=20)).max_examples == 20

@@ -4,9 +4,8 @@
 over the clip, as in Opacus, pfl and TensorFlow Privacy, whose figures are those for adjacency "add-remove".
 """
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -43,7 +42,7 @@ def calibrate_noise(
     require(delta > 0.0, f"delta is {delta}; Gaussian noise needs a delta above 0.")
 
     def epsilon(z: float) -> float:
-        once = [] if beside is None else [(event, 1) for event in beside(z)]
+        once = () if beside is None else Counter(beside(z)).items()
         return compose([(make_event(z), rounds), *once], delta).epsilon
 
     asked = f"target_epsilon is {target_epsilon:g} over {rounds} rounds at delta {delta:g}"

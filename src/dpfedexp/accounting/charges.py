@@ -4,8 +4,6 @@ Everything is in units of the clip C, so rounds with different adaptive clips ar
 the mechanism draws from them and the accountant charges them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

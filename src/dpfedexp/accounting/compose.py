@@ -3,8 +3,6 @@
 Every accountant here composes adaptively: a round may be chosen after seeing the earlier releases.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

@@ -23,6 +23,8 @@ rounding of every single report. "unknown" is the value of events that do not sa
 NoiseBy = Literal["", "both", "helper"]
 """In a two-party round, who adds noise of the stated size: both aggregators, or only the helper. "" in every other round."""
 
+EVALUATION = "evaluation"
+"""The question by which clients measure a released model."""
 UPDATE, SQUARES = OWN_QUERIES = ("update", "squared norms")
 """The queries of a mechanism's own; every other query is a vote."""
 
@@ -34,7 +36,7 @@ class _Event:
         """The same release for an observer who knows who took part."""
         return self
 
-    def hosted(self, clients: int) -> tuple[Self, int]:
+    def for_clients(self, clients: int) -> tuple[Self, int]:
         """What an answer for so many clients of one holder is charged with, and how often."""
         return self, 1
 
@@ -162,7 +164,7 @@ class GaussianEvent(_Event):
     def unsampled(self) -> GaussianEvent:
         return replace(self, sampling=Sampling())
 
-    def hosted(self, clients: int) -> tuple[GaussianEvent, int]:
+    def for_clients(self, clients: int) -> tuple[GaussianEvent, int]:
         # In a sum (central or two-party) all the holder's data together move it `clients` times as far as one client's, in every
         # query (by the triangle inequality the joint shift too), while the noise stays the same. Local: each report has noise of
         # its own, so they compose, which for Gaussian noise is exactly one event with √clients times the shift.
@@ -283,7 +285,7 @@ class PrivUnitEvent(_Event):
         )
         return self
 
-    def hosted(self, clients: int) -> tuple[PrivUnitEvent, int]:
+    def for_clients(self, clients: int) -> tuple[PrivUnitEvent, int]:
         return self, clients  # each client's report is randomised on its own, so they compose
 
     def tells_no_more_than(self, other: object, rounding: float) -> bool:
@@ -349,7 +351,7 @@ class PureEvent(_Event):
         require(adjacency == "replace-one", "a replace-one epsilon says nothing about leaving a client out.")
         return replace(self, adjacency="replace-one", epsilon=2.0 * self.epsilon)
 
-    def hosted(self, clients: int) -> tuple[PureEvent, int]:
+    def for_clients(self, clients: int) -> tuple[PureEvent, int]:
         """By group privacy in the centre, by composition where each client reports on its own."""
         if self.setting == "local":
             return self, clients

@@ -8,8 +8,6 @@ exactly that, and they compose exactly: μ² adds (Dong, Roth, Su 2022). The cur
 and the second form holds no large exponent, so nothing overflows at any ε. Nothing in this file is approximated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

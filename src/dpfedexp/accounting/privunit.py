@@ -11,8 +11,6 @@ discretised, every term is positive, and δ(ε) = Σ P(loss)·(1 − e^{ε−los
 mixture of this one and of indistinguishable outputs, so it is dominated.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

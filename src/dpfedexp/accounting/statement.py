@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dpfedexp.accounting import gdp, pld
 from dpfedexp.accounting.compose import Charges, Guarantee, compose
-from dpfedexp.accounting.events import Event, GaussianEvent, NoiseBy
+from dpfedexp.accounting.events import EVALUATION, Event, GaussianEvent, NoiseBy
 from dpfedexp.accounting.views import Counts, View, models_only, other_adjacency, round_delta, view
 from dpfedexp.errors import checked, require
 from dpfedexp.files import finite
@@ -446,8 +446,12 @@ def _figures(s: PrivacyStatement, n: dict[str, str]) -> Iterator[str]:
             "Where a run ends may itself tell something about the clients, so the figures are those of all the rounds that were "
             "planned."
         )
-    if s.votes:
-        named = ", ".join(f'"{name}"' for name in s.votes)
+    if EVALUATION in s.votes:
+        yield (
+            "The clients measured the model on rows of their own. What they sent was released as noisy means, and the figures "
+            "cover that."
+        )
+    if named := ", ".join(f'"{name}"' for name in s.votes if name != EVALUATION):
         yield (
             "Beside the updates, one number of every client was asked for each of these and released as a noisy mean: "
             f"{named}. Each has noise of its own, and the figures cover all of them together."

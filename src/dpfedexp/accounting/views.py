@@ -1,7 +1,5 @@
 """The same charges under each adjacency and for each observer; where they prove nothing, there is a reason and no number."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

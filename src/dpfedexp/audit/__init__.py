@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from dpfedexp.audit.bounds import LowerBound as LowerBound
     from dpfedexp.audit.bounds import Result as Result
     from dpfedexp.audit.bounds import lower_bound as lower_bound
-    from dpfedexp.audit.canaries import audit_training as audit_training
     from dpfedexp.audit.mechanisms import Case as Case
     from dpfedexp.audit.mechanisms import audit_density as audit_density
     from dpfedexp.audit.mechanisms import audit_mechanism as audit_mechanism
     from dpfedexp.audit.mechanisms import standard_cases as standard_cases
+    from dpfedexp.audit.runs import audit_training as audit_training
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

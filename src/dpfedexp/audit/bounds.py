@@ -8,8 +8,6 @@ The power of an attack is what it would prove if the claim were exactly tight. T
 of every threshold test are; rounded to whole numbers of samples and bounded like measured ones they give the bound to expect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ network that amplifies the last bit of every step makes the smallest dependence 
 refused by a secure run, or neither the others' sum nor what the evaluation shows at fixed parameters may depend on a client's data.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Everything that `dpfedexp audit` does, as jobs that any process can take, and the findings as a section of a report."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +10,9 @@ import torch
 
 from dpfedexp.audit import QUICK_SAMPLES
 from dpfedexp.audit.bounds import Result
-from dpfedexp.audit.canaries import audit_training
 from dpfedexp.audit.isolation import audit_isolation, audit_state
-from dpfedexp.audit.mechanisms import GAMMAS, audit_density, audit_mechanism, standard_cases
-from dpfedexp.audit.noise import audit_noise
-from dpfedexp.audit.runs import audit_flower, audit_history, audit_train, step_size_cases
+from dpfedexp.audit.mechanisms import GAMMAS, audit_density, audit_mechanism, audit_noise, standard_cases
+from dpfedexp.audit.runs import audit_flower, audit_history, audit_train, audit_training, step_size_cases
 from dpfedexp.mechanisms import PrivUnit
 from dpfedexp.report.document import Claim, Section, Table
 from dpfedexp.trainers.select import trainer_names

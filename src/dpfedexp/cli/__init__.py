@@ -36,7 +36,7 @@ def _root(
 
 
 def _register() -> None:
-    from dpfedexp.cli import audit, demo, fit, flower, options, plan, privacy, site, sweep, train
+    from dpfedexp.cli import audit, demo, fit, flower, options, plan, privacy, sweep, train
 
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
@@ -46,13 +46,11 @@ def _register() -> None:
     app.command("sweep", cls=options.FileCommand)(sweep.sweep)
     app.command("report")(train.report)
     app.command("audit")(audit.audit)
-    app.command("node", context_settings=site.PASSES_OPTIONS)(site.node)
-    app.command("superexec", context_settings=site.PASSES_OPTIONS)(site.superexec)
-    app.command("superlink", context_settings=site.PASSES_OPTIONS)(site.superlink)
+    for command in (flower.node, flower.superexec, flower.superlink):
+        app.command(command.__name__, context_settings=flower.PASSES_OPTIONS)(command)
     app.add_typer(privacy.app, name="privacy")
-    flower.app.command("metrics")(site.metrics)
     app.add_typer(flower.app, name="flower")
-    app.add_typer(site.guard_app, name="guard")
+    app.add_typer(flower.guard_app, name="guard")
 
 
 _register()

@@ -56,6 +56,12 @@ def fit(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of data, model, participation, run."),
     ] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Clients measure the model on this share of their rows, with noise within the same ε."
+        ),
+    ] = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     seed: Annotated[int, typer.Option(min=0, help="What every draw of a simulation follows from.")] = 0,
@@ -86,6 +92,8 @@ def fit(
         "participation": {"population": population},
         "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
     }
+    if held_out is not None:
+        tree["run"] |= {"evaluate": "clients", "held_out": held_out}
     for text in set_ or ():
         section = text.partition(".")[0]
         require(

@@ -31,7 +31,7 @@ from dpfedexp.engine.run import Run
 from dpfedexp.errors import InputError, require
 from dpfedexp.files import replace_text, try_lock, undate
 from dpfedexp.machine import cores
-from dpfedexp.report.runs import read_run
+from dpfedexp.report.page import read_run
 
 BEGUN, BEST, TEXT, DRAW = "selection.json", "best", "selection.txt", "draw.json"
 

@@ -22,7 +22,7 @@ from dpfedexp.errors import InputError, LedgerError, nearest, require
 from dpfedexp.files import replace_text
 from dpfedexp.machine import JobProgress, cores
 from dpfedexp.report.document import Section, Table
-from dpfedexp.report.runs import RunRecord, read_run
+from dpfedexp.report.page import RunRecord, read_run
 
 LONGEST = 120
 """Characters of a folder's name that people read."""

@@ -1,7 +1,5 @@
 """From settings to clients, a model to start from, and how the server measures it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

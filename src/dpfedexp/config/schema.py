@@ -1,7 +1,5 @@
 """The JSON schema of a run's file, for editors: made from the settings, and shipped as `schema.json` beside this file."""
 
-from __future__ import annotations
-
 import ast
 import json
 from dataclasses import fields

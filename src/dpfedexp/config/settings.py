@@ -19,7 +19,7 @@ from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms import participation as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.probe import asked
+from dpfedexp.algorithms.probe import asked, evaluation_count
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.core.losses import by_name
@@ -28,7 +28,7 @@ from dpfedexp.errors import InputError, nearest, require
 from dpfedexp.trainers.execution import Execution
 
 _EXECUTION = {field.name for field in fields(Execution)}
-_KINDS = ("literal", "float", "int", "str", "bool")
+_KINDS = ("literal", "float", "int", "str", "bool", "constrained-")
 
 
 class Section(BaseModel):
@@ -227,8 +227,12 @@ class RunSettings(Section):
     """Clients per tensor program; automatic by default."""
     loss: str | None = None
     """By name, such as `mse`; by default the usual one for the targets."""
-    evaluate_every: int = Field(1, ge=1)
-    """After how many rounds the model is measured on the server's test data."""
+    evaluate: Literal["clients"] | None = None
+    """`clients`: the clients measure the model on rows of their own too, with noise within the same ε."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """After how many rounds the model is measured; by default after each, and by the clients ten times in a run."""
+    held_out: float = Field(0.0, ge=0, lt=1)
+    """The share of every client's rows that it measures on and never trains on."""
     budget: float | None = Field(None, gt=0)
     """Stop before the round that would take ε above this."""
     trainer: str = "auto"
@@ -313,7 +317,8 @@ class Settings(Section):
             participation = cohorts.LargerCohort(participation, noise_cohort, noise_cohort)
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        votes, beside = asked(algorithm, self.build_local(), rounds, sampling)
+        many = evaluation_count(rounds, self.run.evaluate_every) if self.run.evaluate else 0
+        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, many)
         mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
         return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
 

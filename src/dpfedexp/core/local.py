@@ -5,8 +5,6 @@ rest is the same for all: the proximal pull and SCAFFOLD's correction are added 
 all its steps stands still (`trainers/steps.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

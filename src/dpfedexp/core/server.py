@@ -3,8 +3,6 @@
 `round.advance` alone moves the model, w ← w + η_g·direction, so no optimiser can leave the step size out.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -4,8 +4,6 @@ Rules see released values only; `target` is the exception, and is for simulation
 what a rule says by what the released means of the last four rounds show (docs/step-size.md has the reasoning).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,17 +1,18 @@
-"""From what users hold to tensors: checked once, kept in their compact type, cast where they are used.
+"""From what users hold to tensors: arrays, data sets and loaders, checked once, kept in a compact type, cast where they are used.
 
 Inputs are one array, or several: a tuple or a dict of arrays with the same rows.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import data
 
 from dpfedexp.errors import InputError, checked, is_count, require
 from dpfedexp.inputs import leaves
@@ -137,3 +138,197 @@ def check_seed(seed: Any) -> int:
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     require(whole and 0 <= seed < 1 << 64, f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1.")
     return int(seed)
+
+
+def read_rows(field: str, client: Any) -> tuple[Any, Any]:
+    """Every row once, in the order of the data set; a client without rows has empty arrays."""
+    if isinstance(client, data.DataLoader):
+        return _of_loader(field, client)
+    if isinstance(client, data.IterableDataset) or not hasattr(client, "__getitem__") or not hasattr(client, "__len__"):
+        client = list(client)
+    return _stacked(client, field) if len(client) else ([], [])
+
+
+def _of_loader(field: str, loader: data.DataLoader[Any]) -> tuple[Any, Any]:
+    """Read in order and whole: shuffled rows would make another federation of the same data each time."""
+    require(
+        not loader.drop_last,
+        f"{field} is a DataLoader with drop_last=True, which loses rows; give its dataset, or drop_last=False "
+        "(batches are made by the local optimiser's batch_size).",
+    )
+    if not isinstance(loader.dataset, data.IterableDataset):
+        sampler = loader.sampler
+        # Only an order of all the rows can be undone.
+        whole = type(sampler) is data.SequentialSampler or (
+            type(sampler) is data.RandomSampler
+            and not sampler.replacement
+            and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        )
+        require(
+            whole and (loader.batch_size is not None or loader.batch_sampler is None),
+            f"{field} is a DataLoader with a sampler of its own, which draws rows when it is read; give the rows that the client "
+            "holds, such as torch.utils.data.Subset(dataset, indices).",
+        )
+        if loader.collate_fn is data.default_collate:
+            return read_rows(field, loader.dataset)
+        # A generator of its own: a loader draws a number from torch's whenever it is read.
+        own = torch.Generator()
+        loader = data.DataLoader(
+            loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, generator=own
+        )
+    return read_rows(field, list(loader)) if loader.batch_size is None else _of_batches(field, loader)
+
+
+def _of_batches(field: str, batches: Iterable[Any]) -> tuple[Any, Any]:
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError(f"{field}[{number}] is {wrong_item(batch)}")
+        for parts, name, value in ((inputs, "inputs", batch[0]), (targets, "targets", batch[1])):
+            parts.append(as_tensor(f"{field}[{number}] {name}", value))
+            require(
+                parts[-1].shape[1:] == parts[0].shape[1:],
+                f"{field}[{number}] {name} has rows of shape {tuple(parts[-1].shape[1:])}, while the first batch has "
+                f"{tuple(parts[0].shape[1:])}; pad or crop all to one public shape in collate_fn.",
+            )
+    return (torch.cat(inputs), torch.cat(targets)) if inputs else ([], [])
+
+
+def concatenate_clients(clients: Iterable[Any]) -> tuple[Any, Tensor, list[int]]:
+    """All the rows in order of client, and how many each client holds.
+
+    A client is a pair (inputs, targets), or a loader, a data set or an iterator of rows.
+    """
+    # One loader or data set for everybody would make a client of every batch or row.
+    one = next((kind for kind in (data.DataLoader, data.Dataset) if isinstance(clients, kind)), None)
+    require(
+        one is None,
+        f"clients is one {one and one.__name__}; give a list with one per client, or deal the rows of its arrays out with "
+        "Federation.iid(inputs, targets, clients=…).",
+    )
+    inputs: list[tuple[int, Any]] = []
+    targets: list[tuple[int, Tensor]] = []
+    sizes: list[int] = []
+    for number, client in enumerate(clients):
+        holds_rows = isinstance(client, data.DataLoader | data.Dataset | Iterator)
+        pair = read_rows(f"clients[{number}]", client) if holds_rows else client
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                f"clients[{number}] is a {type(pair).__name__}; it must be a pair (inputs, targets), a torch Dataset, a "
+                "DataLoader or an iterator of rows, such as iter(rows) (Federation.from_datasets takes tables)."
+            )
+        x = as_inputs(f"clients[{number}] inputs", pair[0])
+        y = as_tensor(f"clients[{number}] targets", pair[1])
+        sizes.append(len(y))
+        require(
+            rows(x) == len(y),
+            f"clients[{number}] has {rows(x)} inputs and {len(y)} targets; there must be one target per row.",
+        )
+        # The shape and the type of an empty array say nothing.
+        if len(y):
+            inputs.append((number, x))
+            targets.append((number, y))
+    require(len(sizes) > 0, "clients is empty; there must be at least one client.")
+    require(sum(sizes) > 0, "clients hold no data at all; at least one of them must have a row.")
+    return _join(inputs), _concatenate("targets", targets), sizes
+
+
+def _stacked(dataset: Any, field: str) -> tuple[Tensor, Tensor]:
+    """The items of a map-style data set of (input, target) pairs, read once; messages call it `field`."""
+    tensors, indices = _tensors(dataset)
+    if tensors is not None:
+        if len(tensors) != 2:
+            raise InputError(f"{field} has {len(tensors)} tensors; it must have two, inputs and targets.")
+        return (tensors[0], tensors[1]) if indices is None else (tensors[0][indices], tensors[1][indices])
+    stacked: list[Tensor] = []
+    for number in range(len(dataset)):
+        item = dataset[number]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InputError(f"{field}[{number}] is {wrong_item(item)}")
+        for part, (name, value) in enumerate(zip(("input", "target"), item, strict=True)):
+            if not isinstance(value, Tensor | np.ndarray | int | float | np.generic | list | tuple):
+                raise InputError(
+                    f"{field}[{number}] {name} is a {type(value).__name__}; it must be a tensor, an array or a number. "
+                    "Give the data set a transform that makes tensors."
+                )
+            row = value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
+            tensor = as_tensor(f"{field}[{number}] {name}", row)[0]
+            if number == 0:
+                stacked.append(torch.empty((len(dataset), *tensor.shape), dtype=tensor.dtype))
+            expected = stacked[part]
+            if tensor.shape != expected.shape[1:] or tensor.dtype != expected.dtype:
+                raise InputError(
+                    f"{field}[{number}] {name} is {_kind(tensor)}, while the first item's is {_kind(expected[0])}; "
+                    "all items must agree."
+                )
+            expected[number] = tensor
+    return stacked[0], stacked[1]
+
+
+def _tensors(dataset: Any) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """The tensors of a `TensorDataset`, and which of their rows a `Subset` takes: read at once, not item by item."""
+    indices: Tensor | None = None
+    # A class with items of its own, such as augmented ones, is read by them.
+    while isinstance(dataset, data.Subset) and type(dataset).__getitem__ is data.Subset.__getitem__:
+        inner = torch.as_tensor(np.asarray(dataset.indices, dtype=np.int64))
+        indices = inner if indices is None else inner[indices]
+        dataset = dataset.dataset
+    plain = isinstance(dataset, data.TensorDataset) and type(dataset).__getitem__ is data.TensorDataset.__getitem__
+    return (dataset.tensors, indices) if plain else (None, None)
+
+
+def wrong_item(item: Any) -> str:
+    if isinstance(item, dict):
+        keys = ", ".join(map(repr, item))
+        return (
+            f"a dict with {keys}; it must be a pair (input, target): make pairs of it in the data set or its collate_fn, "
+            "or give tables with named columns to Federation.from_datasets."
+        )
+    return f"a {type(item).__name__}; it must be a pair (input, target)."
+
+
+def _join(pieces: list[tuple[int, Any]]) -> Any:
+    """The inputs of all the clients that hold some, in order, in the structure that they agree on."""
+    start, first = pieces[0]
+    for number, piece in pieces:
+        dicts = isinstance(piece, dict) and isinstance(first, dict)
+        require(
+            piece.keys() == first.keys() if dicts else _structure(piece) == _structure(first),
+            f"clients[{number}] inputs is {_structure(piece)}, while that of clients[{start}] is {_structure(first)}; "
+            "all clients must agree.",
+        )
+    if isinstance(first, Tensor):
+        return _concatenate("inputs", pieces)
+    keys = list(first) if isinstance(first, dict) else range(len(first))
+    joined = {key: _concatenate(f"inputs[{key!r}]", [(at, piece[key]) for at, piece in pieces]) for key in keys}
+    return joined if isinstance(first, dict) else tuple(joined.values())
+
+
+def _structure(inputs: Any) -> str:
+    if isinstance(inputs, dict):
+        return f"a dict of {', '.join(map(repr, inputs))}"
+    return f"a tuple of {len(inputs)} arrays" if isinstance(inputs, tuple) else "one array"
+
+
+def _concatenate(field: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
+    """The rows of all the clients that hold some, in order."""
+    start, first = pieces[0]
+    for number, piece in pieces:
+        if piece.shape[1:] != first.shape[1:] or _family(piece) != _family(first):
+            raise InputError(
+                f"clients[{number}] {field} is {_kind(piece[0])} per row, "
+                f"while that of clients[{start}] is {_kind(first[0])}; all clients must agree."
+            )
+    return torch.cat([piece for _, piece in pieces])
+
+
+def _family(tensor: Tensor) -> str:
+    """Types that may be mixed; bytes are pixels and would be scaled, so they never mix with other integers."""
+    if tensor.is_floating_point():
+        return "float"
+    return str(tensor.dtype) if tensor.dtype in (torch.uint8, torch.bool) else "integer"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,16 @@ import torch
 from torch import Tensor
 
 from dpfedexp.data import partition as dealing
-from dpfedexp.data import readers
-from dpfedexp.data.arrays import Transform, as_inputs, as_tensor, cast_inputs, cast_targets, check_finite, rows
+from dpfedexp.data.arrays import (
+    Transform,
+    as_inputs,
+    as_tensor,
+    cast_inputs,
+    cast_targets,
+    check_finite,
+    concatenate_clients,
+    rows,
+)
 from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
 from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
@@ -116,7 +125,7 @@ class Federation:
             options: see `Federation`.
         """
         names, given = (tuple(clients), clients.values()) if isinstance(clients, Mapping) else (None, clients)
-        inputs, targets, sizes = readers.concatenate_clients(given)
+        inputs, targets, sizes = concatenate_clients(given)
         return cls(inputs, targets, in_order(sizes), names=names, **options)
 
     @classmethod
@@ -311,6 +320,36 @@ class Federation:
         """A few shards of the label-sorted data per client (McMahan et al. 2017)."""
         (labels, _), rng = dealing.class_labels(targets), dealing.generator(seed)
         return cls(inputs, targets, dealing.shards(labels, clients, rng, shards_per_client), **options)
+
+    @checked
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """The same clients with the rows that they train on, and with the rows that are held out.
+
+        Every client holds out this share of its rows, spread evenly over their order, so the same rows always as long as the order
+        stays; one with fewer than 1/share rows holds out none.
+
+        Args:
+            share: above 0 and below 1.
+
+        Returns:
+            The federation to train on, and the federation to evaluate on.
+
+        >>> training, held = Federation.from_clients([(torch.zeros(5, 1), torch.zeros(5))] * 2).hold_out(0.2)
+        >>> training.sizes.tolist(), held.sizes.tolist()
+        ([4, 4], [1, 1])
+        """
+        require(0 < share < 1, f"held_out is {share!r}; it must be above 0 and below 1.")
+        position = torch.arange(len(self.rows)) - torch.repeat_interleave(self.offsets[:-1], self.sizes)
+        held = ((position + 1) * share).floor() > (position * share).floor()
+        return self._with(~held), self._with(held)
+
+    def _with(self, kept: Tensor) -> Self:
+        """The same clients with fewer rows."""
+        part = copy.copy(self)
+        counts = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        part.rows, part.offsets, part._resident = self.rows[kept], counts[self.offsets], self._resident
+        part.sizes = part.offsets.diff()
+        return part
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -421,6 +421,19 @@ def silence(advice: Advice) -> None:
     """For runs whose settings nobody chose to be good ones, such as those of an audit."""
 
 
+def evaluation_precision(half_width: float, every: int) -> list[Advice]:
+    """A warning where the noise leaves little of what the clients measure."""
+    if half_width <= 0.2:
+        return []
+    return [
+        _warning(
+            "evaluation-noise",
+            f"evaluate is 'clients', and with these clients and this epsilon a metric from 0 to 1 has a 95% interval of "
+            f"±{half_width:.2g}: measure less often (evaluate_every above {every}), or on public data (test=…).",
+        )
+    ]
+
+
 @dataclass(frozen=True)
 class Commentary:
     """Tells whoever listens what there is to say, each thing once.
@@ -432,6 +445,7 @@ class Commentary:
     plan: Plan
     start: Tensor
     tell: Callable[[Advice], None] = field(repr=False)
+    more: Sequence[Advice] = ()
 
     @cached_property
     def watch(self) -> Watch:
@@ -439,8 +453,8 @@ class Commentary:
 
     @cached_property
     def before(self) -> list[Advice]:
-        """The preflight's advice."""
-        return preflight(self.plan)
+        """The preflight's advice, and what else there is to say before the first round."""
+        return [*preflight(self.plan), *self.more]
 
     @property
     def advice(self) -> list[Advice]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.statement import Source
 from dpfedexp.algorithms.round import State
-from dpfedexp.engine.advice import Commentary
+from dpfedexp.engine.advice import Commentary, evaluation_precision
 from dpfedexp.engine.checkpoint import Checkpoint
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, RunDescription
@@ -91,7 +91,7 @@ def conduct(
         plan = Plan.of(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
-        commentary = Commentary(plan, description.start.w, how.on_advice or _warn)
+        commentary = Commentary(plan, description.start.w, how.on_advice or _warn, _about_evaluation(engine))
         facts = facts_of(open_run)
 
         def made(end: End) -> Run:
@@ -203,6 +203,15 @@ class End(NamedTuple):
     decided: Source | Literal["hand", ""] = ""
 
 
+def _about_evaluation(engine: Engine) -> list[Advice]:
+    """Whether the clients are enough to measure the model with the noise that it gets."""
+    if engine.evaluation is None:
+        return []
+    variance = engine.evaluation.mechanism.noise_variance(engine.expected, engine.expected) or 0.0
+    half = engine.evaluation.metrics.half_width(math.sqrt(variance))
+    return evaluation_precision(half, engine.evaluation.every)
+
+
 def _warn(advice: Advice) -> None:
     """A note is in `Run.advice` for whoever looks; a warning is for everybody."""
     if advice.level == "warning":
@@ -219,7 +228,24 @@ def _rounds(
     """All the rounds that are left."""
     rounds, delta = open_run.description.rounds, engine.algorithm.delta
     budget = None if how.budget is None else Budget(how.budget, delta)
+
+    def due(number: int) -> bool:
+        return engine.evaluation is not None and engine.evaluation.due(number, rounds)
+
+    def evaluate() -> None:
+        """Asks the clients for a measurement once their round is saved: a crash in between costs no round."""
+        found = engine.evaluate(open_run.state, open_run.ledger, budget)
+        if found is not None:
+            epsilon = epsilon_so_far(open_run.ledger, delta, last=open_run.state.round == rounds)
+            open_run.amend(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
+
     try:
+        if (
+            open_run.history
+            and due(open_run.state.round)
+            and not any(key.startswith("clients_") for key in open_run.history[-1])
+        ):
+            evaluate()
         engine.choose_rate(open_run.state, open_run.ledger, budget, save=voted)
         for number in range(open_run.state.round + 1, rounds + 1):
             # A copy of the run that another one has overtaken ends here, before its clients train.
@@ -235,12 +261,13 @@ def _rounds(
                         record = result.record(epsilon, how.measure(state))
                 except (Exception, KeyboardInterrupt) as error:
                     failure = error
-            record = recorded(METRICS, record, secure=engine.secure)
-            open_run.complete(state, record, last=last)
+            open_run.complete(state, recorded(METRICS, record, secure=engine.secure), last=last)
             if failure is not None:
                 # Only now: the round is released and paid for, and a caller's function must not make it again.
                 raise failure
-            stop = completed(record)
+            if due(number):
+                evaluate()
+            stop = completed(open_run.history[-1])
             # After the last round there is nothing left to stop.
             if stop is not None and number < rounds:
                 open_run.stop()
@@ -257,7 +284,7 @@ def statement_of(open_run: OpenRun, end: End) -> PrivacyStatement:
     # An interrupt may come between the charge and the release.
     charged = {entry.round for entry in open_run.ledger.entries if entry.run == open_run.name and entry.round > 0}
     missing = run.rounds - max(open_run.state.round, len(charged))
-    votes = [(event, 1) for event in engine.votes_left(open_run.state)]
+    votes = [(event, 1) for event in engine.answers_left(open_run.state, run.rounds)]
     return PrivacyStatement.from_charges(
         charges,
         engine.algorithm.delta,
@@ -309,7 +336,9 @@ def show(record: dict[str, Any], whose: str = "") -> str:
     metrics = [
         f"{key.removeprefix('test_')} {value:.4g}"
         for key, value in recorded("terminal", record, secure=True).items()
-        if isinstance(value, float) and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+        if isinstance(value, float)
+        and key not in ("eta_g", "clip", "update_norm", "vote_within_clip", "epsilon_total")
+        and not key.endswith(("_low", "_high"))
     ]
     epsilon = record["epsilon_total"]
     privacy = "not private" if math.isinf(epsilon) else f"ε {whose}{' ' if whose else ''}{epsilon:.3f}"

@@ -18,12 +18,14 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dpfedexp.accounting import Budget, Event, Ledger, Sampling
+from dpfedexp.accounting import Budget, Event, GaussianEvent, Ledger, Sampling
+from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, Probe
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
+from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local_rate import HELPED, chosen, located, slowed, watched
 from dpfedexp.core.noise import Noise
@@ -44,7 +46,7 @@ class Request:
     """What the engine asks of a cohort.
 
     Attributes:
-        purpose: `UPDATE`, or the name of a vote (`RATE`, `CLIP`).
+        purpose: `UPDATE`, the name of a vote (`RATE`, `CLIP`), or `EVALUATION`.
         round: its number; `BEFORE` for votes before the first round.
         state: the model and whatever else was released so far.
         mechanism: at its radius: what clients do to their answer, and how it is added.
@@ -110,6 +112,30 @@ class Cohort(ABC):
         return
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """How the clients measure the model.
+
+    Attributes:
+        mechanism: of one measurement.
+        metrics: what is measured.
+        every: after how many rounds; after the last one in any case.
+        held_out: the share of a client's rows that it never trains on; 0 where it measures on the rows that it trains on.
+    """
+
+    mechanism: Mechanism
+    metrics: ClientMetrics
+    every: int
+    held_out: float = 0.0
+
+    def due(self, number: int, rounds: int) -> bool:
+        return number % self.every == 0 or number == rounds
+
+    def announced(self, sampling: Sampling) -> dict[str, Any]:
+        """What the ledger's header says of it."""
+        return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
+
+
 class Sources(Protocol):
     """Where noise comes from: the run's seed, or the operating system."""
 
@@ -155,6 +181,7 @@ class Engine:
         noise: where the server's noise comes from.
         seed: what the noise follows from; None where it comes from the operating system, as in every run that protects real data.
         tau_eta_l: τη_l for SCAFFOLD.
+        evaluation: how the clients measure the model; None where they do not.
         probe: the votes that choose the local rate and the first clip before the first round; None where the rate is given.
         diagnostics: whether to record values that are not private.
         on_charge: called after every charge.
@@ -171,6 +198,7 @@ class Engine:
     seed: int | None = None
     tau_eta_l: float | None = None
     probe: Probe | None = None
+    evaluation: Evaluation | None = None
     diagnostics: bool = False
     on_charge: Callable[[], None] = lambda: None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -203,6 +231,14 @@ class Engine:
     @property
     def event(self) -> Event:
         return self.mechanism.event(self.sampling)
+
+    def mechanism_of(self, purpose: str, radius: float) -> Mechanism:
+        """What a request for this purpose has, at the clip in force."""
+        if purpose == EVALUATION and self.evaluation is not None:
+            return self.evaluation.mechanism
+        if purpose in (RATE, CLIP) and self.probe is not None:
+            return self.probe.mechanism(purpose)
+        return self.mechanism.at_radius(radius)
 
     def begin(self) -> State:
         """The state before the first round."""
@@ -245,6 +281,27 @@ class Engine:
             extra["nonprivate_eta_target"] = step_size.target(mean, release.c_bar)
         seconds = time.perf_counter() - began
         return new, Round(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+
+    def evaluate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> dict[str, float] | None:
+        """What the clients measure of the model that a run reports after a round: metrics with 95% intervals.
+
+        It is charged once. Where a crash came between the charge and the record, system noise would be paid for again, so nothing
+        is asked a second time, and there is no measurement: None. Seeded noise is the same, and is asked for again.
+        """
+        evaluation = self.evaluation
+        if evaluation is None or (self.secure and self._evaluated(state.round, ledger)):
+            return None
+        reported = replace(state, w=state.reported, control=None, client_controls=None)
+        request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
+        release, _ = self.ask(request, ledger, budget)
+        deviation = math.sqrt(evaluation.mechanism.noise_variance(self.expected, self.expected) or 0.0)
+        sampled = self.sampling.kind != "full"
+        spread = (1.0 - self.sampling.rate) / self.expected if sampled else 0.0
+        return evaluation.metrics.read(release.c_bar, deviation, spread)
+
+    def _evaluated(self, number: int, ledger: Ledger) -> bool:
+        own = (entry.event for entry in ledger.entries if (entry.run, entry.round) == (self.run, number))
+        return any(isinstance(event, GaussianEvent) and event.votes_alone for event in own)
 
     def ask(self, request: Request, ledger: Ledger, budget: Budget | None = None) -> tuple[Release, Answer]:
         """The release of what a cohort answers. It is charged after the clients are done and before anything is released.
@@ -301,10 +358,14 @@ class Engine:
     def _pending(self, state: State) -> tuple[str, ...]:
         return self._votes[len(self._votes) - int(state.memory[PENDING]) :] if PENDING in state.memory else ()
 
-    def votes_left(self, state: State) -> list[Event]:
-        """What the votes before the first round will cost, where they are still to come."""
+    def answers_left(self, state: State, rounds: int) -> list[Event]:
+        """What the votes and the measurements that are still to come will cost, of `rounds` rounds."""
         pending = () if self.probe is None else self._pending(state)
-        return [self.probe.mechanism(purpose).event(self.sampling) for purpose in pending if self.probe is not None]
+        left = [self.probe.mechanism(purpose).event(self.sampling) for purpose in pending if self.probe is not None]
+        if (evaluation := self.evaluation) is not None:
+            due = sum(evaluation.due(number, rounds) for number in range(state.round + 1, rounds + 1))
+            left += [evaluation.mechanism.event(self.sampling)] * due
+        return left
 
     def _vote(
         self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None
@@ -319,7 +380,7 @@ class Engine:
         """Checks that the budget allows the charge; returns what makes it."""
         update, number = request.purpose == UPDATE, request.round
         event = request.mechanism.event(self.sampling)
-        what = f"round {number}" if update else f"the vote {request.purpose!r}"
+        what = f"round {number}" if update else f"{request.purpose!r}"
         noise = None if self.seed is None else f"seed {self.seed}" + ("" if update else f", {request.purpose}")
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -49,7 +49,8 @@ def fit(
     population: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate | Literal["clients"] | None = None,
+    held_out: float = 0.0,
     metrics: Mapping[str, Metric] | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -114,6 +115,7 @@ def fit(
         loss=loss,
         test=test,
         evaluate=evaluate,
+        held_out=held_out,
         metrics=metrics,
         secure=secure,
         out=out,
@@ -129,6 +131,12 @@ def fit(
         # The one date that all files of a secure run have.
         restate(Path(out), privacy, (Path(out) / LEDGER).stat().st_mtime if (Path(out) / LEDGER).exists() else None)
     return replace(run, privacy=privacy)
+
+
+def fit_settings(epsilon: float, clients: int) -> dict[str, dict[str, Any]]:
+    """What `fit` chooses for so many clients, as the sections `algorithm` and `local` of a configuration."""
+    algorithm = {"name": "cdp_fedexp", "clip": "adaptive", "target_epsilon": epsilon, "delta": default_delta(clients)}
+    return {"algorithm": algorithm, "local": {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES}}
 
 
 @checked

@@ -199,6 +199,11 @@ class OpenRun:
         self.state = state
         self.save(controls=False)
 
+    def amend(self, more: dict[str, Any]) -> None:
+        """Adds to the record of the last round what was measured after it."""
+        self.history[-1] = {**self.history[-1], **more}
+        self.save(controls=self._controls)
+
     def end(self, decided: str) -> None:
         """Remembers that a decision ended the run early."""
         if decided and decided != self.decided:
@@ -444,6 +449,7 @@ class RunDescription:
             "simulated": not self.secure,
             "run": run.run,
             **run.stands_for,
+            **({} if run.evaluation is None else {"evaluation": run.evaluation.announced(run.sampling)}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)
@@ -491,6 +497,7 @@ def settings_of(engine: Engine, layout: Layout, **more: Any) -> NamedValues:
                 "start": parameter_tag(engine.start.cpu()),
             },
             "clients": engine.population,
+            **({} if engine.evaluation is None else {"evaluation": engine.evaluation}),
             **more,
         }
     )

@@ -63,7 +63,8 @@ ROUND = _fields(
     # How many nodes were asked and answered is public where the mechanism's promise does not rest on hiding it.
     public="round asked valid refused missing",
     # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
-    released="eta_g clip vote_* local_rate update_norm",
+    # What clients measured of the model has noise of its own.
+    released="eta_g clip vote_* local_rate update_norm clients_*",
     accounting="epsilon_total",
     nonprivate="seconds nonprivate_*",
     # Whatever else a record holds came from `test` or `evaluate`.
@@ -72,7 +73,7 @@ ROUND = _fields(
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
         public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
-        "no_other_adjacency",
+        "no_other_adjacency evaluation",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
         released="event seal",
         accounting="run seq noise previous hash",

@@ -30,6 +30,11 @@ NAMES = {
     "test_mae": "test error, mean absolute",
     "test_rmse": "test error, root mean square",
     "test_r2": "test R²",
+    "clients_accuracy": "accuracy on the clients' rows",
+    "clients_loss": "loss on the clients' rows",
+    "clients_auc": "AUC on the clients' rows",
+    "clients_error_median": "median error on the clients' rows",
+    "clients_error_p90": "90% quantile of the error on the clients' rows",
     "distance": "distance to the optimum",
     "eta_g": "global step size η_g",
     "clip": "clip C",
@@ -100,7 +105,8 @@ class Chart:
 
 def metrics_in(history: Sequence[dict[str, Any]]) -> list[str]:
     """The fields that measure the model, in the order in which they first occur."""
-    return [key for key in dict.fromkeys(k for record in history for k in record) if key not in BOOKKEEPING]
+    found = dict.fromkeys(k for record in history for k in record if k not in BOOKKEEPING)
+    return [key for key in found if not (key.endswith(("_low", "_high")) and key.rpartition("_")[0] in found)]
 
 
 def name_of(key: str) -> str:
@@ -111,9 +117,13 @@ def name_of(key: str) -> str:
 
 
 def over_rounds(history: Sequence[dict[str, Any]], key: str, name: str) -> Series:
-    """A field over rounds; those in which it is not finite are left out."""
-    points = [(r["round"], r[key]) for r in history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
-    return Series(name, [x for x, _ in points], [y for _, y in points])
+    """A field over rounds, with its interval where it has one; rounds in which it is not finite are left out."""
+    known = [r for r in history if isinstance(r.get(key), int | float) and math.isfinite(r[key])]
+    rounds, values = [r["round"] for r in known], [r[key] for r in known]
+    if not known or f"{key}_low" not in known[-1]:
+        return Series(name, rounds, values)
+    low, high = ([r[f"{key}_{end}"] for r in known] for end in ("low", "high"))
+    return Series(name, rounds, values, low, high)
 
 
 def run_panels(history: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Panel]:

@@ -14,21 +14,26 @@ from torch import nn
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
-from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.probe import bind, evaluation_count
 from dpfedexp.algorithms.round import server_device
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
-from dpfedexp.engine.engine import Engine
+from dpfedexp.data.federation import Federation
+from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.simulated import Simulation, ballots_of
 from dpfedexp.errors import InputError, checked, is_count, require
+from dpfedexp.inputs import each
 from dpfedexp.mechanisms import Secure, mechanism_class
 from dpfedexp.trainers.apart import check_optimiser
-from dpfedexp.trainers.checks import first_line
+from dpfedexp.trainers.checks import applied, first_line
 from dpfedexp.trainers.chunk_size import automatic_chunk
+from dpfedexp.trainers.client_losses import ClientScores
+from dpfedexp.trainers.draws import with_blind_masks, with_loose_weights
 from dpfedexp.trainers.execution import MOVED, Execution, execution_on
 from dpfedexp.trainers.isolation import (
     WHY,
@@ -40,11 +45,9 @@ from dpfedexp.trainers.isolation import (
     watched,
     widths,
 )
-from dpfedexp.trainers.recording import Unrecordable, refusal
-from dpfedexp.trainers.recurrence import with_blind_masks, with_loose_weights
+from dpfedexp.trainers.recording import Synthetic, SyntheticClients, Unrecordable, refusal
 from dpfedexp.trainers.select import select
 from dpfedexp.trainers.steps import Parallel
-from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
 from dpfedexp.trainers.task import Clients, Task, Trainer, check_task, one_row
 
 
@@ -66,11 +69,15 @@ def prepare(
     diagnostics: bool = False,
     secure: Secure = False,
     isolated: bool | None = None,
+    evaluate_every: int = 0,
+    held_out: float = 0.0,
 ) -> tuple[Engine, str | None]:
     """The engine of a run over simulated clients; the arguments are those of `train`.
 
     Args:
         isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
+        evaluate_every: after how many rounds the clients measure the model; 0 for never.
+        held_out: the share of a client's rows that it measures on and never trains on.
 
     Returns:
         The engine, and a note for the user if it is slower than they might expect.
@@ -99,6 +106,11 @@ def prepare(
         everyone, declared = larger_cohort(everyone, noise_cohort, len(clients), population)
     sampling, cohort = everyone.sampling(declared), everyone.expected(declared)
     trained_per_round = everyone.stand_ins if isinstance(everyone, LargerCohort) else cohort
+    measured_on = clients
+    if held_out:
+        if not isinstance(clients, Federation):
+            raise InputError(f"held_out is {held_out}, and clients is a {type(clients).__name__}; give a Federation.")
+        clients, measured_on = clients.hold_out(held_out)
     task, synthetic = _task(model, clients, local, loss, execution, declared, isolated=isolated)
     tau_eta_l = None
     if algorithm.scaffold:
@@ -131,7 +143,14 @@ def prepare(
             f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
         ) from error
     dimension = task.layout.dimension
-    mechanism, probe = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure)
+    many = evaluation_count(rounds, evaluate_every) if evaluate_every else 0
+    mechanism, probe, asking = bind(
+        algorithm, local, dimension, declared, everyone, int(rounds), secure, evaluations=many
+    )
+    scores, evaluation = None, None
+    if asking is not None:
+        scores = scores_of(task, measured_on, trainer, streams, unit)
+        evaluation = Evaluation(asking, scores.metrics, evaluate_every, held_out)
     algorithm = settled(algorithm, mechanism, dimension, cohort)
     system = SystemStreams() if secure else None
     simulation = Simulation(
@@ -145,6 +164,7 @@ def prepare(
         system=system,
         unit=unit,
         ballots=ballots_of(task),
+        scores=scores,
     )
     engine = Engine(
         algorithm,
@@ -157,6 +177,7 @@ def prepare(
         seed=streams.seed if system is None else None,
         tau_eta_l=tau_eta_l,
         probe=probe,
+        evaluation=evaluation,
         diagnostics=diagnostics,
     )
     return engine, note
@@ -186,6 +207,39 @@ def _task(
     else:
         check_task(task, labels=True)
     return replace(task, watch=watched(task, synthetic, isolated=isolated)), synthetic
+
+
+def scores_of(
+    task: Task,
+    measured_on: Clients,
+    trainer: Trainer,
+    streams: Streams,
+    unit: int | None,
+) -> ClientScores:
+    """What clients measure, by the shapes of the model's outputs, and tried once: on synthetic rows where rows are private."""
+    rows = measured_on if task.synthetic is None else synthetic_clients(task, 3)
+    require(
+        bool((rows.sizes > 0).any()), "no client has enough rows to hold some out; raise held_out, or leave it out."
+    )
+    trial = replace(task, clients=rows, copies=[])
+    try:
+        x, y = one_row(trial.clients)
+        with torch.no_grad():
+            two = each(lambda value: value[0].expand(2, *value.shape[2:]).to(task.device), x)
+            outputs = applied(copy.deepcopy(task.model).eval(), two)
+        metrics = ClientMetrics.of(task.loss, outputs, y[0].expand(2, *y.shape[2:]))
+        holder = torch.nonzero(trial.clients.sizes > 0).flatten()[:1]
+        w = task.layout.read(task.model).float().to(task.device)
+        ClientScores(trial, trainer, streams, metrics, trial.clients, unit=unit).of_clients(w, holder, 0)
+    except Unrecordable as reason:
+        raise refusal("what a client measures", reason) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"evaluate is 'clients', and the model can't be measured on a client's rows: {first_line(error)}"
+        ) from error
+    return ClientScores(task, trainer, streams, metrics, measured_on, unit=unit)
 
 
 def _trainer(

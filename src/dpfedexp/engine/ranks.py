@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from dpfedexp.accounting import PrivacyStatement
 from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import LOCAL_RATE, Answer, Cohort, Engine, Request
 from dpfedexp.engine.simulated import Simulation
@@ -38,7 +39,7 @@ Outcome = tuple[Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 LONGEST_ROUND = timedelta(hours=12)
 """How long a rank waits for the others' share of a round; one that is gone is noticed by its heartbeat or its closed connection."""
 _STOP = 0.0
-_PURPOSES = ("", UPDATE, RATE, CLIP)
+_PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION)
 """What rank 0 asks for, by the number that it sends; the first is `_STOP`."""
 _ROWS = 4096
 
@@ -146,16 +147,16 @@ class Team(Cohort):
                     return self._outcome(state.w)
                 cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
                 w = _broadcast(torch.zeros_like(state.w))
-                control = None
-                if state.control is not None and state.client_controls is not None:
+                purpose, control = _PURPOSES[int(kind)], None
+                if purpose == UPDATE and state.control is not None and state.client_controls is not None:
                     control = _broadcast(torch.zeros_like(state.control))
                     self._share(state.client_controls)
                 memory = {LOCAL_RATE: torch.tensor(rate)} if engine.probe is not None else {}
-                state = State(int(number) - 1, w, (w,), radius, {}, control, state.client_controls, memory)
-                purpose, mechanism = _PURPOSES[int(kind)], engine.mechanism.at_radius(radius)
-                if purpose != UPDATE and engine.probe is not None:
-                    mechanism = engine.probe.mechanism(purpose)
-                answer = self._together(Request(purpose, int(number), state, mechanism), cohort)
+                mechanism = engine.mechanism_of(purpose, radius)
+                controls = None if control is None else state.client_controls
+                asked = State(int(number) - 1, w, (w,), radius, {}, control, controls, memory)
+                state = asked if purpose == UPDATE else replace(state, w=w)
+                answer = self._together(Request(purpose, int(number), asked, mechanism), cohort)
                 if state.client_controls is not None:
                     for clients, rows in answer.controls:
                         state.client_controls[clients] = rows

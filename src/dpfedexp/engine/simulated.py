@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from dpfedexp.algorithms.participation import Participation
 from dpfedexp.algorithms.probe import CLIP, UPDATE, bins_of, in_bins
 from dpfedexp.core.batches import Schedule, schedule
+from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
 from dpfedexp.core.local_rate import nearest, preferred
 from dpfedexp.core.noise.chacha import SystemStreams
@@ -23,7 +24,7 @@ from dpfedexp.core.votes import further
 from dpfedexp.engine.engine import BEFORE, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows
-from dpfedexp.trainers.client_losses import AllRows, ClientLosses
+from dpfedexp.trainers.client_losses import AllRows, ClientLosses, ClientScores
 from dpfedexp.trainers.isolation import learnt_apart, padded
 from dpfedexp.trainers.task import Task, Trainer
 
@@ -47,6 +48,7 @@ class Simulation(Cohort):
         system: where noise and sampling come from in a secure run: the operating system instead of the seed.
         unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
         ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
+        scores: what clients measure of a released model; None where they do not.
     """
 
     task: Task
@@ -59,6 +61,7 @@ class Simulation(Cohort):
     system: SystemStreams | None = None
     unit: int | None = None
     ballots: Ballots | None = None
+    scores: ClientScores | None = None
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -97,8 +100,7 @@ class Simulation(Cohort):
         unchanged = None if self.task.synthetic is None else _unchanged(w)
         chunks = list(self._chunks(cohort))
         for clients in chunks:
-            rows_of = self.updates if request.purpose == UPDATE else self.places
-            updates = rows_of(request, w, clients)
+            updates = self.rows(request, w, clients)
             ballots = self._ballots(request, clients, updates)
             if unchanged is not None:
                 unchanged()
@@ -165,6 +167,25 @@ class Simulation(Cohort):
         for part in (order[:empty], order[empty:]):
             for chunk in part.split(self.chunk_size) if len(part) else ():
                 yield cohort[chunk]
+
+    def rows(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
+        """What a chunk of clients answers, before clipping: a row for each of them."""
+        if request.purpose == EVALUATION:
+            return self.measurements(request, w, clients)
+        return self.updates(request, w, clients) if request.purpose == UPDATE else self.places(request, w, clients)
+
+    def measurements(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
+        """The vectors of metrics that clients measure, [n, WIDTH]; zeros for a client without rows, or on whose rows it fails."""
+        scores = self.scores
+        if scores is None:
+            raise InputError(
+                "the server asks for a measurement of the model, which these clients are not prepared for."
+            )
+        if self.unit is None:
+            return scores.of_clients(w, clients, request.round)
+        like, public = torch.zeros(WIDTH, device=w.device), self._shapes_are_public
+        rows = learnt_apart(lambda who: scores.of_clients(w, who, request.round), clients, 1, like=like, public=public)
+        return pad(rows, (0, 0, 0, -len(rows) % self.unit))
 
     def updates(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """One row for each client of a chunk, zero for an empty one; more where an isolated run's last shape is not full."""

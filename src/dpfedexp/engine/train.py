@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
+from dpfedexp.algorithms.probe import evaluation_interval
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
@@ -71,9 +72,10 @@ def train(
     noise_cohort: int | None = None,
     loss: str | Loss | None = None,
     test: tuple[Any, Any] | None = None,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate | Literal["clients"] | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    evaluate_every: int = 1,
+    evaluate_every: int | None = None,
+    held_out: float = 0.0,
     budget: float | None = None,
     ledger: Ledger | Path | str | None = None,
     out: Path | str | RunFolder | None = None,
@@ -108,9 +110,12 @@ def train(
         loss: a name such as "mse", a loss of torch, or a function (outputs, targets) → one loss per example; the usual one for the
             targets by default (docs/losses.md).
         test: (inputs, targets) of the server's own, evaluated every `evaluate_every` rounds.
-        evaluate: instead of `test`, a function (model) → dict of numbers.
+        evaluate: instead of `test`, a function (model) → dict of numbers; or "clients": the clients measure the model on rows of
+            their own, and what they send gets noise within the same ε (docs/losses.md).
         metrics: further numbers on `test`, name → function (outputs, targets) of the whole test set (docs/losses.md).
-        evaluate_every: after how many rounds the model is measured; it always is after the last.
+        evaluate_every: after how many rounds the model is measured; it always is after the last. By default after every round,
+            and by the clients ten times in a run: the fewer times, the less noise.
+        held_out: the share of every client's rows that it measures on and never trains on, with evaluate="clients".
         budget: stop before the round that would take ε (at the algorithm's δ) above this.
         ledger: a file to charge every round to before it is released; `ledger.jsonl` beside the checkpoint, or in memory. Runs that
             name the same ledger, or are given the same `Ledger`, add up, and `budget` is for all of them together.
@@ -152,11 +157,19 @@ def train(
     require(
         on_advice is None or callable(on_advice), f"on_advice is {on_advice!r}; it must be a function of one advice."
     )
+    by_clients = evaluate == "clients"
     require(
-        evaluate is None or callable(evaluate),
-        f"evaluate is {evaluate!r}; it must be a function from a model to numbers.",
+        evaluate is None or by_clients or callable(evaluate),
+        f"evaluate is {evaluate!r}; it must be a function from a model to numbers, or 'clients'.",
     )
-    require(is_count(evaluate_every), f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.")
+    require(
+        evaluate_every is None or is_count(evaluate_every),
+        f"evaluate_every is {evaluate_every!r}; it must be a positive whole number.",
+    )
+    require(
+        is_number(held_out) and 0 <= held_out < 1 and (by_clients or not held_out),
+        f"held_out is {held_out!r} with evaluate={evaluate!r}; it must be from 0 to below 1, with evaluate='clients'.",
+    )
     require(
         budget is None or (is_number(budget) and budget > 0), f"budget is {budget!r}; it must be a positive epsilon."
     )
@@ -181,6 +194,8 @@ def train(
             loss=loss,
             diagnostics=diagnostics,
             secure=secure,
+            evaluate_every=evaluation_interval(rounds, evaluate_every) if by_clients else 0,
+            held_out=float(held_out),
         )
         simulation = cast(Simulation, engine.cohort)
         layout, trainer = simulation.task.layout, simulation.trainer.name
@@ -198,8 +213,8 @@ def train(
             ledger,
             last,
             resume,
-            evaluation_of(test, evaluate, clients, simulation, model, metrics),
-            evaluate_every,
+            evaluation_of(test, None if by_clients else cast(Any, evaluate), clients, simulation, model, metrics),
+            evaluate_every or 1,
             budget,
             callbacks,
             on_advice,
@@ -209,7 +224,7 @@ def train(
             engine,
             simulation,
             int(rounds),
-            evaluate_every=evaluate_every,
+            evaluate_every=evaluate_every or 1,
             secure=secure,
             precision=execution.precision,
             frozen=frozen_tag(model, layout),

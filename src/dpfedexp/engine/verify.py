@@ -17,10 +17,12 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from dpfedexp.accounting.compose import compose
-from dpfedexp.accounting.events import Event, GaussianEvent
+from dpfedexp.accounting.events import Event, GaussianEvent, from_json
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
+from dpfedexp.algorithms.probe import evaluation_count
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
@@ -106,14 +108,14 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
             # How many clients at least report in every round; 0 where it is unknown.
             reporting=reporting if type(reporting) is int and reporting >= 0 else 0,
             no_other_adjacency=str(header.get("no_other_adjacency", "")),
-            planned=[*charges, (_usual(rounds), (planned or 0) - made)] if stopped else None,
+            planned=[*charges, *_left(ledger, rounds, made, planned or 0)] if stopped else None,
             stopping="hand" if stopped else "",
             **_context(header),
         )
     missing = None
     if claim.stopping and claim.planned_rounds is not None and rounds:
         # A run that stopped early is charged as if it had not: its rounds are all alike.
-        missing = [*charges, (_usual(rounds), max(0, claim.planned_rounds - claim.rounds))]
+        missing = [*charges, *_left(ledger, rounds, claim.rounds, claim.planned_rounds)]
     statement = PrivacyStatement.from_charges(
         charges,
         claim.delta,
@@ -135,6 +137,20 @@ def recompute(run: Path, claim: PrivacyStatement | None = None, *, planned: int 
         planned_rounds=claim.planned_rounds,
         planned_epsilon_total=claim.planned_epsilon_total,
     )
+
+
+def _left(ledger: Ledger, rounds: list[tuple[Event, int]], made: int, planned: int) -> list[tuple[Event, int]]:
+    """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
+    left = [(_usual(rounds), max(0, planned - made))]
+    if isinstance(announced := ledger.header.get("evaluation"), dict):
+        try:
+            event, every = from_json(announced["event"]), int(announced["every"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the ledger's header does not say how the clients measure the model.") from None
+        own = ledger.header.get("run")
+        asked = sum(entry.run == own and _names(entry.event) == [EVALUATION] for entry in ledger.entries)
+        left.append((event, max(0, evaluation_count(planned, every) - asked)))
+    return [(event, count) for event, count in left if count]
 
 
 def _context(header: dict[str, Any]) -> dict[str, Any]:
@@ -337,12 +353,21 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
                 f"plans epsilon {_show(want.epsilon)} a round ({want.setting}, {want.adjacency}), but the ledger has "
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
-    unpaid = [one for one in before if not any(_alike(event, one) for event, _ in ledger.charges())]
+    before = list(dict.fromkeys(before))
+    votes_before = [one for one in before if _names(one) != [EVALUATION]]
+    unpaid = [one for one in votes_before if not any(_alike(event, one) for event, _ in ledger.charges())]
     if unpaid and any(entry.round > 0 for entry in ledger.entries):
-        names = ", ".join(query.name for one in unpaid if isinstance(one, GaussianEvent) for query in one.queries)
+        names = ", ".join(name for one in unpaid for name in _names(one))
         return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
-    votes = f", and {len(before)} votes before the first" if before else ""
+    votes = f", {len(votes_before)} votes before the first" if votes_before else ""
+    votes += ", and measurements by the clients" if len(before) > len(votes_before) else ""
     return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
+
+
+def _names(event: Event) -> list[str]:
+    """What is released without an update; empty for a round."""
+    alone = isinstance(event, GaussianEvent) and event.votes_alone
+    return [query.name for query in event.queries] if alone and isinstance(event, GaussianEvent) else []
 
 
 def _alike(a: Event, b: Event) -> bool:
@@ -352,7 +377,7 @@ def _alike(a: Event, b: Event) -> bool:
         and isinstance(b, GaussianEvent)
         and a.votes_alone
         and a.adjacency == b.adjacency
-        and [query.name for query in a.queries] == [query.name for query in b.queries]
+        and _names(a) == _names(b)
     )
 
 

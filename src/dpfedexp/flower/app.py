@@ -1,4 +1,4 @@
-"""`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how the run ended.
+"""`dpfedexp flower new`, a small Flower app to start from, and `run`: `flwr run --stream` whose exit status says how it ended.
 
 Flower's own command ends with 0 whatever became of the server app, and a relative folder lies where the SuperLink was started.
 Here the folder is meant from where the user is, and the end is read from the run's `status.json` and from Flower.
@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,27 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dpfedexp.engine.outlets import LEDGER, STATUS
-from dpfedexp.errors import InputError
+from dpfedexp.errors import InputError, nearest, require
+from dpfedexp.flower.local import FOLDER, QUIET, find_running, program
 from dpfedexp.flower.monitor import EXIT_CODES, read_status
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _FOLDER, _NODES = "federation.folder", "federation.nodes"
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""What keeps Flower and Ray from talking to anybody."""
-
-
-def program(name: str) -> str:
-    """A program of Flower's, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
-    return found
 
 
 def new_app(folder: Path | str) -> list[Path]:
@@ -85,35 +69,87 @@ def app_hash(app: Path | str) -> str:
 
 
 def run_app(
-    app: Path, connection: str, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+    app: Path, connection: str | None = None, settings: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> int:
     """Runs an app, shows its log, and returns 0 if it completed, 3 if it stopped or failed, 4 if its server app was killed.
 
     Args:
         app: the app's folder.
-        connection: the name of the SuperLink in Flower's config.toml.
+        connection: the name of the SuperLink in Flower's config.toml; by default the one that `dpfedexp flower up` started.
         settings: as for `flwr run -c`; here several may touch the same section.
         environment: for Flower's command, with FLWR_HOME.
     """
-    given = read_overrides(settings)
+    written, given, logs = _written(app), read_overrides(settings), None
+    if connection is None:
+        deployed, home, logs = _own_deployment(app, written, given)
+        given = {**deployed, **given}
+        connection, environment = "up", {**environment, "FLWR_HOME": str(home)}
+    _check_settings(written, given)
     paths = paths_from_here(app, given, Path.cwd())
     folder = Path(paths[_FOLDER])
-    if (folder / LEDGER).exists() and not {**_written(app), **given}.get("federation.resume"):
+    if (folder / LEDGER).exists() and not {**written, **given}.get("federation.resume"):
         # What the server app would refuse later, with a traceback.
         raise InputError(
-            f"the folder {str(folder)!r} holds a run already; go on with it, -c 'federation.resume=true', or begin another one in "
-            "a new folder, -c 'federation.folder=\"runs/second\"'."
+            f"the folder {str(folder)!r} holds a run already; go on with it (--resume), or begin another one in a new folder "
+            "(--folder runs/second)."
         )
     # TOML writes text, numbers and truth as JSON does.
     joined = " ".join(f"{name}={json.dumps(value)}" for name, value in {**given, **paths}.items())
+    read = {} if logs is None else {path: path.stat().st_size for path in logs.glob("supernode*.log")}
     run = _stream([program("flwr"), "run", str(app), connection, "--stream", "-c", joined], environment, folder)
     if run is None:
         print("The run was not started.", file=sys.stderr)
         return 2
     status, told = _end(folder, connection, run, environment)
+    if status != "completed":
+        _show_failures(read)
     where = f"{told['round']} of {told['rounds']} rounds, epsilon {told['epsilon']}" if told else "no status here"
     print(f"Run {run} {status}: {where}. {told.get('reason', '')}".rstrip(), flush=True)
+    if told:
+        print(f"Its files are in {folder}.", flush=True)
     return EXIT_CODES.get(status, 3)
+
+
+def _own_deployment(app: Path, written: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], Path, Path]:
+    """What `dpfedexp flower up` started for an app: settings that follow from it, its FLWR_HOME, and the folder of its logs."""
+    folder = (app / FOLDER).resolve()
+    found = find_running(folder)
+    if not found:
+        raise InputError(
+            "no nodes are up for this app; start them on this machine with `dpfedexp flower up`, or name a SuperLink of Flower's "
+            "config.toml: `dpfedexp flower run . NAME`."
+        )
+    each = {**written, **given}.get("federation.clients_per_node", 1)
+    settings = {"federation.clients": found["nodes"] * each, _NODES: found["node_list"]}
+    return {name: value for name, value in settings.items() if name in written}, folder / "flwr-home", folder
+
+
+def _check_settings(written: dict[str, Any], given: dict[str, Any]) -> None:
+    """What the server app would refuse later, and settings that Flower would not pass on."""
+    from dpfedexp.flower.app_settings import read_settings
+
+    read_settings({**written, **given})
+    for name in given:
+        if name not in written:
+            section, _, key = name.rpartition(".")
+            require(bool(section), f"{name} is not a setting.{nearest(f'federation.{name}', written)}")
+            raise InputError(
+                f"{name} is not in the app's pyproject.toml, and Flower changes no other settings; write {key} = "
+                f"{json.dumps(given[name])} under [tool.flwr.app.config.{section}] there."
+            )
+
+
+def _show_failures(read: Mapping[Path, int]) -> None:
+    """The newest exception in each node's log since the run began, equal ones once: these nodes are the user's own."""
+    shown: dict[str, str] = {}
+    for path, before in sorted(read.items()):
+        text = path.read_bytes()[before:].decode("utf-8", "replace")
+        start = text.rfind("Traceback (most recent call last)")
+        lines = text[start:].splitlines() if start >= 0 else []
+        end = next((n for n, line in enumerate(lines) if n and line and not line.startswith(" ")), 0)
+        if end:
+            shown.setdefault(lines[end], f"\n{path.stem} failed ({path}):\n" + "\n".join(lines[: end + 1]))
+    print(*shown.values(), sep="\n", flush=True)
 
 
 def read_overrides(settings: Sequence[str]) -> dict[str, Any]:
@@ -141,15 +177,24 @@ def paths_from_here(app: Path, given: Mapping[str, Any], here: Path) -> dict[str
 
 
 def _written(app: Path) -> dict[str, Any]:
-    """The settings of the federation in the app's own file, by the names that `-c` gives them."""
+    """The settings in the app's own file, by the names that `-c` gives them."""
     try:
-        config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        federation = config["tool"]["flwr"]["app"]["config"]["federation"]
-        return {_FOLDER: federation["folder"], **{f"federation.{name}": value for name, value in federation.items()}}
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        found = _flat(config)
+        return {_FOLDER: found[_FOLDER], **found}
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{str(app / 'pyproject.toml')!r} is not valid TOML: {error}.") from None
+    except (OSError, KeyError, TypeError, AttributeError):
         raise InputError(
             f"{str(app)!r} is not an app of this library: its pyproject.toml has no [tool.flwr.app.config.federation] folder."
         ) from None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
 
 
 def _stream(command: list[str], environment: Mapping[str, str], folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""From a Flower app's configuration to a strategy, and to the clients' local steps.
+"""The settings of a Flower app's configuration, for the server and for the clients.
 
 Flower flattens `[tool.flwr.app.config.algorithm] clip = 0.3` to the key `algorithm.clip`, which `flwr run -c 'algorithm.clip=0.5'`
 overrides. The sections `algorithm`, `local` and `participation` are those of a `dpfedexp train` file, `federation` is Flower's own;
@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.participation import FixedSize
-from dpfedexp.algorithms.probe import Probe, bind
+from dpfedexp.algorithms.probe import Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.engine.fit import MOST_EXAMPLES, STEPS, rounds_for
-from dpfedexp.engine.plan import default_delta
+from dpfedexp.engine.fit import fit_settings, rounds_for
 from dpfedexp.errors import InputError, checked
 from dpfedexp.flower.messages import at_round
 from dpfedexp.mechanisms import Mechanism
-
-if TYPE_CHECKING:
-    from dpfedexp.flower.strategy import DpFedExp
 
 
 class FederationSettings(BaseModel):
@@ -36,13 +32,16 @@ class FederationSettings(BaseModel):
 
     clients: int = Field(ge=1)
     epsilon: float | None = Field(None, gt=0)
-    rounds: int | None = Field(None, ge=1)
+    rounds: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     folder: str
     nodes: str = ""
+    evaluate: str = ""
+    evaluate_every: int | None = Field(None, ge=1)
+    held_out: float = Field(0.0, ge=0, lt=1)
     resume: bool = False
-    rebind: bool = False
+    replace_missing_nodes: bool = False
     clients_per_node: int = Field(1, ge=1)
-    floor: float = Field(0.8, gt=0, le=1)
+    min_reply_fraction: float = Field(0.6, gt=0, le=1)
     budget: float | None = Field(None, ge=0)
     round_timeout: float = Field(600.0, gt=0)
     node_timeout: float = Field(300.0, gt=0)
@@ -70,48 +69,39 @@ def read_settings(run_config: Mapping[str, Any]) -> tuple[FederationSettings, Se
                 raise InputError(
                     f"federation.epsilon is {federation.epsilon:g} and algorithm.{name} is {given[name]}; leave one of them out."
                 )
-        chosen = {"clip": "adaptive", "target_epsilon": federation.epsilon, "delta": default_delta(federation.clients)}
-        tree["algorithm"] = {**chosen, **given}
-        tree["local"] = {"lr": "auto", "steps": STEPS, "max_examples": MOST_EXAMPLES, **tree.get("local", {})}
-    elif federation.rounds is None:
-        raise InputError("federation.rounds is missing; give a number of rounds, or federation.epsilon alone.")
+        for section, chosen in fit_settings(federation.epsilon, federation.clients).items():
+            tree[section] = {**chosen, **tree.get(section, {})}
+    elif federation.rounds == "auto":
+        raise InputError("federation.rounds is 'auto'; give a number of rounds, or federation.epsilon alone.")
     return federation, parse({name: tree[name] for name in ("algorithm", "local", "participation") if name in tree})
 
 
+class Announced(NamedTuple):
+    """The mechanisms of a run, and how often each of them is asked for."""
+
+    mechanism: Mechanism
+    probe: Probe | None
+    evaluation: Mechanism | None
+    rounds: int
+    evaluations: int
+    clients_per_node: int
+
+
 @lru_cache(maxsize=16)
-def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> tuple[Mechanism, Probe | None, int, int]:
-    """What an app's configuration announces for a model of so many parameters: mechanism, votes, rounds, clients per node.
+def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announced:
+    """What an app's configuration announces for a model of so many parameters.
 
     Calibrating the noise of a sampled round takes seconds, and in Flower's simulation one process is many nodes.
     """
     federation, settings = read_settings(dict(run_config))
     algorithm, participation = settings.build_algorithm(), settings.build_participation()
-    rounds = federation.rounds or rounds_for(algorithm, dimension, federation.clients, participation)
+    rounds = federation.rounds
+    if rounds == "auto":
+        rounds = rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
-    mechanism, probe = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure)
-    return mechanism, probe, rounds, federation.clients_per_node
-
-
-def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
-    """The strategy that an app's configuration asks for.
-
-    Args:
-        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
-        **options: go to `DpFedExp` as they are, and win.
-    """
-    # Here, because a node reads its settings from this module for every message.
-    from dpfedexp.flower.strategy import DpFedExp
-
-    federation, settings = read_settings(run_config)
-    participation = settings.build_participation()
-    if isinstance(participation, FixedSize):
-        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
-    given = federation.model_dump(exclude={"round_timeout", "epsilon"})
-    given["budget"] = federation.budget or None
-    return DpFedExp(
-        settings.build_algorithm(),
-        **{"participation": participation, "local": settings.build_local(), **given, **options},
-    )
+    many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
+    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
+    return Announced(*bound, rounds, many, federation.clients_per_node)
 
 
 @checked
@@ -126,6 +116,23 @@ def local_from(run_config: Mapping[str, Any], message: Message | None = None) ->
         The optimiser, for `train_local`, or for a training loop of your own.
     """
     return at_round(read_settings(run_config)[1].build_local(), message)
+
+
+def evaluation_from(run_config: Mapping[str, Any]) -> tuple[ClientMetrics | None, float]:
+    """What the clients measure of the model, and the share of their rows that they hold out for it."""
+    text, share = str(run_config.get("federation.evaluate", "")), run_config.get("federation.held_out", 0.0)
+    return ClientMetrics.parse(text) if text else None, float(share)
+
+
+def data_path(context: Context) -> str:
+    """The file or folder with this node's rows, which its operator names: the node's setting `data`."""
+    path = context.node_config.get("data")
+    if path is None:
+        raise InputError(
+            "this node has no setting `data`; start it with --node-config 'data=\"/path/to/rows.csv\"', or all nodes with "
+            "`dpfedexp flower up`."
+        )
+    return str(path)
 
 
 def round_timeout(run_config: Mapping[str, Any]) -> float:

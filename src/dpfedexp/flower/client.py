@@ -30,6 +30,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from dpfedexp.algorithms.probe import CLIP, UPDATE, Probe
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
@@ -172,13 +173,13 @@ def _update(trained: Message, request: Request, layout: Layout, w: Tensor) -> Te
     if trained.has_error():
         raise RuntimeError(trained.error.reason or "the app returned an error")
     records = trained.content.array_records
-    if messages.HOSTED in records:
-        rows, right = records[messages.HOSTED]["rows"].numpy(), request.shape(len(w))
+    if messages.ROWS in records:
+        rows, right = records[messages.ROWS]["rows"].numpy(), request.shape(len(w))
         require(rows.shape == right, f"the app returned rows of shape {rows.shape}; they must have {right}.")
         return torch.from_numpy(rows.astype(np.float32))
     require(
         request.purpose == UPDATE,
-        f"the run asks for the vote {request.purpose!r}, which this app does not answer; return dpfedexp.flower.answer(…).",
+        f"the run asks for {request.purpose!r}, which this app does not answer; return dpfedexp.flower.answer(…).",
     )
     require(MODEL in records, f"the app's reply has no record {MODEL!r} with the trained parameters.")
     return to_flat(records[MODEL], layout, torch.float32).sub_(w)
@@ -239,24 +240,28 @@ class Announcement:
 
     A run announces them in its configuration (`context.run_config`), which Flower fixes when the run is created, or in its first
     request where that has no sections of this library's. Later requests may not be of another kind of mechanism, cost more, clip at
-    a larger radius (unless the clip is adaptive), ask for more hosted clients, or be more than the announced number of rounds: a
+    a larger radius (unless the clip is adaptive), ask for more clients of a node, or be more than the announced number of rounds: a
     repeated round costs again. Updates without clip and noise leave the node only if the configuration itself announces an
     algorithm without privacy. Kept in `context.state`, it binds one run; messages that come at once are counted once.
     """
 
     mechanism: Mechanism
     rounds: int
-    hosted: int
+    clients_per_node: int
     probe: Probe | None = None
+    evaluation: Mechanism | None = None
+    evaluations: int = 0
 
     @staticmethod
     def of_run(run_config: Mapping[str, Any], dimension: int) -> Announcement | None:
         """What the configuration announces for a model of so many parameters; None if it is not one of this library's."""
         try:
-            mechanism, probe, rounds, hosted = announced(tuple(run_config.items()), dimension)
+            made = announced(tuple(run_config.items()), dimension)
         except InputError:
             return None
-        return Announcement(mechanism, rounds, hosted, probe)
+        return Announcement(
+            made.mechanism, made.rounds, made.clients_per_node, made.probe, made.evaluation, made.evaluations
+        )
 
     @staticmethod
     def of_request(request: Request) -> Announcement:
@@ -265,20 +270,24 @@ class Announcement:
                 "mechanism 'none' sends updates as they are, and the run's configuration announces no algorithm without privacy "
                 "(algorithm.name 'fedavg' or 'fedexp'); announce one, or list 'none' in this node's guard file."
             )
-        return Announcement(request.mechanism, request.rounds, request.hosted)
+        return Announcement(request.mechanism, request.rounds, request.clients_per_node)
 
     def check(self, request: Request) -> None:
         """Raises `Refused` if the request asks for more than this."""
         promised = self.mechanism
-        if request.purpose != UPDATE:
+        if request.purpose == EVALUATION:
+            if self.evaluation is None:
+                raise Refused("the server asks for an evaluation, which this run did not announce.")
+            promised = self.evaluation
+        elif request.purpose != UPDATE:
             if self.probe is None or (request.purpose == CLIP and not self.mechanism.adapts_clip):
                 raise Refused(f"the vote {request.purpose!r} is not one that this run announced.")
             promised = self.probe.mechanism(request.purpose)
         kind, announced_kind = request.mechanism.kind, promised.kind
         if kind != announced_kind:
             raise Refused(f"mechanism {kind!r} is not the one that this run announced, {announced_kind!r}.")
-        if request.size > self.hosted:
-            raise Refused(f"the request is for {request.size} hosted clients, and this run announced {self.hosted}.")
+        if request.size > self.clients_per_node:
+            raise Refused(f"the request is for {request.size} clients, and this run announced {self.clients_per_node}.")
         event, announced = request.mechanism.client_event(), promised.client_event()
         if not event.strength <= announced.strength * _ROUNDING:
             cost, limit = (total([(e, 1)], _DELTA) for e in (event, announced))
@@ -304,26 +313,31 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
     # Flower fixes a run's configuration when the run is created.
     announcement = Announcement.of_run(context.run_config, dimension)
     if announcement is None and kept:
-        announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["hosted"])
+        announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"])
     announcement = announcement or Announcement.of_request(request)
     update = request.purpose == UPDATE
+    allowed = announcement.rounds if update else announcement.evaluations if request.purpose == EVALUATION else 1
     counter = "answers" if update else request.purpose
     answers = kept.get(counter, 0)
     announcement.check(request)
-    if answers >= (announcement.rounds if update else 1):
+    if answers >= allowed:
         raise Refused(
             f"this node has answered {answers} times, as often as this run announced rounds; a repeated round costs again."
             if update
-            else f"this node has answered the vote {request.purpose!r}; a repeated one costs again."
+            else f"this node has answered {request.purpose!r} as often as this run announced; a repeated answer costs again."
         )
     if not kept:
         _log.info(
             "This node has no guard file and joins a run of %d rounds with mechanism %r: epsilon %.4g a round at delta %g",
             announcement.rounds,
             announcement.mechanism.kind,
-            total([node_charge(announcement.mechanism, announcement.hosted)], _DELTA),
+            total([node_charge(announcement.mechanism, announcement.clients_per_node)], _DELTA),
             _DELTA,
         )
     mechanism = encode(announcement.mechanism)
-    rest: dict[str, Any] = {"rounds": announcement.rounds, "hosted": announcement.hosted, "dimension": dimension}
+    rest: dict[str, Any] = {
+        "rounds": announcement.rounds,
+        "clients_per_node": announcement.clients_per_node,
+        "dimension": dimension,
+    }
     context.state[name] = ConfigRecord({**kept, "mechanism": mechanism, **rest, counter: answers + 1})

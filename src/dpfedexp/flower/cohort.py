@@ -21,10 +21,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms.probe import bins_of
+from dpfedexp.algorithms.probe import UPDATE, bins_of
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import Words, from_words, to_words
+from dpfedexp.core.noise.lattice import Words
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.engine import Request as Question
@@ -42,9 +43,9 @@ from dpfedexp.flower.messages import (
     strict_array,
     to_arrays,
 )
-from dpfedexp.flower.nodes import Places, choose, exchange
+from dpfedexp.flower.nodes import Participants, choose, exchange
 from dpfedexp.mechanisms import Mechanism, Release
-from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, set_digest, unmasked
+from dpfedexp.mechanisms.aggregation import SEALED_BYTES, Masked, Round, server_release, set_digest
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
 _log = logging.getLogger("flwr")
@@ -105,13 +106,13 @@ class FlowerCohort(Cohort):
     Attributes:
         grid: Flower's connection to them.
         layout: of the model's arrays.
-        places: who may be asked.
+        participants: who may be asked.
         clients: the public number of clients.
         sampling: who of them takes part in a round.
         rounds: how many rounds the run has.
-        floor: the fraction of the clients asked that must answer well.
+        min_reply_fraction: the fraction of the clients asked that must answer well.
         timeout: seconds that a round waits for replies.
-        hosted: clients per node.
+        clients_per_node: how many clients a node answers for.
         tau_eta_l: τη_l for SCAFFOLD.
         config: goes to the app's function with every message.
     """
@@ -121,22 +122,22 @@ class FlowerCohort(Cohort):
 
     grid: Grid
     layout: Layout
-    places: Places
+    participants: Participants
     clients: int
     sampling: Sampling
     rounds: int
-    floor: float
+    min_reply_fraction: float
     timeout: float
-    hosted: int = 1
+    clients_per_node: int = 1
     tau_eta_l: float | None = None
     config: ConfigRecord = field(default_factory=ConfigRecord)
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """The nodes that have the run's places; none under add-remove adjacency, which hides who takes part."""
-        return {"nodes": list(self.places.taken), "rounds": self.rounds}
+        """The nodes that take part; none under add-remove adjacency, which hides who takes part."""
+        return {"nodes": list(self.participants.nodes), "rounds": self.rounds}
 
     def from_checkpoint(self, facts: Mapping[str, Any]) -> None:
-        self.places.taken = tuple(int(node) for node in facts.get("nodes", ()))
+        self.participants.nodes = tuple(int(node) for node in facts.get("nodes", ()))
         require(
             self.rounds >= facts.get("rounds", 0),
             f"rounds is {self.rounds}, and the run was begun with {facts.get('rounds')}; give at least as many.",
@@ -154,7 +155,7 @@ class FlowerCohort(Cohort):
 
         _, refused = read_replies(replies, sent, add, name_nodes=mechanism.counts_are_public(self.sampling))
         counts = Counts(sum(one.size for one in sent.values()), sums.count, refused)
-        self._check_floor(request, counts)
+        self._check_replies(request, counts)
         return Answer(sums, self._shown(mechanism, counts))
 
     def _width(self, request: Question) -> int:
@@ -166,7 +167,7 @@ class FlowerCohort(Cohort):
 
     def _requests(self, request: Question, grid: Any) -> dict[int, Request]:
         """A request with a nonce of its own for each node that is asked."""
-        asked = choose(self.places.nodes_of_round(grid), self.hosted, self.sampling)
+        asked = choose(self.participants.nodes_of_round(grid), self.clients_per_node, self.sampling)
         shared = secrets.token_hex(16) if request.mechanism.needs_helper else None
         return {
             node: Request(
@@ -174,10 +175,10 @@ class FlowerCohort(Cohort):
                 shared or secrets.token_hex(16),
                 request.mechanism,
                 self.sampling,
-                clients if self.hosted > 1 else (),
-                self.tau_eta_l,
+                clients if self.clients_per_node > 1 else (),
+                self.tau_eta_l if request.purpose == UPDATE else None,
                 self.rounds,
-                self.hosted,
+                self.clients_per_node,
                 request.purpose,
                 request.local_rate,
             )
@@ -193,30 +194,32 @@ class FlowerCohort(Cohort):
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]
 
-    def _check_floor(self, request: Question, counts: Counts) -> None:
-        """Raises `RoundFailed` where fewer than the floor answered well.
+    def _check_replies(self, request: Question, counts: Counts) -> None:
+        """Raises `RoundFailed` where fewer than `min_reply_fraction` answered well.
 
         Dropouts never weaken the guarantee, but a model that is moved by noise alone is of no use.
         """
         of, needed = self._needed(counts.asked)
         if counts.valid >= needed:
             return
-        why = f"{counts.valid} of {of} clients answered well, and the floor is {needed}"
+        why = f"{counts.valid} of {of} clients answered well, and at least {needed} must (min_reply_fraction)"
         if not request.mechanism.counts_are_public(self.sampling):
-            why = f"fewer than {self.floor:.0%} of the clients that were asked answered well"
+            why = f"fewer than {self.min_reply_fraction:.0%} of the clients that were asked answered well"
         cost = (
             "It was charged before it was sent." if request.mechanism.is_local else "Nothing was released or charged."
         )
         raise RoundFailed(f"{_named(request)} failed: {why}. {cost} Resume to try it again.")
 
     def _needed(self, asked: int) -> tuple[int, int]:
-        """Of how many clients the floor is a fraction, and how many that is."""
+        """Of how many clients `min_reply_fraction` is a fraction, and how many that is."""
         of = self.clients if self.sampling.kind == "full" else asked
-        return of, math.ceil(self.floor * of)
+        return of, math.ceil(self.min_reply_fraction * of)
 
 
 def _named(request: Question) -> str:
-    return f"round {request.round}" if not bins_of(request.purpose) else f"the vote on the {request.purpose}"
+    if request.purpose == EVALUATION:
+        return f"the evaluation after round {request.round}"
+    return f"round {request.round}" if request.purpose == UPDATE else f"the vote on the {request.purpose}"
 
 
 @dataclass
@@ -244,7 +247,7 @@ class TwoPartyCohort(FlowerCohort):
             replies, sent, partial(read_masked, columns=columns), name_nodes=mechanism.counts_are_public(self.sampling)
         )
         counts = Counts(len(sent), len(received), refused)
-        self._check_floor(request, counts)
+        self._check_replies(request, counts)
         # Flower's id of the run, which clients and helper know from their own nodes.
         run = str(messages[0].metadata.run_id) if messages else ""
         shown = dict(self._shown(mechanism, counts))
@@ -255,14 +258,11 @@ class TwoPartyCohort(FlowerCohort):
                 raise RoundFailed(f"{_named(request)} failed: nobody was asked. It was charged.")
             round_ = round_of(next(iter(sent.values())), columns, run)
             left, answer = self._ask_helper(request, round_, received, self._needed(len(sent))[1])
-            own: Words | None = None
-            if "server" in mechanism.sides:
-                own = to_words(mechanism.noise_units(columns, "server", self.noise(), self.noise()))
-            total = unmasked([one.words for one in left.values()], answer, own)
             if shown:
                 shown.update(replace(counts, valid=len(left), refused=refused + len(received) - len(left)).shown())
             try:
-                return mechanism.decode(from_words(total), len(left), denominator)
+                rows = [one.words for one in left.values()]
+                return server_release(mechanism, rows, answer, denominator, self.noise)
             except InputError as reason:
                 raise RoundFailed(f"{_named(request)} failed: {reason} It was charged.") from None
 
@@ -270,7 +270,7 @@ class TwoPartyCohort(FlowerCohort):
 
     def _find_helper(self) -> int:
         """Ask every connected node whether it is a helper, until one says so. A client of the run's list can't be one."""
-        deadline, answered = time.monotonic() + self.places.timeout, set(self.places.allowed or ())
+        deadline, answered = time.monotonic() + self.participants.timeout, set(self.participants.allowed or ())
         while True:
             new = [node for node in sorted(self.grid.get_node_ids()) if node not in answered]
             record = RecordDict({HELPER: ConfigRecord({"asks": "who"})})
@@ -283,8 +283,8 @@ class TwoPartyCohort(FlowerCohort):
                 return int(found[0])
             if time.monotonic() >= deadline:
                 raise RoundFailed(
-                    f"no connected node was a helper within {self.places.timeout:g} seconds; start the helper's SuperNode with "
-                    "DPFEDEXP_HELPER naming its file, then resume."
+                    f"no connected node was a helper within {self.participants.timeout:g} seconds; start the helper's SuperNode "
+                    "with DPFEDEXP_HELPER naming its file, then resume."
                 )
             time.sleep(1.0)
 
@@ -303,7 +303,7 @@ class TwoPartyCohort(FlowerCohort):
             received = {node: one for node, one in received.items() if node not in bad}
             if not bad or len(received) < needed:
                 raise RoundFailed(
-                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that fewer than the floor are "
+                    f"{_named(request)} failed: the helper can't open the seeds of so many clients that too few are "
                     "left; their sites must pin this helper's key. It was charged."
                 )
 

@@ -21,7 +21,7 @@ a message. A guard file belongs to one holder of data: SuperNodes that share it 
 
 Formal guarantee: everything that was sent under this file, to whichever runs, is within `max_epsilon_total` for the replacement of
 all of the holder's data. An answer is charged before it exists, at full price, as if it had been sure to take part, and for what
-the data can do to it: a node that answers for k hosted clients moves a central sum k times as far, and sends k local reports.
+the data can do to it: a node that answers for k clients of a node moves a central sum k times as far, and sends k local reports.
 
 What was spent is kept over all runs and restarts, and never silently begun anew. The anchor is written, durably, after the charge
 and before the answer exists; a ledger behind its anchor, missing beside it, or of another id is refused. A guard file that was
@@ -80,13 +80,13 @@ class Refused(InputError):
 
 
 def node_charge(mechanism: Mechanism, clients: int) -> tuple[Event, int]:
-    """The event that an answer for so many hosted clients is charged with, and how often.
+    """The event that an answer for so many clients is charged with, and how often.
 
-    The node knows that it was asked, so sampling amplifies nothing for it, and the data of every client that it hosts may be
+    The node knows that it was asked, so sampling amplifies nothing for it, and the data of every one of its clients may be
     replaced.
     """
     require(clients >= 1, f"the number of clients is {clients}; it must be a positive whole number.")
-    return mechanism.client_event().hosted(clients)
+    return mechanism.client_event().for_clients(clients)
 
 
 def total(charges: Charges, delta: float) -> float:
@@ -152,7 +152,7 @@ class Limits:
 
     @property
     def ledger(self) -> Path:
-        return Place.of(self.path).ledger
+        return GuardFiles.of(self.path).ledger
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
         """Raises `Refused` for a mechanism or a clip beyond the file's."""
@@ -237,7 +237,7 @@ class Guard(Limits):
     def admit(self, request: Request, *, run: str = "", app: str = "", charge: bool = True) -> None:
         """Returns when the answer is within every limit and charged on disk; raises `Refused` otherwise.
 
-        The limit per round is for all answers to one round of one run, whichever of the hosted clients they were asked for.
+        The limit per round is for all answers to one round of one run, whichever of the node's clients they were asked for.
 
         Args:
             request: what the server asks for.
@@ -270,7 +270,7 @@ def now() -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class GuardFiles:
     """Where a guard's ledger lies, or would lie.
 
     Args:
@@ -286,7 +286,7 @@ class Place:
     stated: bool
 
     @staticmethod
-    def of(guard: Path) -> Place:
+    def of(guard: Path) -> GuardFiles:
         """By the guard file's name, or by its id where it was renamed. Raises `LedgerError` where the two contradict."""
         stated = _stated_id(guard)
         path = guard.with_name(guard.stem + _LEDGER)
@@ -297,11 +297,11 @@ class Place:
                     f"{path.name} is another ledger: it belongs to the guard with id {found!r}, and {guard.name} has id "
                     f"{stated!r}; put the ledger of {stated!r} here, with its head and anchor."
                 )
-            return Place(guard, path, found or stated, stated is not None)
+            return GuardFiles(guard, path, found or stated, stated is not None)
         if stated is not None:
             others = (other for other in sorted(guard.parent.glob("*" + _LEDGER)) if _ledger_id(other) == stated)
             path = next(others, path)
-        return Place(guard, path, stated, stated is not None)
+        return GuardFiles(guard, path, stated, stated is not None)
 
     @property
     def files(self) -> list[Path]:
@@ -321,85 +321,85 @@ def guard_ledger(guard: Path) -> Iterator[Ledger]:
     Its anchors have caught up with it when the context ends without an error.
     """
     with _locked(guard.with_name(guard.stem + _LOCK)):
-        place = Place.of(guard)
-        name = secrets.token_hex(8) if place.id is None else place.id
+        files = GuardFiles.of(guard)
+        name = secrets.token_hex(8) if files.id is None else files.id
         outside = _outside(name)
         outside.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(outside.path.with_suffix(_LOCK)):
             # Once more: a copy beside this guard may have begun the ledger meanwhile.
-            place = Place.of(guard)
-            with _open(place, name) as ledger:
+            files = GuardFiles.of(guard)
+            with _open(files, name) as ledger:
                 seen, before = _seen(outside), ledger.mark()
                 yield ledger
                 if ledger.mark() != before:
-                    _remember(place, outside, seen, ledger)
+                    _remember(files, outside, seen, ledger)
 
 
-def read_ledger(place: Place) -> Ledger | None:
+def read_ledger(files: GuardFiles) -> Ledger | None:
     """The ledger for reading, None before the first use. Raises `LedgerError` where the node would refuse it."""
-    if not place.ledger.exists():
-        _check_missing(place)
+    if not files.ledger.exists():
+        _check_missing(files)
         return None
-    ledger = Ledger.open(place.ledger, read_only=True)
-    _check_marks(place, ledger)
+    ledger = Ledger.open(files.ledger, read_only=True)
+    _check_marks(files, ledger)
     return ledger
 
 
-def _open(place: Place, name: str) -> Ledger:
-    new = not place.ledger.exists()
+def _open(files: GuardFiles, name: str) -> Ledger:
+    new = not files.ledger.exists()
     if new:
-        _check_missing(place)
-    ledger = Ledger.create(place.ledger, holder=name) if new else Ledger.open(place.ledger, repair=True)
+        _check_missing(files)
+    ledger = Ledger.create(files.ledger, holder=name) if new else Ledger.open(files.ledger, repair=True)
     try:
-        mark = None if new else _check_marks(place, ledger)
+        mark = None if new else _check_marks(files, ledger)
         try:
             if new:
-                place.ledger.chmod(0o600)
-            if not place.stated:
-                _write_id(place.guard, name)
+                files.ledger.chmod(0o600)
+            if not files.stated:
+                _write_id(files.guard, name)
         except OSError as error:
             if new:  # otherwise the ledger beside it has the id
                 ledger.close()
-                for path in (place.ledger, head_path(place.ledger)):
+                for path in (files.ledger, head_path(files.ledger)):
                     path.unlink(missing_ok=True)
                 raise LedgerError(
-                    f"{place.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
+                    f"{files.guard.name} has no id, and one can't be written into it ({error.strerror}); add a line such as "
                     'id = "ward 7", with a name that no other guard has.'
                 ) from None
         outside = _outside(name)
         seen = _seen(outside)
         if not mark == seen == ledger.mark():
-            _remember(place, outside, seen, ledger)
+            _remember(files, outside, seen, ledger)
     except BaseException:
         ledger.close()
         raise
     return ledger
 
 
-def _check_missing(place: Place) -> None:
+def _check_missing(files: GuardFiles) -> None:
     """Raises `LedgerError` if there was a ledger where none is."""
-    traces = [p.name for p in (place.anchor, head_path(place.ledger)) if p.exists()]
+    traces = [p.name for p in (files.anchor, head_path(files.ledger)) if p.exists()]
     if traces:
         raise LedgerError(
-            f"{place.ledger.name} is missing beside {' and '.join(traces)}; restore it from a back-up, or, if what was spent is "
+            f"{files.ledger.name} is missing beside {' and '.join(traces)}; restore it from a back-up, or, if what was spent is "
             "to be forgotten knowingly, delete those too."
         )
-    if place.id is not None:
-        outside = _outside(place.id)
+    if files.id is not None:
+        outside = _outside(files.id)
         seen = _seen(outside)
-        if (seen is None and _DRAWN.fullmatch(place.id)) or (seen is not None and seen.count):
+        if (seen is None and _DRAWN.fullmatch(files.id)) or (seen is not None and seen.count):
             count = f" {seen.count} times, as {str(outside.path)!r} has seen" if seen else ""
             raise LedgerError(
-                f"{place.guard.name} was charged before{count} (id {place.id!r}), and its ledger is not beside it; move "
-                f"{place.ledger.name}, its .head and its {place.anchor.name} here from where the guard was used, or, if what was "
+                f"{files.guard.name} was charged before{count} (id {files.id!r}), and its ledger is not beside it; move "
+                f"{files.ledger.name}, its .head and its {files.anchor.name} here from where the guard was used, or, if what was "
                 "spent is to be forgotten knowingly, take the line id out of the guard file."
             )
-    _check_place(place, None)
+    _check_place(files, None)
 
 
-def _check_marks(place: Place, ledger: Ledger) -> Mark | None:
+def _check_marks(files: GuardFiles, ledger: Ledger) -> Mark | None:
     """The mark in the anchor. Raises `LedgerError` if the ledger is not the newest one that this user knows of."""
-    mark, path, anchor = _read(place.anchor), place.ledger, place.anchor
+    mark, path, anchor = _read(files.anchor), files.ledger, files.anchor
     if mark is None and len(ledger):
         raise LedgerError(
             f"{anchor.name} is missing beside a ledger with {len(ledger)} charges, so an older copy would go unnoticed; "
@@ -412,41 +412,41 @@ def _check_marks(place: Place, ledger: Ledger) -> Mark | None:
             f"{path.name} is {age}: it holds {len(ledger)} charges, and its anchor {anchor.name} was written after "
             f"{mark.count}; restore the newest ledger with its {head_path(path).name} from a back-up."
         )
-    if place.id is None:
+    if files.id is None:
         raise LedgerError(f"{path.name} has no id in its first line; it is no ledger of a guard.")
-    outside = _outside(place.id)
+    outside = _outside(files.id)
     known = _seen(outside)
     if known is not None and not ledger.holds(known):
         raise LedgerError(
             f"{path.name} holds {len(ledger)} charges, and {str(outside.path)!r} has seen {known.count} of the guard with id "
-            f"{place.id!r}: another copy of it was charged since, or this one was put back together with its anchor. Go on with "
+            f"{files.id!r}: another copy of it was charged since, or this one was put back together with its anchor. Go on with "
             "the newest ledger, head and anchor, or, if what was spent since is to be forgotten knowingly, delete that file."
         )
-    _check_place(place, ledger)
+    _check_place(files, ledger)
     return mark
 
 
-def _check_place(place: Place, ledger: Ledger | None) -> None:
+def _check_place(files: GuardFiles, ledger: Ledger | None) -> None:
     """Whatever ledger was charged at this place before is this one; None stands for no ledger at all."""
-    outside = _at_place(place.ledger)
+    outside = _at_place(files.ledger)
     known = _seen(outside)
     if known is not None and known.count and (ledger is None or not ledger.holds(known)):
         raise LedgerError(
-            f"{place.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(outside.path)!r} has seen "
+            f"{files.ledger.name} is {'missing' if ledger is None else 'another ledger'}, and {str(outside.path)!r} has seen "
             f"{known.count} charges at this place; restore that ledger with its head and anchor, or, if what was spent is to be "
             "forgotten knowingly, delete that file."
         )
 
 
-def _remember(place: Place, outside: SharedAnchor, seen: Mark | None, ledger: Ledger) -> None:
+def _remember(files: GuardFiles, outside: SharedAnchor, seen: Mark | None, ledger: Ledger) -> None:
     """Moves the anchors to where the ledger stands, if the one of the id is still where it was read."""
     if _seen(outside) != seen:
         raise LedgerError(
-            f"{str(outside.path)!r} was changed while {place.ledger.name} was in use; nothing is answered."
+            f"{str(outside.path)!r} was changed while {files.ledger.name} was in use; nothing is answered."
         )
     mark = ledger.mark()
-    write_mark(place.anchor, mark, 0o600)
-    for anchor in (outside, _at_place(place.ledger)):
+    write_mark(files.anchor, mark, 0o600)
+    for anchor in (outside, _at_place(files.ledger)):
         anchor.remember(mark)
 
 

@@ -29,7 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dpfedexp.algorithms.probe import bins_of
+from dpfedexp.algorithms.probe import CLIP, RATE
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import to_words
 from dpfedexp.errors import InputError, is_count, require
@@ -179,7 +180,8 @@ class HelperFile(Limits):
     def admit(self, round_: Round, mechanism: TwoPartyGaussian) -> None:
         """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
         self.check_mechanism(mechanism)
-        if (round_.number == 0) != bool(mechanism.question) or (mechanism.question and not bins_of(mechanism.question)):
+        question = mechanism.question
+        if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION)):
             raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
         if round_.columns > self.max_columns:
             raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")
@@ -187,14 +189,12 @@ class HelperFile(Limits):
         event = mechanism.client_event()
         self.check_round([(event, 1)])
         with self.open_ledger() as ledger:
-            own = [entry for entry in ledger.entries if entry.run == round_.run]
-            answered = [entry.round for entry in own]
-            if mechanism.question and round_.number == 0:
-                # Votes before the first round share its number; each is asked once.
-                answered = [e.round for e in own if e.round or question_of(e.event) == question_of(event)]
-            if answered and max(answered) >= round_.number:
+            # Votes before the first round share its number, and an evaluation has that of the round before it; each is asked once.
+            own = [(e.round, question_of(e.event)) for e in ledger.entries if e.run == round_.run]
+            later = [n for n, asked in own if n > round_.number or (n == round_.number and question in ("", asked))]
+            if later:
                 raise Refused(
-                    f"round {round_.number} comes after an answer to round {max(answered)} of the same run: every round "
+                    f"round {round_.number} comes after an answer to round {max(later)} of the same run: every round "
                     "is answered once, for one set of clients, and rounds go up."
                 )
             if any(entry.noise == round_.nonce for entry in ledger.entries):

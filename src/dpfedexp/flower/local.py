@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -30,14 +33,33 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from dpfedexp.errors import InputError, require
-from dpfedexp.files import replace_bytes, replace_text
-from dpfedexp.flower.app import QUIET, program
+from dpfedexp.files import replace_bytes, replace_text, try_lock
 
 CONNECTION = "up"
+FOLDER = ".up"
+"""In an app's folder: the keys, logs and state of the deployment that `dpfedexp flower up` started for it."""
+_STATE = "up.json"
 _MARK = "DPFEDEXP_DEPLOYMENT"
 _GUARD = "dpfedexp-guard"
 _ID = re.compile(r"\s*id\s*=")
+_APPS = re.compile(r"^\s*apps\s*=", re.MULTILINE)
 _OURS = [sys.executable, "-m", "dpfedexp"]
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from talking to anybody."""
+
+
+def program(name: str) -> str:
+    """A program of Flower's, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise InputError(f"the program {name!r} was not found; install Flower with: pip install 'dpfedexp[flower]'.")
+    return found
 
 
 class Deployment:
@@ -49,7 +71,8 @@ class Deployment:
             node gets a copy of that file beside it, `guard.node<i>.toml`, and so a ledger of its own: a guard belongs
             to one data holder.
         of_node: additions to the configuration of single nodes, by their number.
-        enforce: the nodes are `dpfedexp node`, which needs a guard file that lists apps.
+        enforce: the nodes are `dpfedexp node`, which needs a guard file.
+        apps: hashes of the apps that may run on nodes that enforce, where their guard file lists none.
         host: the address that nodes connect to; one of loopback.
     """
 
@@ -63,20 +86,23 @@ class Deployment:
         of_node: Mapping[int, Mapping[str, str | int | float]] | None = None,
         environment: Mapping[str, str] | None = None,
         enforce: bool = False,
+        apps: Iterable[str] = (),
         host: str = "127.0.0.1",
     ) -> None:
         require(nodes >= 1, f"nodes is {nodes}; it must be a positive whole number.")
         self.folder, self.nodes, self.tls = Path(folder).resolve(), nodes, tls
         self.node_config, self.of_node = dict(node_config or {}), dict(of_node or {})
-        self.enforce, self.host = enforce, host
+        self.enforce, self.apps, self.host = enforce, list(apps), host
         require(
             not enforce or _GUARD in self.node_config,
-            "nodes that enforce need a guard file; name one that lists the hash of the app in apps = […].",
+            "nodes that enforce need a guard file.",
         )
         self.mark = uuid.uuid4().hex
         self.home = self.folder / "flwr-home"
         self.exports = {"FLWR_HOME": str(self.home), **QUIET}
-        self.environment = {**os.environ, **(environment or {}), **self.exports, _MARK: self.mark}
+        # Flower asks every 3 seconds whether an app is to be started.
+        self.environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, **(environment or {})}
+        self.environment |= {**self.exports, _MARK: self.mark}
         # Flower starts its helpers by name.
         self.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.superlink: subprocess.Popen[bytes] | None = None
@@ -156,8 +182,15 @@ class Deployment:
         """A copy without the id, because every node is a holder of its own; what it has spent is found beside it."""
         own = guard.with_name(f"{guard.stem}.node{index}{guard.suffix}")
         text = "".join(line for line in guard.read_text(encoding="utf-8").splitlines(True) if not _ID.match(line))
+        if self.enforce and self.apps and not _APPS.search(text):
+            text += f"\napps = {json.dumps(self.apps)}\n"
         replace_text(own, text, mode=0o600)
         return own
+
+    @property
+    def logs(self) -> list[str]:
+        """The names of the processes that were started; each has a log, `<name>.log`."""
+        return ["superlink", *(f"supernode{number}" for number in range(self.nodes))]
 
     def failed(self) -> str | None:
         """Which process has ended although nobody stopped it."""
@@ -219,6 +252,65 @@ class Deployment:
                     return
             time.sleep(0.1)
         raise InputError(f"the SuperLink did not start within {seconds:g} seconds; its log is in {self.folder}.")
+
+
+@contextlib.contextmanager
+def running(deployment: Deployment) -> Iterator[None]:
+    """Starts a deployment, and stops it at the end. Meanwhile a locked file in its folder says that it is up."""
+    deployment.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(deployment.folder / _STATE, "a+", encoding="utf-8") as state:
+        try:
+            try_lock(state.fileno())
+        except BlockingIOError:
+            raise InputError(
+                "the nodes of this folder are up already; stop them with `dpfedexp flower down`."
+            ) from None
+        _stop_leftovers(state.name)
+        with deployment:
+            state.truncate(0)
+            keys = {"mark": deployment.mark, "pid": os.getpid(), "nodes": deployment.nodes}
+            state.write(json.dumps({**keys, "node_list": str(deployment.node_list) if deployment.tls else ""}))
+            state.flush()
+            yield
+        state.truncate(0)
+
+
+def find_running(folder: Path) -> dict[str, Any] | None:
+    """What is known of the deployment that is up with this folder; empty while it starts, None where there is none."""
+    try:
+        with open(folder / _STATE, encoding="utf-8") as state:
+            try:
+                try_lock(state.fileno())
+                return None
+            except BlockingIOError:
+                text = state.read()
+                return dict(json.loads(text)) if text else {}
+    except FileNotFoundError:
+        return None
+
+
+def stop_running(folder: Path, seconds: float = 60.0) -> bool:
+    """Stops the deployment that is up with this folder, and what one that was killed has left. Whether there was one."""
+    known = find_running(folder)
+    if known is None:
+        return (folder / _STATE).exists() and _stop_leftovers(folder / _STATE)
+    require("pid" in known, "the nodes are just being started; try again in a moment.")
+    os.kill(known["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while find_running(folder) is not None:
+        require(time.monotonic() < deadline, f"the nodes have not ended within {seconds:g} seconds; try again.")
+        time.sleep(0.2)
+    return True
+
+
+def _stop_leftovers(state: Path | str) -> bool:
+    """Ends the processes of a deployment whose own process was killed."""
+    text = Path(state).read_text(encoding="utf-8")
+    left = marked(json.loads(text)["mark"]) if text else []
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

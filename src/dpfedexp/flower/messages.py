@@ -21,7 +21,8 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import UPDATE, bins_of
+from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, bins_of
+from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
@@ -31,17 +32,18 @@ from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import HALF
 from dpfedexp.errors import InputError, require
 from dpfedexp.mechanisms import Mechanism, Report
+from dpfedexp.mechanisms.base import deployed as deployed
 from dpfedexp.mechanisms.text import decode, encode
 
 MODEL, CONTROL = "arrays", "dpfedexp.control"
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
-HOSTED = "updates"
+ROWS = "updates"
 BALLOTS = "dpfedexp.votes"
 CORRECTION = "correction"
 TAU_ETA_L = "tau_eta_l"
-"""Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: rows of hosted
-clients, and a metric for each vote by its name (for hosted clients a list of numbers). And the key of τη_l in a request."""
+"""Record names: the model, SCAFFOLD's control variate, the request, the report, and what an app returns to its node: a row for
+each client, and a metric for each vote by its name (for several clients a list of numbers). And the key of τη_l in a request."""
 REFUSAL = "dpfedexp: "
 """How the texts begin that this library puts into an error reply; the server shows no others."""
 FAILED_PRECONDITION = 6
@@ -129,32 +131,15 @@ def deployment_noise() -> Noise:
     return ChaChaNoise()
 
 
-def deployed(mechanism: Mechanism) -> Mechanism:
-    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
-
-    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
-    refused.
-    """
-    if not mechanism.is_private:
-        return mechanism
-    secure = mechanism.secure()
-    require(
-        bool(secure.noise_kind),
-        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
-        "a variant whose noise_kind is True or 'strict'.",
-    )
-    return secure
-
-
 @dataclass(frozen=True)
 class Request:
     """What the server asks of one node in one round.
 
     Args:
-        clients: which of the clients that the node hosts take part; empty on an ordinary node, which is one client.
+        clients: which of the clients of the node take part; empty on an ordinary node, which is one client.
         tau_eta_l: τη_l for SCAFFOLD's control variates, None without SCAFFOLD.
         rounds: how many rounds the run has.
-        hosted: how many clients a node hosts.
+        clients_per_node: how many clients a node answers for.
         purpose: an update, or the name of a vote.
         local_rate: the rate to train with, where it sets itself.
     """
@@ -166,7 +151,7 @@ class Request:
     clients: tuple[int, ...] = ()
     tau_eta_l: float | None = None
     rounds: int = 1
-    hosted: int = 1
+    clients_per_node: int = 1
     purpose: str = UPDATE
     local_rate: float | None = None
 
@@ -190,7 +175,7 @@ class Request:
                 "clients": list(self.clients),
                 TAU_ETA_L: 0.0 if self.tau_eta_l is None else float(self.tau_eta_l),
                 "rounds": self.rounds,
-                "hosted": self.hosted,
+                "clients_per_node": self.clients_per_node,
                 "purpose": self.purpose,
                 "local_rate": float(self.local_rate or 0.0),
             }
@@ -219,9 +204,9 @@ class Request:
             purpose == UPDATE or bins_of(purpose) > 0, f"the request's purpose is {purpose!r}, which does not exist."
         )
         require(0 <= rate < math.inf, f"the request's local_rate is {rate!r}; it must be finite and zero or more.")
-        for name in ("round", "rounds", "hosted"):
+        for name in ("round", "rounds", "clients_per_node"):
             number = values.get(name)
-            least = int(name != "round" or purpose == UPDATE)
+            least = int(name != "round" or purpose in (UPDATE, EVALUATION))
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
         tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
@@ -231,10 +216,10 @@ class Request:
         )
         if not isinstance(clients, list) or not all(isinstance(c, int) and c >= 0 for c in clients):
             raise InputError(f"the request's clients is {clients!r}; it must be a list of whole numbers.")
-        require(len(set(clients)) == len(clients), "the request asks for a hosted client twice.")
+        require(len(set(clients)) == len(clients), "the request asks for a client twice.")
         require(
             not (clients and tau_eta_l),
-            "the request asks hosted clients for SCAFFOLD, which keeps a control variate per node; use one client per node.",
+            "the request asks several clients of a node for SCAFFOLD, which keeps one control variate; use one client per node.",
         )
         mechanism = deployed(decode(values["mechanism"]))
         question = getattr(mechanism, "question", "")
@@ -242,7 +227,8 @@ class Request:
             not mechanism.is_private or question == ("" if purpose == UPDATE else purpose),
             f"the request is for {purpose!r}, and its mechanism is not one for that.",
         )
-        require(purpose == UPDATE or (values["round"] == 0 and not tau_eta_l), "a vote comes before the first round.")
+        require(purpose == UPDATE or not tau_eta_l, "SCAFFOLD's control variates are for updates alone.")
+        require(purpose not in (RATE, CLIP) or values["round"] == 0, "a vote comes before the first round.")
         return Request(
             values["round"],
             values["nonce"],
@@ -251,7 +237,7 @@ class Request:
             tuple(int(c) for c in clients),
             tau_eta_l or None,
             values["rounds"],
-            values["hosted"],
+            values["clients_per_node"],
             purpose,
             rate or None,
         )
@@ -280,7 +266,7 @@ def report_content(report: Report, request: Request) -> RecordDict:
 
 
 def sums_content(sums: Sums, request: Request) -> RecordDict:
-    """The reports of a node's hosted clients, already added."""
+    """The reports of a node's clients, already added."""
     vector = np.ascontiguousarray(sums.vector.numpy(), dtype="<f8")
     return reply_of(vector, request, count=sums.count, squares=float(sums.squares), votes=sums.votes.tolist())
 
@@ -309,7 +295,7 @@ def read_sums(reply: Message, request: Request, width: int) -> Sums:
     """The reply's contribution to the sums. Raises `InputError` with the reason if any part of it is not as it must be."""
     sent, fields = read_parts(reply, request)
     if request.clients:
-        return _read_hosted(sent, fields, request, width)
+        return _read_added(sent, fields, request, width)
     vector = torch.from_numpy(strict_array(sent, "float32", (width,)))[None]
     mechanism = request.mechanism
     level = None
@@ -334,7 +320,7 @@ def _votes(fields: ConfigRecord, mechanism: Mechanism, clients: int) -> torch.Te
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _read_hosted(array: Array, fields: ConfigRecord, request: Request, width: int) -> Sums:
+def _read_added(array: Array, fields: ConfigRecord, request: Request, width: int) -> Sums:
     vector = torch.from_numpy(strict_array(array, "float64", (width,)))
     mechanism, n, slack = request.mechanism, len(request.clients), 1 + 1e-6
     count, squares = fields.get("count"), fields.get("squares")

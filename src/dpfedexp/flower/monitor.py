@@ -88,7 +88,7 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
     Returns:
         "problem" is "" where all is well, otherwise what the node would refuse with. "id" is None before the first use.
     """
-    from dpfedexp.flower.guard import Place, read_ledger, total
+    from dpfedexp.flower.guard import GuardFiles, read_ledger, total
 
     summary: dict[str, Any] = {
         "guard": str(guard.path),
@@ -103,12 +103,12 @@ def guard_summary(guard: Limits, last: int = 10) -> dict[str, Any]:
         "problem": "",
     }
     try:
-        place = Place.of(guard.path)
-        summary["id"] = place.id
-        ledger = read_ledger(place)
+        files = GuardFiles.of(guard.path)
+        summary["id"] = files.id
+        ledger = read_ledger(files)
         if ledger is not None and len(ledger):
             summary["charges"], summary["epsilon"] = len(ledger), total(ledger.charges(), guard.delta)
-            lines = read_chain(place.ledger).records[-last:] if last else []
+            lines = read_chain(files.ledger).records[-last:] if last else []
             summary["last"] = [{key: line.get(key, "") for key in ("time", "run", "round", "app")} for line in lines]
     except LedgerError as error:
         summary["problem"] = str(error)

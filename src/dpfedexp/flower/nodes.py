@@ -1,4 +1,4 @@
-"""Who is asked, and what came back: the places of a run, waiting for nodes, and the exchange of messages with a deadline."""
+"""Who is asked, and what came back: the participants of a run, waiting for nodes, and the exchange of messages with a deadline."""
 
 from __future__ import annotations
 
@@ -19,86 +19,89 @@ _log = logging.getLogger("flwr")
 
 
 @dataclass
-class Places:
-    """The places of a run.
+class Participants:
+    """The nodes that take part in a run.
 
     Formal guarantee: a node that comes changes nothing but its own contribution. Under add-remove adjacency every connected node
-    may be asked; otherwise there is a fixed number of places, and a place belongs to the node that took it first.
+    may be asked; otherwise there is a fixed number of participants, and a node that became one stays one.
 
     Attributes:
         count: how many nodes the run has, a public number.
-        floor: the fraction of them that must be there for a round to begin.
+        min_reply_fraction: the fraction of them that must be there for a round to begin.
         timeout: seconds to wait for them.
         open_to_all: whether every connected node takes part, as under add-remove adjacency.
-        rebind: whether the places of nodes that are gone are free when the run goes on.
-        taken: the nodes that have a place, in the order in which they took them.
+        replace_missing_nodes: whether connected nodes replace missing ones when the run is resumed.
+        nodes: those that take part, in the order in which they joined.
         allowed: the only nodes that may be asked, sorted; None where any node that is connected may.
     """
 
     count: int
-    floor: float
+    min_reply_fraction: float
     timeout: float
     open_to_all: bool = False
-    rebind: bool = False
-    taken: tuple[int, ...] = ()
+    replace_missing_nodes: bool = False
+    nodes: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
     _begun: bool = False
 
     def allow(self, nodes: tuple[int, ...]) -> None:
-        """Gives the run's places to these nodes and no others."""
+        """Makes these nodes the participants, and no others."""
         require(
             len(nodes) == self.count,
             f"the list of nodes names {len(nodes)}, and the run has {self.count} (clients divided by clients_per_node).",
         )
-        require(not self.rebind, "rebind is true beside a list of nodes, which says who takes part; change the list.")
+        require(
+            not self.replace_missing_nodes,
+            "replace_missing_nodes is true beside a list of nodes, which says who takes part; change the list.",
+        )
         self.allowed = nodes
 
     def nodes_of_round(self, grid: Grid) -> list[int]:
-        """Who can be asked: all that are connected where the run is open, otherwise those with a place that are connected.
+        """Who can be asked: all that are connected where the run is open, otherwise the participants that are connected.
 
         One that is absent is a reply that is missing. Only the first round waits for all: a node that is gone is not waited for.
         """
-        enough, begun = max(1, math.ceil(self.floor * self.count)), self._begun
+        enough, begun = max(1, math.ceil(self.min_reply_fraction * self.count)), self._begun
         wanted, self._begun = enough if begun else self.count, True
 
-        rebind = self.rebind and not begun
+        replace_missing_nodes = self.replace_missing_nodes and not begun
 
-        def places(connected: Sequence[int]) -> tuple[int, ...]:
+        def participants(connected: Sequence[int]) -> tuple[int, ...]:
             if self.open_to_all:
                 return tuple(connected) if self.allowed is None else self.allowed
-            kept = tuple(node for node in self.taken if node in connected) if rebind else self.taken
-            return seated(connected, kept, self.count)
+            kept = tuple(node for node in self.nodes if node in connected) if replace_missing_nodes else self.nodes
+            return joined(connected, kept, self.count)
 
         if self.open_to_all:
-            return wait_for_nodes(grid, wanted, enough, self.timeout, places, secret=True)
+            return wait_for_nodes(grid, wanted, enough, self.timeout, participants, secret=True)
         if self.allowed is not None:
-            self.taken = self.allowed
-        here = wait_for_nodes(grid, wanted, enough, self.timeout, places)
-        before, self.taken = self.taken, places(here)
-        left_out = [node for node in grid.get_node_ids() if node not in self.taken]
+            self.nodes = self.allowed
+        here = wait_for_nodes(grid, wanted, enough, self.timeout, participants)
+        before, self.nodes = self.nodes, participants(here)
+        left_out = [node for node in grid.get_node_ids() if node not in self.nodes]
         if left_out and not before and self.allowed is None:
             _log.warning(
-                "%d nodes are connected that have no place in this run; name those that shall have one in federation.nodes",
+                "%d nodes are connected that do not take part in this run; name those that shall in federation.nodes",
                 len(left_out),
             )
-        new = len(set(self.taken) - set(before))
+        new = len(set(self.nodes) - set(before))
         if before and new:
-            _log.warning("%d nodes that were not in this run before took free places in it", new)
+            _log.warning("%d nodes that were not in this run before joined it", new)
         return here
 
 
-def seated(connected: Sequence[int], bound: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Who has a place in the run, in the order in which places were taken.
+def joined(connected: Sequence[int], bound: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Who takes part in the run, in the order in which they joined.
 
-    A place belongs to the node that took it first, whether or not it is connected now, so that a node that comes later never
-    changes what another contributes. Free places go to the connected nodes with the lowest ids.
+    A participant stays one whether or not it is connected now, so that a node that comes later never changes what another
+    contributes. Where there are fewer than `count`, the connected nodes with the lowest ids join.
 
     Flower gives an id to a key. A SuperNode with a key of its own (`--auth-supernode-private-key`) has the same id after any
-    restart; without one it draws a new key, and with it gets a new id, whenever it starts. It is then another node, and the place
-    of the old one stays empty until the run is resumed with `rebind`.
+    restart; without one it draws a new key, and with it gets a new id, whenever it starts. It is then another node,
+    and the old one stays missing until the run is resumed with `replace_missing_nodes`.
     """
     free = [node for node in sorted(connected) if node not in bound]
-    return (*bound, *free[: max(0, places - len(bound))])
+    return (*bound, *free[: max(0, count - len(bound))])
 
 
 def wait_for_nodes(
@@ -106,10 +109,10 @@ def wait_for_nodes(
     wanted: int,
     needed: int,
     seconds: float,
-    places: Callable[[Sequence[int]], tuple[int, ...]],
+    participants: Callable[[Sequence[int]], tuple[int, ...]],
     secret: bool = False,
 ) -> list[int]:
-    """Ids of connected nodes that have a place, sorted: as soon as `wanted` are there, or at the deadline if `needed` are.
+    """Ids of connected participants, sorted: as soon as `wanted` are there, or at the deadline if `needed` are.
 
     Neither log nor error says how many there are where that is `secret`.
     """
@@ -117,7 +120,7 @@ def wait_for_nodes(
     told = False
     while True:
         connected = sorted(grid.get_node_ids())
-        having = places(connected)
+        having = participants(connected)
         nodes = [node for node in connected if node in having]
         here = "too few" if secret else f"{len(nodes)} of {wanted}"
         if len(nodes) >= wanted:
@@ -127,12 +130,12 @@ def wait_for_nodes(
                 return nodes
             text = (
                 f"{here} nodes were connected after waiting {seconds:g} seconds, and the round needs at least {needed}. Start more "
-                "SuperNodes, or lower the floor; then resume."
+                "SuperNodes, or lower min_reply_fraction; then resume."
             )
             if more := len(connected) - len(nodes):
                 text += (
-                    f" Connected are also {more} nodes that have no place in this run: a SuperNode without a key of its own is "
-                    "another node after a restart. Resume with rebind=true to give them the places of nodes that are gone."
+                    f" Connected are also {more} nodes that do not take part in this run: a SuperNode without a key of its own is "
+                    "another node after a restart. Resume with replace_missing_nodes=true to let them replace nodes that are gone."
                 )
             raise RoundFailed(text)
         if not told:
@@ -141,12 +144,12 @@ def wait_for_nodes(
         time.sleep(1.0)
 
 
-def choose(nodes: Sequence[int], hosted: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
-    """The clients of one round, by node: all that it hosts, or each on its own with probability `rate`, from system entropy."""
+def choose(nodes: Sequence[int], clients_per_node: int, sampling: Sampling) -> dict[int, tuple[int, ...]]:
+    """The clients of one round, by node: all of its clients, or each on its own with probability `rate`, from system entropy."""
     if sampling.kind == "full":
-        return {node: tuple(range(hosted)) for node in nodes}
+        return {node: tuple(range(clients_per_node)) for node in nodes}
     entropy = secrets.SystemRandom()
-    drawn = {node: tuple(c for c in range(hosted) if entropy.random() < sampling.rate) for node in nodes}
+    drawn = {node: tuple(c for c in range(clients_per_node) if entropy.random() < sampling.rate) for node in nodes}
     return {node: clients for node, clients in drawn.items() if clients}
 
 

@@ -46,7 +46,7 @@ from dpfedexp.flower.access import Receive, Scope, Send, answer_nothing, check_f
 from dpfedexp.flower.client import ENFORCED, read_ballots, read_request, reply_content
 from dpfedexp.flower.guard import Guard, Refused
 from dpfedexp.flower.helper import Sender, helper_reply, pinned_key
-from dpfedexp.flower.messages import HOSTED, MODEL, Request, refusal, strict_array
+from dpfedexp.flower.messages import MODEL, ROWS, Request, refusal, strict_array
 
 _log = logging.getLogger("flwr")
 
@@ -141,13 +141,13 @@ class Site:
         return refusal(admitted.message, NO_REPORT)
 
     def _read(self, admitted: Admitted, trained: Message | None) -> tuple[Tensor, Tensor | None]:
-        """The update [1, d], or a row per hosted client, and the votes. Nothing else of what the app returned is looked at."""
+        """The update [1, d], or a row per client, and the votes. Nothing else of what the app returned is looked at."""
         request, layout, w = admitted.request, admitted.layout, admitted.w
         if trained is None or not trained.has_content():
             raise InputError("it returned no content.")
         records = trained.content.array_records
-        if HOSTED in records or request.purpose != UPDATE:
-            rows = torch.from_numpy(_values(records[HOSTED]["rows"], request.shape(len(w))))
+        if ROWS in records or request.purpose != UPDATE:
+            rows = torch.from_numpy(_values(records[ROWS]["rows"], request.shape(len(w))))
         else:
             arrays = records[MODEL]
             require(tuple(arrays) == layout.names, "its arrays are not those of the model.")
@@ -166,17 +166,17 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @dataclass
-class Seam:
+class MessageGate:
     """What stands between Flower's SuperNode and the network for one site.
 
     Args:
         site: what may come in and go out.
-        patience: seconds that an app may take for an answer, where the request itself does not end earlier.
+        app_timeout: seconds that an app may take for an answer, where the request itself does not end earlier.
         poll: seconds between two questions to the SuperLink.
     """
 
     site: Site
-    patience: float = 3600.0
+    app_timeout: float = 3600.0
     poll: float = 1.0
     _pull: Callable[..., int | None] = field(default=flower._pull_and_store_message, repr=False)
     _push: Callable[..., None] = field(default=flower._push_messages, repr=False)
@@ -249,7 +249,7 @@ class Seam:
         if stored is not None:
             self._admitted = admitted
             # From now on and not from when it was sent: the server's clock is another one.
-            self._deadline = time.monotonic() + min(self.patience, float(header.metadata.ttl))
+            self._deadline = time.monotonic() + min(self.app_timeout, float(header.metadata.ttl))
         return stored
 
     def push(self, state: Any, object_store: ObjectStore, send: Any, push_object: Any) -> None:
@@ -292,7 +292,7 @@ class Seam:
                     state.delete_messages(message_ids=[reply.metadata.message_id])
                     store.delete(reply.metadata.message_id)
             time.sleep(0.1)
-        _log.error("the app did not answer before the request or the site's patience ended")
+        _log.error("the app did not answer before the request or the site's app_timeout ended")
         # Takes back the tokens: a process that is late can neither return nor take anything.
         for task in state.get_tasks(run_ids=[asked.run_id]):
             state.finish_task(task.task_id, sub_status=SubStatus.STOPPED, details="The request has ended.")
@@ -349,9 +349,9 @@ def _start_superexec(words: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "dpfedexp", "superexec", *words[1:]])
 
 
-def run_node(options: Sequence[str], seam: Seam) -> None:
-    """Flower's SuperNode with these options, behind the seam. Runs until it is stopped."""
-    seam.install()
+def run_node(options: Sequence[str], gate: MessageGate) -> None:
+    """Flower's SuperNode with these options, behind the gate. Runs until it is stopped."""
+    gate.install()
     check_flower("node", command, {"_parse_supernode_lifespan_config": [], "_start_supernode_http_api": SERVE})
     parse = command._parse_supernode_lifespan_config
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
 from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
-from dpfedexp.algorithms.participation import Full, Poisson
-from dpfedexp.algorithms.probe import bind
+from dpfedexp.algorithms.participation import FixedSize, Full, Poisson
+from dpfedexp.algorithms.probe import bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import State
+from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.votes import Ask
 from dpfedexp.engine.conduct import Conduct, End, conduct, statement_of
-from dpfedexp.engine.engine import Engine
+from dpfedexp.engine.engine import Engine, Evaluation
 from dpfedexp.engine.fit import rounds_for
 from dpfedexp.engine.open_run import OpenRun, RunDescription, facts_of, find, settings_of
 from dpfedexp.engine.plan import log
@@ -31,9 +34,10 @@ from dpfedexp.engine.run import Run, RunFacts, RunFolder, StoredParameters
 from dpfedexp.engine.stopping import OnRound, callbacks_of
 from dpfedexp.errors import InputError, RoundFailed, checked, require
 from dpfedexp.flower.access import read_nodes
+from dpfedexp.flower.app_settings import read_settings, round_timeout
 from dpfedexp.flower.cohort import FlowerCohort, TwoPartyCohort
 from dpfedexp.flower.messages import deployment_noise, layout_of, to_arrays, to_flat
-from dpfedexp.flower.nodes import Places
+from dpfedexp.flower.nodes import Participants
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 
 _log = logging.getLogger("flwr")
@@ -41,7 +45,9 @@ _log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 TRUSTED_NODES = "the clients that share a node, against whoever runs that node: it adds their reports before it answers"
 WHETHER_IT_FAILED = "that a round did or did not fail because too few of the clients that were drawn for it answered"
-PLACES = "a run has a fixed number of places and shows how many clients answer, so a client that leaves changes more than its part"
+FIXED_NUMBER = (
+    "the number of participants is fixed and a run shows how many answer: one that leaves changes more than its part"
+)
 WHO_ANSWERS = "whether and when a client answers, which the server and the network can see"
 
 
@@ -61,15 +67,15 @@ class DpFedExp(Strategy):
 
     Args:
         clients: how many there are, a public number fixed in advance: sums are divided by it (by rate·clients with
-            `Poisson`). Under replace-one adjacency and in local privacy there are so many places, and the nodes of the
-            first round keep theirs; under add-remove adjacency every connected node takes part, however many there are.
+            `Poisson`). Under replace-one adjacency and in local privacy so many nodes take part, and those of the
+            first round stay; under add-remove adjacency every connected node takes part, however many there are.
         rounds: how many rounds the noise is meant for; by default as many as `fit` takes.
         folder: where ledger, checkpoint, model and statement go; `resume` continues from what is there.
-        rebind: when a run is resumed, give the places of nodes that are not connected to nodes that are: for SuperNodes
+        replace_missing_nodes: when a run is resumed, let connected nodes replace missing ones: for SuperNodes
             without keys, which are other nodes after a restart.
         participation: `Full()` or `Poisson(rate)`, drawn over the connected nodes from system entropy.
         clients_per_node: more than 1 for nodes that simulate many clients each.
-        floor: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
+        min_reply_fraction: the fraction of the clients asked that must answer well, else the round fails and nothing is released.
         budget: stop before the round that would take ε above this.
         node_timeout: seconds to wait for nodes before a round.
         local: the clients' optimiser, for DP-SCAFFOLD's control variates and for a rate that sets itself.
@@ -78,6 +84,9 @@ class DpFedExp(Strategy):
         nodes: a file with the public keys of the nodes that take part, one to a line (`access.py`): no other node is ever
             asked, and the run is resumed with the same list only.
         on_round: called with every round's record once the round is complete, as in `train`.
+        evaluate: what the clients measure of the model on rows of their own, with noise within the same ε: such as "10 classes", or
+            "binary", "numbers" or "loss"; empty for nothing. The app's train function must return `answer(…)`.
+        evaluate_every: after how many rounds they do; by default ten times in a run.
 
     Formal guarantee: in central privacy, noise of a fixed size goes onto the sum of replies that the server has clipped itself, and
     the denominator is public, so a reply that is missing, late, repeated or malformed changes nothing in the guarantee: it counts
@@ -93,10 +102,10 @@ class DpFedExp(Strategy):
         rounds: int | None = None,
         folder: Path | str,
         resume: bool = False,
-        rebind: bool = False,
+        replace_missing_nodes: bool = False,
         participation: Full | Poisson | None = None,
         clients_per_node: int = 1,
-        floor: float = 0.8,
+        min_reply_fraction: float = 0.6,
         budget: float | None = None,
         node_timeout: float = 300.0,
         local: LocalOptimiser | None = None,
@@ -104,6 +113,8 @@ class DpFedExp(Strategy):
         votes: tuple[Ask, ...] = (),
         nodes: Path | str | None = None,
         on_round: OnRound | Sequence[OnRound] | None = None,
+        evaluate: str = "",
+        evaluate_every: int | None = None,
     ) -> None:
         for name, count in (("clients", clients), ("rounds", rounds or 1), ("clients_per_node", clients_per_node)):
             require(isinstance(count, int) and count >= 1, f"{name} is {count!r}; it must be a positive whole number.")
@@ -111,7 +122,10 @@ class DpFedExp(Strategy):
             clients % clients_per_node == 0,
             f"clients is {clients} and clients_per_node is {clients_per_node}; the first must be a multiple of the second.",
         )
-        require(0 < floor <= 1, f"floor is {floor}; it must be above 0 and at most 1.")
+        require(
+            0 < min_reply_fraction <= 1,
+            f"min_reply_fraction is {min_reply_fraction}; it must be above 0 and at most 1.",
+        )
         require(node_timeout > 0, f"node_timeout is {node_timeout}; it must be positive.")
         self.participation: Full | Poisson = participation or Full()
         if not isinstance(self.participation, Full | Poisson):
@@ -123,14 +137,17 @@ class DpFedExp(Strategy):
         self.algorithm, self.clients = algorithm, clients
         self.rounds: int = rounds  # type: ignore[assignment]
         self.folder, self.resume = Path(folder).expanduser().absolute(), resume
-        self.clients_per_node, self.floor = clients_per_node, floor
+        self.clients_per_node, self.min_reply_fraction = clients_per_node, min_reply_fraction
         open_to_all = algorithm.adjacency == "add-remove"
-        self.places = Places(clients // clients_per_node, floor, node_timeout, open_to_all, rebind)
+        self.participants = Participants(
+            clients // clients_per_node, min_reply_fraction, node_timeout, open_to_all, replace_missing_nodes
+        )
         if nodes:
-            self.places.allow(read_nodes(nodes))
+            self.participants.allow(read_nodes(nodes))
         self.budget = budget
         self.noise, self.votes, self.callbacks = noise, votes, callbacks_of(on_round)
         self.local = local
+        self.metrics, self.evaluate_every = ClientMetrics.parse(evaluate) if evaluate else None, evaluate_every
         self.tau_eta_l: float | None = None
         if algorithm.scaffold:
             require(algorithm.scaffold == "update", "control is 'report', which is for simulations; use 'update'.")
@@ -185,13 +202,30 @@ class DpFedExp(Strategy):
         if self.rounds is None:
             self.rounds = rounds_for(self.algorithm, len(w), self.clients, self.participation)
         secure, rounds, sampling = self.algorithm.private, self.rounds, self.participation.sampling(self.clients)
-        mechanism, probe = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes
+        every = evaluation_interval(rounds, self.evaluate_every)
+        many = evaluation_count(rounds, every) if self.metrics is not None else 0
+        mechanism, probe, asking = bind(
+            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, many
         )
+        evaluation = None
+        if asking is not None and self.metrics is not None:
+            evaluation = Evaluation(asking, self.metrics, every)
         kind: Any = partial(TwoPartyCohort, noise=self.noise) if mechanism.needs_helper else FlowerCohort
-        places, hosted, tau_eta_l = self.places, self.clients_per_node, self.tau_eta_l
-        clients, floor = self.clients, self.floor
-        cohort = kind(grid, layout, places, clients, sampling, rounds, floor, timeout, hosted, tau_eta_l, config)
+        participants, clients_per_node, tau_eta_l = self.participants, self.clients_per_node, self.tau_eta_l
+        clients, min_reply_fraction = self.clients, self.min_reply_fraction
+        cohort = kind(
+            grid,
+            layout,
+            participants,
+            clients,
+            sampling,
+            rounds,
+            min_reply_fraction,
+            timeout,
+            clients_per_node,
+            tau_eta_l,
+            config,
+        )
         return Engine(
             settled(self.algorithm, mechanism, len(w), self.participation.expected(self.clients)),
             mechanism,
@@ -202,6 +236,7 @@ class DpFedExp(Strategy):
             noise=Fresh(self.noise),
             tau_eta_l=self.tau_eta_l,
             probe=probe,
+            evaluation=evaluation,
         )
 
     def describe(self, engine: Engine) -> RunDescription:
@@ -211,23 +246,23 @@ class DpFedExp(Strategy):
             engine,
             layout,
             clients_per_node=self.clients_per_node,
-            nodes=None if self.places.allowed is None else list(self.places.allowed),
+            nodes=None if self.participants.allowed is None else list(self.participants.allowed),
         )
         left_out = [WHO_ANSWERS]
         if self.clients_per_node > 1:
             left_out.append(TRUSTED_NODES)
         if not engine.mechanism.counts_are_public(engine.sampling):
             left_out.append(WHETHER_IT_FAILED)
-        needed = math.ceil(self.floor * self.clients)
+        needed = math.ceil(self.min_reply_fraction * self.clients)
         return RunDescription(
             engine,
             self.rounds,
             settings,
             engine.begin(),
             not_covered=tuple(left_out),
-            # A run may be resumed with another floor. Counts are in the history where they are public, and so in every local run.
+            # It may be resumed with another fraction. Counts are in the history where they are public, and so in every local run.
             reporting=lambda history: min([needed, *(line["valid"] for line in history if "valid" in line)]),
-            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else PLACES,
+            no_other_adjacency="" if self.algorithm.adjacency == "add-remove" else FIXED_NUMBER,
         )
 
     def start(
@@ -307,7 +342,7 @@ class DpFedExp(Strategy):
         if done:
             _log.info("Resuming after round %d of %d", done, self.rounds)
         if algorithm.private:
-            votes = [(event, 1) for event in engine.votes_left(open_run.state)]
+            votes = [(event, 1) for event in engine.answers_left(open_run.state, self.rounds)]
             plan = compose([*charges, *votes, (engine.event, self.rounds - done)], algorithm.delta)
             _log.info("Planned: epsilon %.4f at delta %g (%s)", plan.epsilon, algorithm.delta, plan.accountant)
         else:
@@ -339,5 +374,54 @@ class DpFedExp(Strategy):
         _log.info("%s over %d clients, %d rounds", self.algorithm.name, self.clients, self.rounds)
 
 
+@checked
+def serve(
+    grid: Grid, context: Context, model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+) -> Run:
+    """A whole run with the settings of the app's configuration: what a server app's main function does.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        context: Flower's, with the run's configuration.
+        model: the start of the run, unless it is resumed.
+        evaluate: scores a model after every round on data that the server may see.
+
+    Returns:
+        The run: its model, history and privacy statement.
+    """
+    strategy = strategy_from(context.run_config)
+
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if evaluate is None:
+            return None
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            return MetricRecord({**evaluate(model.eval())})
+
+    timeout = round_timeout(context.run_config)
+    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=timeout, evaluate_fn=measure)
+    return cast(Run, strategy.run)
+
+
 def _record(shown: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: math.inf if value is None else value for name, value in shown.items()})
+
+
+def strategy_from(run_config: Mapping[str, Any], **options: Any) -> DpFedExp:
+    """The strategy that an app's configuration asks for.
+
+    Args:
+        run_config: Flower's flattened configuration, with the sections `federation`, `algorithm`, `local` and `participation`.
+        **options: go to `DpFedExp` as they are, and win.
+    """
+    federation, settings = read_settings(run_config)
+    participation = settings.build_participation()
+    if isinstance(participation, FixedSize):
+        raise InputError("participation.kind is 'fixed'; a deployment has 'full' and 'poisson'.")
+    given = federation.model_dump(exclude={"round_timeout", "epsilon", "held_out"})
+    given["budget"] = federation.budget or None
+    given["rounds"] = None if federation.rounds == "auto" else federation.rounds
+    return DpFedExp(
+        settings.build_algorithm(),
+        **{"participation": participation, "local": settings.build_local(), **given, **options},
+    )

@@ -1,6 +1,6 @@
-"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients that the node hosts.
+"""What a client computes on a node, with the simulator's own steps: for itself, or for many clients of one node.
 
-Hosting is for studying a large federation on few machines. The server then sees the sum over the node's clients, so whoever runs
+Several clients per node are for studying a large federation on few machines. The server sees the sum over them, so whoever runs
 the node is trusted with their reports: it is a simulation of those clients, not a protection of them. Against all others each of
 them has the promise of a client, so they are trained apart, as in a secure run.
 """
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dpfedexp.algorithms.probe import RATE, UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.batches import schedule
+from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.local_rate import HELPED, USUAL
@@ -29,9 +30,9 @@ from dpfedexp.data import Federation
 from dpfedexp.engine.engine import LOCAL_RATE
 from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.flower.app_settings import local_from
-from dpfedexp.flower.messages import BALLOTS, CORRECTION, HOSTED, MODEL, Request, as_array, to_flat
-from dpfedexp.trainers.loop import Loop
+from dpfedexp.flower.app_settings import evaluation_from, local_from
+from dpfedexp.flower.messages import BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
+from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task, one_row
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def answer(
     local: LocalOptimiser | None = None,
     loss: str | Loss | None = None,
 ) -> Message:
-    """A client's whole answer to a server's message, whatever it asks for: an update, or a vote on the rate or the clip.
+    """A client's whole answer to a server's message: an update, a vote on the rate or the clip, or an evaluation of the model.
 
     Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. In a
     round with a rate that sets itself, a client whose own loss rose in its local steps sends nothing.
@@ -127,7 +128,7 @@ def answer(
         message: the server's.
         context: Flower's, for the run's configuration.
         model: a module of the server's layout, on the device to train on; its parameters are replaced by the server's.
-        clients: the client's (inputs, targets); a `Federation` of all the clients that the node hosts where it hosts many.
+        clients: the client's (inputs, targets); a `Federation` of all of the node's clients where it has many.
         local: the clients' optimiser; by default the configuration's.
         loss: a name, or a function (outputs, targets) → one loss per example; by default the usual one for the targets.
     """
@@ -141,17 +142,25 @@ def answer(
         held = clients
     elif len(clients[1]):
         held = Federation.from_clients([clients])
+    metrics, share = evaluation_from(context.run_config)
+    measured_on = held
+    if held is not None and share:
+        require(isinstance(held, Federation), "federation.held_out needs the node's rows, or a Federation of them.")
+        held, measured_on = cast(Federation, held).hold_out(share)
     require(
         held is None or int(asked.max()) < len(held),
-        f"the server asks for hosted client {int(asked.max())}, but this node hosts {0 if held is None else len(held)}; "
+        f"the server asks for client {int(asked.max())}, but this node has {0 if held is None else len(held)}; "
         "clients_per_node is the same number on the server and in the node's configuration.",
     )
-    if held is None or int(held.sizes[asked].sum()) == 0:
+    used = measured_on if request.purpose == EVALUATION else held
+    if held is None or used is None or int(used.sizes[asked].sum()) == 0:
         rows, ballots = torch.zeros(request.shape(len(w))), None
     else:
         simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
+        if request.purpose == EVALUATION:
+            simulation = _measuring(simulation, metrics, used)
         rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
-    content = RecordDict({HOSTED: ArrayRecord({"rows": as_array(rows.numpy())})})
+    content = RecordDict({ROWS: ArrayRecord({"rows": as_array(rows.numpy())})})
     if ballots is not None:
         content[BALLOTS] = MetricRecord({HELPED.name: ballots.tolist()})
     return Message(content, reply_to=message)
@@ -181,6 +190,21 @@ def _simulation(
     return Simulation(task, Loop(trained, streams), Full(), streams, 1, ballots=ballots_of(task))
 
 
+def _measuring(simulation: Simulation, metrics: ClientMetrics | None, rows: Clients) -> Simulation:
+    """The same clients, prepared to measure the model on these rows."""
+    from dpfedexp.engine.prepare import scores_of
+
+    if metrics is None:
+        raise InputError("the server asks for an evaluation, and federation.evaluate is empty.")
+    task = simulation.task
+    scores = scores_of(task, rows, simulation.trainer, simulation.streams, simulation.unit)
+    require(
+        scores.metrics == metrics,
+        f'federation.evaluate is "{metrics}", and the model and its loss are for "{scores.metrics}".',
+    )
+    return replace(simulation, scores=scores)
+
+
 def _question(message: Message, request: Request, layout: Layout, w: Tensor, local: LocalOptimiser) -> Question:
     correction = message.content.array_records.get(CORRECTION)
     pull = None if correction is None else to_flat(correction, layout, torch.float32)
@@ -198,10 +222,9 @@ def _question(message: Message, request: Request, layout: Layout, w: Tensor, loc
 
 def _answered(simulation: Simulation, question: Question, asked: Tensor) -> tuple[Tensor, Tensor | None]:
     w = question.state.w.to(simulation.task.device)
-    rows_of = simulation.updates if question.purpose == UPDATE else simulation.places
     rows, ballots = [], []
     for chunk in asked.split(simulation.chunk_size):
-        found = rows_of(question, w, chunk)
+        found = simulation.rows(question, w, chunk)
         rows.append(found[: len(chunk)].cpu())
         if simulation.ballots is not None and question.purpose == UPDATE:
             ballots.append(simulation.ballots(question, chunk, found)[:, 0].cpu())

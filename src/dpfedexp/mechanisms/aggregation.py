@@ -7,7 +7,7 @@ does not say who sealed; a client's identity is the network's to check.
 
 Formal guarantee: an answer of the helper holds noise of full size that only the helper knows, and is on the books, durably, before
 its noise is drawn. There is at most one answer to a round of a run and to a nonce, whatever set of clients it is asked for; rounds
-of a run only go up. The masks of fewer clients than its floor are never added. What the noise costs does not depend on the set:
+of a run only go up. The masks of fewer clients than its minimum are never added. What the noise costs does not depend on the set:
 whoever is in it, and whoever else the server invented, one client moves the sum by at most 2C.
 """
 
@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from dpfedexp.core.noise import Noise
-from dpfedexp.core.noise.lattice import MOST_WORDS, SEED_BYTES, Words, expand, fresh_seed, hide, to_words
+from dpfedexp.core.noise.lattice import MOST_WORDS, SEED_BYTES, Words, expand, fresh_seed, from_words, hide, to_words
 from dpfedexp.errors import InputError, require
+from dpfedexp.mechanisms.base import Release
 from dpfedexp.mechanisms.text import decode, encode
 from dpfedexp.mechanisms.two_party import TwoPartyGaussian
 
@@ -36,7 +37,7 @@ KEY_BYTES = 32
 SEALED_BYTES = 32 + SEED_BYTES + 16
 """An encapsulated key, the seed, and the tag."""
 FEWEST = 2
-"""No floor is below this: the sum of one client is its update."""
+"""No set is smaller than this: the sum of one client is its update."""
 
 
 @dataclass(frozen=True)
@@ -237,10 +238,10 @@ class Helper:
         mechanism = _mechanism(round_)
         nodes = [node for node, _ in seeds]
         require(len(set(nodes)) == len(nodes), "a client is in the set twice, so its update would be counted twice.")
-        floor = max(FEWEST, self.min_clients)
+        fewest = max(FEWEST, self.min_clients)
         require(
-            len(nodes) >= floor,
-            f"the set is too small: this helper adds no fewer than {floor} clients, because the sum of a few tells about each.",
+            len(nodes) >= fewest,
+            f"the set is too small: this helper adds no fewer than {fewest} clients, because the sum of a few tells about each.",
         )
         mechanism.check_headroom(len(nodes))
         opened = [(node, self.key.open(sealed, round_.info(node))) for node, sealed in seeds]
@@ -270,6 +271,16 @@ def _mechanism(round_: Round) -> TwoPartyGaussian:
     least = mechanism.columns(1)
     require(round_.columns >= least, f"a row has {round_.columns} words; this mechanism needs at least {least}.")
     return mechanism
+
+
+def server_release(
+    mechanism: TwoPartyGaussian, words: list[Words], answer: Words, denominator: float, noise: Callable[[], Noise]
+) -> Release:
+    """The server's half of a round: the sum without masks, with noise of its own where the mechanism has two sides."""
+    own: Words | None = None
+    if "server" in mechanism.sides:
+        own = to_words(mechanism.noise_units(len(answer), "server", noise(), noise()))
+    return mechanism.decode(from_words(unmasked(words, answer, own)), len(words), denominator)
 
 
 def unmasked(words: list[Words], answer: Words, noise: Words | None = None) -> Words:

@@ -294,7 +294,8 @@ class Mechanism(ABC):
         A client answers with a vector that has ½ in the bin of its choice and 0 elsewhere; whatever it sends is clipped to norm ½.
         """
         raise InputError(
-            f"local lr is 'auto' with mechanism {self.kind!r}, whose noise is not Gaussian; give a number, such as lr=0.1."
+            f"mechanism {self.kind!r} can't ask clients for {question!r}: its noise is not Gaussian. Give the local rate as a "
+            "number, such as lr=0.1, and measure the model on data of the server's own."
         )
 
     @abstractmethod
@@ -392,6 +393,23 @@ class NoPrivacy(Mechanism):
 
     def secure(self, strict: bool = False) -> Mechanism:
         raise InputError("secure is set, but the algorithm is not private: it adds no noise that could be secure.")
+
+
+def deployed(mechanism: Mechanism) -> Mechanism:
+    """The mechanism on the grid, so that no low bit of a release tells what it was added to.
+
+    Formal guarantee: plain noise never leaves this function. A mechanism whose `secure` says so and whose noise stays plain is
+    refused.
+    """
+    if not mechanism.is_private:
+        return mechanism
+    secure = mechanism.secure()
+    require(
+        bool(secure.noise_kind),
+        f"the mechanism {mechanism.kind!r} draws plain noise where a deployment asked for secure noise; its secure() must return "
+        "a variant whose noise_kind is True or 'strict'.",
+    )
+    return secure
 
 
 class Gaussian(Mechanism):

@@ -19,8 +19,7 @@ from dpfedexp.inputs import Inputs, each, leaves, shape_of
 from dpfedexp.trainers.checks import first_line, generator_states
 from dpfedexp.trainers.draws import Drawing
 from dpfedexp.trainers.module_state import drawing_alike
-from dpfedexp.trainers.recording import Recorded, Unrecordable, refusal
-from dpfedexp.trainers.synthetic import Synthetic
+from dpfedexp.trainers.recording import Recorded, Synthetic, Unrecordable, refusal
 
 
 class ClientTransform:

@@ -1,22 +1,24 @@
-"""A client's own loss, on the rows that it trains on: at the global model, and at its own after the local steps."""
+"""What clients compute on rows of their own without training: their loss, for a rate that sets itself, and metrics of the model."""
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dpfedexp.core.batches import Batching, Schedule
+from dpfedexp.core.batches import Batching, Schedule, schedule
+from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
 from dpfedexp.core.layout import Params
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.inputs import Inputs
-from dpfedexp.trainers.loop import Loop
 from dpfedexp.trainers.module_state import drawing_alike
-from dpfedexp.trainers.task import Task, Trainer, batches, of_one
+from dpfedexp.trainers.steps import Loop
+from dpfedexp.trainers.task import Clients, Task, Trainer, batches, of_one
 
 MOST_ROWS = 512
 """Rows of a client that its loss is a mean over; a client that holds more takes a sample of its own."""
@@ -42,13 +44,16 @@ class ClientLosses:
     `unit` is how many clients go into one tensor program in a run that protects data (`trainers/isolation.py`).
     """
 
+    what = "losses"
+
     def __init__(self, task: Task, trainer: Trainer, streams: Streams, *, unit: int | None) -> None:
         self.task, self.streams, self.unit = task, streams, unit
         public = unit is None or task.local.shape_is_public
         self.alone = not public or trainer.unit == 1 or isinstance(trainer, Loop)
+        self.own_shape = unit is not None and not public
         # Recorded for speed or not, these are asked for twice a round.
-        self.together = task.program("losses of clients", vmap(self._one), batched=True, keep=0)
-        self.one = task.program("loss of a client", self._one, keep=0)
+        self.together = task.program(f"{self.what} of clients", vmap(self._one), batched=True, keep=0)
+        self.one = task.program(f"{self.what} of a client", self._one, keep=0)
 
     def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
         return (self.task.losses(params, x, y, key) * weights).sum()
@@ -74,8 +79,51 @@ class ClientLosses:
         """One client's. What draws without a key draws from the client's own stream."""
         seed = int(self.streams.at("module", round).generator(int(client)).integers(2**63))
         with drawing_alike(self.task.device, seed) if self.task.synthetic is None else nullcontext():
-            plan = plan if self.unit is None or self.task.local.shape_is_public else plan.in_own_shape()
+            plan = plan.in_own_shape() if self.own_shape else plan
             x, y, weights = batches(self.task, client, plan, self.streams, round)(0)
             params = {name: value[0] for name, value in self.task.layout.unflatten(own).items()}
             rows = of_one(self.task, x, y, weights)
             return cast(Tensor, self.one(params, *rows, *(key[0] for key in keys)))[None]
+
+
+class ClientScores(ClientLosses):
+    """Vectors of metrics at released parameters, a row for each client (`core.client_metrics`); zeros for one without rows.
+
+    The model is in eval mode. In a run that protects data clients are measured one by one, in a shape that is public.
+    """
+
+    what = "metrics"
+
+    def __init__(
+        self, task: Task, trainer: Trainer, streams: Streams, metrics: ClientMetrics, rows: Clients, *, unit: int | None
+    ) -> None:
+        loss = task.loss
+
+        def measured(outputs: Any, targets: Tensor) -> Tensor:
+            return metrics.vectors(loss, outputs, targets)
+
+        model = copy.deepcopy(task.model).eval()
+        super().__init__(
+            replace(task, model=model, loss=measured, clients=rows, copies=[]), trainer, streams, unit=unit
+        )
+        self.metrics, self.own_shape = metrics, False
+        self.alone = self.alone or unit is not None
+
+    def _one(self, params: Params, x: Inputs, y: Tensor, weights: Tensor, key: Tensor | None = None) -> Tensor:
+        return (self.task.losses(params, x, y, key) * weights[:, None]).sum(0)
+
+    def of_clients(self, w: Tensor, clients: Tensor, round: int) -> Tensor:
+        """[n, WIDTH] for clients [n] at w [d]."""
+        sizes = self.task.clients.sizes[clients]
+        found = torch.zeros(len(clients), WIDTH, device=w.device)
+        holders = torch.nonzero(sizes > 0).flatten()
+        if len(holders) == 0:
+            return found
+        who, draws = clients[holders], self.streams.at("evaluation", round).generators()
+        numbers = who.tolist()
+        plan = schedule(
+            AllRows(MOST_ROWS), sizes[holders], lambda row: draws(numbers[row]), public=self.unit is not None
+        )
+        rows = self(w, torch.zeros(len(who), len(w), device=w.device), who, plan, round)
+        found[holders.to(w.device)] = torch.where(rows.isfinite().all(1, keepdim=True), rows, torch.zeros_like(rows))
+        return found

@@ -32,10 +32,9 @@ from dpfedexp.inputs import Inputs, call, each
 from dpfedexp.mechanisms.base import lift
 from dpfedexp.trainers.checks import first_line, generator_states
 from dpfedexp.trainers.client_losses import MOST_ROWS, AllRows, ClientLosses
-from dpfedexp.trainers.loop import ByAutograd, Loop
 from dpfedexp.trainers.module_state import Watch, drawing_alike
-from dpfedexp.trainers.recording import Recorded, Tape, Unrecordable, refusal
-from dpfedexp.trainers.synthetic import SyntheticClients, adversarial
+from dpfedexp.trainers.recording import Recorded, SyntheticClients, Tape, Unrecordable, adversarial, refusal
+from dpfedexp.trainers.steps import ByAutograd, Loop
 from dpfedexp.trainers.task import Task, Trainer, check_task, one_row
 
 log = logging.getLogger("dpfedexp")

@@ -6,7 +6,8 @@ recording (`Tape`): a fixed list of torch operations on the inputs and on consta
 
 A recording is refused (`Unrecordable`) where a list of operations is not the whole program, or where replaying it would let one
 client reach another: a value that decides what is computed next, a random number that does not come from an input, a write into
-memory that was there before the pass, and an address that could lie outside a client's own tensors.
+memory that was there before the pass, and an address that could lie outside a client's own tensors. Synthetic clients and values
+follow from public numbers alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +28,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpfedexp.errors import InputError
+from dpfedexp.inputs import Inputs, each, leaves
 
 
 class Unrecordable(InputError):
@@ -120,50 +122,22 @@ _DECIDES = (
 )
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A tensor of the program, by its number."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class _Line:
-    """One operation, with slots in place of tensors: `made` are those of its results, None for a result that is no tensor."""
-
-    function: Any
-    args: Any
-    kwargs: dict[str, Any]
-    made: list[_Slot | None]
-    writes: bool
-    several: bool
-
-    @property
-    def used(self) -> set[_Slot]:
-        return _slots((self.args, self.kwargs))
-
-
-def _slots(values: Any) -> set[_Slot]:
-    return {value for value in tree_leaves(values) if isinstance(value, _Slot)}
-
-
 class _Recorder(TorchDispatchMode):
-    """Sees every operation below autograd and vmap, and writes it down."""
+    """Sees every operation below autograd and vmap, and writes it into a graph."""
 
     def __init__(self, inputs: list[Any], own: Iterable[Tensor], held: Iterable[Tensor], batched: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lines: list[_Line] = []
-        self.constants: dict[_Slot, Tensor] = {}
-        self.slots = WeakTensorKeyDictionary()
-        self.count = 0
+        self.graph, self.root = fx.Graph(), nn.Module()
+        self.nodes = WeakTensorKeyDictionary()
+        self.writes: set[fx.Node] = set()
         self.made: set[int] = set()
         self.own, self.held = ({_memory(tensor) for tensor in tensors} - {0} for tensors in (own, held))
         self.batched = batched
         self.before: list[tuple[Tensor, Tensor | None, int]] = []
-        for value in inputs:
+        for number, value in enumerate(inputs):
             if not isinstance(value, Tensor):
                 raise TypeError(f"a recording takes tensors, and was given a {type(value).__name__}.")
-        self.given = [self._new(value) for value in inputs]
+            self.nodes[value] = self.graph.placeholder(f"t{number}")
         # Memory that holds anything of the inputs. Tensors without memory of their own count as such.
         self.depends = {0, *map(_memory, inputs)}
 
@@ -179,10 +153,7 @@ class _Recorder(TorchDispatchMode):
         self._check_reads(func, args, depends)
         written = self._check_writes(func, given)
         self._check_places(func, args, given)
-        read, named = (
-            tree_map(lambda value: self._slot(value) if isinstance(value, Tensor) else value, part)
-            for part in (args, kwargs)
-        )
+        read, named = (tree_map(self._node, part) for part in (args, kwargs))
         result = func(*args, **kwargs)
         outputs = {_memory(value) for value in tree_leaves(result) if isinstance(value, Tensor)}
         if not outputs and not written:
@@ -192,75 +163,45 @@ class _Recorder(TorchDispatchMode):
         self.made |= fresh
         # Memory that was given back may come again: what is fresh depends on the arguments alone.
         self.depends = self.depends | outputs | written if depends else self.depends - fresh
-        function = torch.ops.aten.clone.default if func.overloadpacket.__name__ in _FRESH else func
+        name = func.overloadpacket.__name__
+        node = self.graph.call_function(torch.ops.aten.clone.default if name in _FRESH else func, read, named)
+        if written:
+            self.writes.add(node)
+        if name in _UNFILLED:
+            node = self.graph.call_function(zeroed, (node,))
         several = isinstance(result, list | tuple)
-        made = [self._made(value) for value in (result if several else [result])]
-        self.lines.append(_Line(function, read, named, made, bool(written), several))
+        for number, value in enumerate(result if several else [result]):
+            if isinstance(value, Tensor):
+                # An operation may return its argument; of a constant that is a copy when the tape is replayed.
+                part = self.graph.call_function(operator.getitem, (node, number)) if several else node
+                self.nodes[value] = part
         return result
 
     def tape(self, result: Any) -> Tape:
-        """What was written down, as a function of the inputs."""
+        """What was written down that an output depends on, or that writes, as a function of the inputs."""
         outputs, nested = tree_flatten(result)
-        kept = [self._slot(value) if isinstance(value, Tensor) else value for value in outputs]
+        self.graph.output([self._node(value) for value in outputs])
         for tensor, bits, version in self.before:
             if tensor._version != version or (bits is not None and not _equal(tensor, bits)):
                 raise Unrecordable(_WRITES)
-        graph, root, nodes = fx.Graph(), nn.Module(), {}
-        for slot in self.given:
-            nodes[slot] = graph.placeholder(f"t{slot.number}")
-        lines = self._needed(_slots(kept))
-        read = _slots(kept).union(*(line.used for line in lines))
-        for slot in sorted(read & self.constants.keys(), key=lambda slot: slot.number):
-            root.register_buffer(f"t{slot.number}", self.constants[slot])
-            nodes[slot] = graph.get_attr(f"t{slot.number}")
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node in self.writes)
+        return Tape(fx.GraphModule(self.root, self.graph), nested)
 
-        def known(values: Any) -> Any:
-            return tree_map(lambda value: nodes[value] if isinstance(value, _Slot) else value, values)
-
-        for line in lines:
-            node = graph.call_function(line.function, known(line.args), known(line.kwargs))
-            if line.function.overloadpacket.__name__ in _UNFILLED:
-                node = graph.call_function(zeroed, (node,))
-            for number, made in enumerate(line.made):
-                if made is not None:
-                    nodes[made] = graph.call_function(operator.getitem, (node, number)) if line.several else node
-        graph.output([nodes[slot] if isinstance(slot, _Slot) else slot for slot in kept])
-        return Tape(fx.GraphModule(root, graph), nested)
-
-    def _needed(self, read: set[_Slot]) -> list[_Line]:
-        """The operations that an output depends on, or that write."""
-        found = []
-        for line in reversed(self.lines):
-            if line.writes or not read.isdisjoint(line.made):
-                read |= line.used
-                found.append(line)
-        return found[::-1]
-
-    def _new(self, tensor: Tensor) -> _Slot:
-        self.count += 1
-        self.slots[tensor] = slot = _Slot(self.count)
-        return slot
-
-    def _slot(self, tensor: Tensor) -> _Slot:
-        """The slot of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
-        known = self.slots.get(tensor)
-        if known is not None:
-            return cast(_Slot, known)
-        slot = self._new(tensor)
-        self.made.discard(_memory(tensor))
-        constant = tensor.detach() if tensor.requires_grad else tensor
-        copied = None if _memory(constant) in self.held else laid_out(constant, constant)
-        self.constants[slot] = constant if copied is None else copied
-        self.before.append((constant, copied, constant._version))
-        return slot
-
-    def _made(self, value: Any) -> _Slot | None:
-        """The slot that a result goes to."""
+    def _node(self, value: Any) -> Any:
+        """The node of a tensor; one that no recorded operation made was there before, and is a constant of the program."""
         if not isinstance(value, Tensor):
-            return None
-        known = self.slots.get(value)
-        # An operation may return its argument. Of a constant that is a copy when the tape is replayed.
-        return self._new(value) if known is None or known in self.constants else cast(_Slot, known)
+            return value
+        known = self.nodes.get(value)
+        if known is not None:
+            return known
+        self.made.discard(_memory(value))
+        constant = value.detach() if value.requires_grad else value
+        copied = None if _memory(constant) in self.held else laid_out(constant, constant)
+        name = f"c{len(self.before)}"
+        self.root.register_buffer(name, constant if copied is None else copied)
+        self.before.append((constant, copied, constant._version))
+        self.nodes[value] = node = self.graph.get_attr(name)
+        return node
 
     def _check_reads(self, func: Any, args: tuple[Any, ...], depends: bool) -> None:
         """No value of an input may leave torch, or decide a shape."""
@@ -483,3 +424,86 @@ def laid_out(values: Tensor, like: Tensor) -> Tensor:
     if any(stride == 0 and size > 1 for size, stride in zip(like.shape, like.stride(), strict=True)):
         return values.to(like.device, like.dtype, copy=True)
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(values)
+
+
+_MOST_ROWS, _MOST_NUMBERS = 1024, 2**22
+"""Of the rows that synthetic clients share: enough for all of them to differ, and not many where one is large."""
+_EXTREME = 1e4
+T = TypeVar("T")
+
+
+class SyntheticClients:
+    """Clients of `sizes` rows, of the shapes and types of `like`, from public numbers alone; whole numbers are below `tokens`."""
+
+    def __init__(
+        self,
+        like: tuple[Inputs, Tensor],
+        sizes: Tensor,
+        transform: Callable[[Any], Any] | None = None,
+        seed: int = 0,
+        tokens: int = 2,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.sizes, self.transform, self.tokens = sizes, transform, tokens
+        self.rows = max(16, min(_MOST_ROWS, _MOST_NUMBERS // max(1, sum(part.numel() for part in leaves(like[0])))))
+        self.inputs = each(lambda row: _rows(self.rows, row, generator, tokens, torch.randn), like[0])
+        # Targets between 0 and 1 suit every loss for floating-point targets, probabilities included.
+        self.targets = _rows(self.rows, like[1], generator, tokens, torch.rand)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def gather(self, clients: Tensor, positions: Tensor, device: torch.device | None = None) -> tuple[Inputs, Tensor]:
+        at = (clients.cpu()[:, None] * 7919 + positions.cpu()) % self.rows
+        return each(lambda rows: rows[at].to(device), self.inputs), self.targets[at].to(device)
+
+
+def _rows(count: int, row: Tensor, generator: torch.Generator, tokens: int, draw: Callable[..., Tensor]) -> Tensor:
+    shape = (count, *row.shape)
+    if row.is_floating_point():
+        return draw(shape, generator=generator).to(row.dtype)
+    return torch.randint(0, tokens, shape, generator=generator).to(row.dtype)
+
+
+def adversarial(x: Inputs, y: Tensor, words: int, labels: int) -> list[tuple[Inputs, Tensor]]:
+    """Batches [s, …] of the same shapes that a program might treat differently from ordinary ones.
+
+    Very large and very small values, zeros, one row again and again, and each of the `words` that the model and the `labels` that
+    the loss knows.
+    """
+
+    def whole(value: Tensor, most: int, first: int) -> Tensor:
+        return ((torch.arange(value.numel(), device=value.device) + first) % most).view(value.shape).to(value.dtype)
+
+    def sets(value: Tensor, most: int, factor: float) -> Tensor:
+        return value * factor if value.is_floating_point() else whole(value, most, int(factor))
+
+    def scaled(by: float) -> tuple[Inputs, Tensor]:
+        return each(lambda value: sets(value, words, by), x), y if y.is_floating_point() else whole(y, labels, int(by))
+
+    found = [scaled(by) for by in (_EXTREME, -1 / _EXTREME, 0.0, 3.0)]
+    return [*found, (each(lambda value: value[:1].expand_as(value).clone(), x), y[:1].expand_as(y).clone())]
+
+
+class Synthetic:
+    """Values for programs to be recorded on, whole numbers below `tokens`, and the programs of a run, shared by its trainers."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.programs: dict[str, Any] = {}
+
+    def program(self, name: str, make: Callable[[], T]) -> T:
+        if name not in self.programs:
+            self.programs[name] = make()
+        return cast(T, self.programs[name])
+
+    def like(self, values: Any) -> Any:
+        """Values of the same shapes, layouts and types: uniform on [0, 1), or whole numbers that are known."""
+        generator = torch.Generator().manual_seed(0)
+
+        def one(value: Tensor) -> Tensor:
+            if value.is_floating_point():
+                return laid_out(torch.rand(value.shape, generator=generator), value)
+            return laid_out(torch.randint(0, self.tokens, value.shape, generator=generator), value)
+
+        return tree_map(one, values)

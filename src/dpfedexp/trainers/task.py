@@ -28,8 +28,7 @@ from dpfedexp.trainers.apart import ClientOptimiser, ClientTransform
 from dpfedexp.trainers.checks import applied, check_draws, furthest_rows
 from dpfedexp.trainers.draws import Drawing, Habits, client_keys, habits, step_keys
 from dpfedexp.trainers.module_state import Watch, drawing_alike
-from dpfedexp.trainers.recording import Recorded, laid_out
-from dpfedexp.trainers.synthetic import Synthetic, SyntheticClients
+from dpfedexp.trainers.recording import Recorded, Synthetic, SyntheticClients, laid_out
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """How exactly local training computes.

@@ -1,7 +1,5 @@
 """Where random draws come from: keyed streams in a simulation, the operating system in a run that protects somebody."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

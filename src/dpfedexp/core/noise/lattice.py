@@ -7,8 +7,6 @@ A mask splits a client's row x into x − m mod 2⁶⁴ and the 256-bit seed of 
 part alone is uniform and tells nothing of x. Sums of both parts add to the sum of the rows, in uint64, which wraps around.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Sequence

@@ -12,8 +12,7 @@ from torch.func import grad, vmap
 
 from dpfedexp.core import losses
 from dpfedexp.trainers.fast.ops import INPUT, KEYS, Gradient, Op, Saved
-from dpfedexp.trainers.recording import Recorded
-from dpfedexp.trainers.synthetic import Synthetic
+from dpfedexp.trainers.recording import Recorded, Synthetic
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 

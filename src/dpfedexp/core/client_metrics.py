@@ -1,0 +1,223 @@
+"""What clients measure of a released model on rows of their own: a bounded vector per client, and what the noisy sum of them says.
+
+Each client has the same weight, however many rows it holds. A client without rows sends zeros and is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dpfedexp.accounting.events import EVALUATION as EVALUATION
+from dpfedexp.core.losses import Loss, aligned, class_dimension, compared, read, reading_of
+from dpfedexp.core.votes import HALF
+from dpfedexp.errors import InputError
+
+Kind = Literal["classes", "binary", "numbers", "loss"]
+WIDTH = 41
+"""Numbers in a client's vector, whatever it measures."""
+NORMAL_95 = 1.959964
+_COUNT = 0.2
+"""Share of the squared norm for the count of clients; the metrics have the rest."""
+_SCORES, _MAGNITUDES = 12, 40
+_SHARES: dict[Kind, dict[str, float]] = {
+    "classes": {"loss": 0.4, "accuracy": 0.4},
+    "binary": {"loss": 0.2, "accuracy": 0.2, "auc": 0.4},
+    "numbers": {"error": 0.8},
+    "loss": {"loss": 0.8},
+}
+_SMALLEST, _DECADES = -4.0, 10.0
+"""Errors and losses are sorted into bins on a logarithmic scale, from 10⁻⁴ to 10⁶."""
+_LEVELS = {"median": 0.5, "p90": 0.9}
+_LARGEST_SCORE, _NEAR = 8.0, 0.25
+"""Scores are sorted into bins on the scale asinh(score/¼), which is finer near 0, up to ±8."""
+
+
+@dataclass(frozen=True)
+class ClientMetrics:
+    """Which metrics the clients measure.
+
+    Formal guarantee: a client's vector has a norm of at most ½, whatever its rows are, as an answer to a question has
+    (`Mechanism.asking`). So one client changes a mean that is read from the sum by at most the metric's range over the number of
+    clients, times a constant of this file.
+
+    Args:
+        kind: "classes" (loss, accuracy), "binary" (loss, accuracy, AUC), "numbers" (median and 90% quantile of the absolute error),
+            or "loss" (median and 90% quantile of the loss) for a loss of which nothing else is known.
+        classes: how many classes there are, for the bound of the loss.
+    """
+
+    kind: Kind
+    classes: int = 2
+
+    @staticmethod
+    def parse(text: str) -> ClientMetrics:
+        """From the text of a configuration: "10 classes", "binary", "numbers" or "loss"."""
+        many = re.fullmatch(r"(\d+) classes", text.strip())
+        if many is None and text in ("binary", "numbers", "loss"):
+            return ClientMetrics(text)  # type: ignore[arg-type]
+        if many is None or int(many[1]) < 2:
+            raise InputError(
+                f'evaluate is {text!r}; it must be such as "10 classes", or "binary", "numbers" or "loss".'
+            )
+        return ClientMetrics("classes", int(many[1]))
+
+    @staticmethod
+    def of(loss: Loss, outputs: Any, targets: Tensor) -> ClientMetrics:
+        """From a loss and the shapes of outputs and targets; no value of them is looked at."""
+        reading, outputs = reading_of(loss), read(loss, outputs)
+        if not isinstance(outputs, Tensor):
+            return ClientMetrics("loss")
+        at = class_dimension(outputs, targets, second=reading.second)
+        if reading.kind == "classes" and not targets.is_floating_point() and at is not None:
+            return ClientMetrics("classes", outputs.shape[at])
+        return ClientMetrics(reading.kind) if reading.kind in ("binary", "numbers") else ClientMetrics("loss")
+
+    def __str__(self) -> str:
+        return f"{self.classes} classes" if self.kind == "classes" else self.kind
+
+    @property
+    def largest_loss(self) -> float:
+        """A larger loss counts as this one: twice that of a model that says nothing."""
+        return 2.0 * math.log(self.classes)
+
+    def vectors(self, loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
+        """One vector per example, [b, WIDTH]; a client sends the mean of its examples' vectors."""
+        losses = torch.nan_to_num(loss(outputs, targets).float(), nan=torch.inf)
+        outputs, reading, shares = read(loss, outputs), reading_of(loss), _SHARES[self.kind]
+        columns = [torch.full_like(losses, HALF * math.sqrt(_COUNT))[:, None]]
+        if self.kind in ("classes", "binary"):
+            bounded = losses.clamp(0.0, self.largest_loss) / self.largest_loss
+            right = self._right(loss, compared(outputs), targets)
+            columns += [math.sqrt(shares["loss"]) * (bounded - HALF)[:, None]]
+            columns += [math.sqrt(shares["accuracy"]) * (right - HALF)[:, None]]
+        if self.kind == "binary":
+            scores, wanted = aligned("binary", compared(outputs).float(), targets)
+            scores = scores.logit() if reading.threshold else scores
+            limit = math.asinh(_LARGEST_SCORE / _NEAR)
+            place = (torch.asinh(torch.nan_to_num(scores, nan=0.0) / _NEAR) / limit + 1.0) * (_SCORES / 2)
+            both = [_in_bins(place, _SCORES, (wanted > 0.5) == positive) for positive in (True, False)]
+            columns.append(HALF * math.sqrt(shares["auc"]) * torch.cat(both, dim=1))
+        if self.kind in ("numbers", "loss"):
+            values, (share,) = losses, shares.values()
+            if self.kind == "numbers":
+                found, wanted = aligned("numbers", compared(outputs).float(), targets)
+                values = ((found.exp() if reading.log else found) - wanted).abs()
+            place = (torch.log10(torch.nan_to_num(values, nan=torch.inf).abs()) - _SMALLEST) * (_MAGNITUDES / _DECADES)
+            columns.append(HALF * math.sqrt(share) * _in_bins(place, _MAGNITUDES))
+        found = torch.cat(columns, dim=1)
+        return torch.nn.functional.pad(found, (0, WIDTH - found.shape[1]))
+
+    def _right(self, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Which share of an example's labels the model gets right, [b]."""
+        reading = reading_of(loss)
+        if self.kind == "binary":
+            found, wanted = aligned("binary", outputs, targets)
+            return ((found > reading.threshold) == (wanted > 0.5)).float().reshape(len(targets), -1).mean(1)
+        at = class_dimension(outputs, targets, second=reading.second)
+        right = (outputs.argmax(1 if at is None else at) == targets).reshape(len(targets), -1).float()
+        counted = (targets != reading.ignored).reshape(len(targets), -1).float()
+        return (right * counted).sum(1) / counted.sum(1).clamp_min(1.0)
+
+    def read(self, mean: Tensor, deviation: float, spread: float = 0.0) -> dict[str, float]:
+        """The metrics with 95% intervals, by the names of a run's history; nothing where noise hides how many clients answered.
+
+        Args:
+            mean: the noisy sum of the clients' vectors over the public number of clients, [WIDTH].
+            deviation: the standard deviation of the noise in each of its numbers.
+            spread: (1 − q)/M for clients that were sampled at rate q, of whom M were expected; 0 where all take part. What one
+                cohort differs from all clients is bounded by that of metrics which are 0 or 1 for each client.
+        """
+        values = mean.double().cpu()
+        unit = HALF * math.sqrt(_COUNT)
+        answered, noise = float(values[0]) / unit, deviation / unit
+        if not answered > 4.0 * noise or answered <= 0.0:
+            return {}
+        found: dict[str, float] = {}
+        spread = spread / answered
+        if self.kind in ("classes", "binary"):
+            for at, (name, high) in enumerate({"loss": self.largest_loss, "accuracy": 1.0}.items(), 1):
+                scale = math.sqrt(_SHARES[self.kind][name])
+                share = float(values[at]) / scale / answered
+                variance = (deviation / scale / answered) ** 2 + (share * noise / answered) ** 2
+                variance += spread * max(0.0, 0.25 - share * share)
+                found |= _interval(name, share + HALF, math.sqrt(variance), high)
+        if self.kind == "binary":
+            unit = HALF * math.sqrt(_SHARES["binary"]["auc"])
+            positive, negative = (values[3 : 3 + 2 * _SCORES] / unit).split(_SCORES)
+            found |= _auc(positive, negative, deviation / unit, spread)
+        if self.kind in ("numbers", "loss"):
+            ((name, share),) = _SHARES[self.kind].items()
+            unit = HALF * math.sqrt(share)
+            bins = values[1 : 1 + _MAGNITUDES] / unit / answered
+            for label, level in _LEVELS.items():
+                found |= _quantile(
+                    f"{name}_{label}", bins, level, deviation / unit / answered, noise / answered, spread
+                )
+        return found
+
+    def half_width(self, deviation: float) -> float:
+        """Half the 95% interval of the share that the noise leaves in a metric from 0 to 1, where all clients answer."""
+        share = max(_SHARES[self.kind].values())
+        return NORMAL_95 * deviation / math.sqrt(share)
+
+
+def _in_bins(place: Tensor, bins: int, counted: Tensor | None = None) -> Tensor:
+    """The share of an example's numbers in each bin, [b, bins]: those at the ends have whatever lies beyond."""
+    at = place.reshape(len(place), -1)[..., None].floor().clamp(0, bins - 1)
+    inside = (at == torch.arange(bins, device=place.device)).float()
+    if counted is not None:
+        inside = inside * counted.reshape(len(place), -1)[..., None].float()
+    return inside.mean(1)
+
+
+def _interval(name: str, share: float, deviation: float, high: float = 1.0) -> dict[str, float]:
+    """A metric from 0 to `high`, inside its range as its interval is."""
+    low, middle, top = (high * min(max(share + sign * NORMAL_95 * deviation, 0.0), 1.0) for sign in (-1.0, 0.0, 1.0))
+    return {f"clients_{name}": middle, f"clients_{name}_low": low, f"clients_{name}_high": top}
+
+
+def _auc(positive: Tensor, negative: Tensor, deviation: float, spread: float) -> dict[str, float]:
+    """From noisy histograms of the scores; equal bins count half. Nothing where noise hides that there are both labels."""
+    p, n = float(positive.sum()), float(negative.sum())
+    if min(p, n) <= 3.0 * deviation * math.sqrt(_SCORES):
+        return {}
+    below = negative.cumsum(0) - negative / 2
+    above = p - positive.cumsum(0) + positive / 2
+    value = float(positive @ below) / (p * n)
+    slope = torch.cat([(below / n - value) / p, (above / p - value) / n])
+    variance = deviation**2 * float(slope.square().sum()) + spread * 2.0 * max(0.0, value * (1.0 - value))
+    return _interval("auc", value, math.sqrt(variance))
+
+
+def _quantile(name: str, bins: Tensor, level: float, deviation: float, noise: float, spread: float) -> dict[str, float]:
+    """A quantile by the cumulative shares of the bins, straight on the logarithmic scale within each.
+
+    The interval is from the first to the last place whose cumulative share may be the level.
+    """
+    fine = 64
+    within = torch.arange(fine, dtype=torch.float64) / fine
+    before = bins.cumsum(0) - bins
+    curve = torch.cat([(before[:, None] + bins[:, None] * within).flatten(), bins.sum()[None]])
+    # The noise of the bins below a place, and of the part of its own bin.
+    index = torch.arange(len(bins), dtype=torch.float64)
+    parts = torch.cat([(index[:, None] + within.square()).flatten(), torch.tensor([float(len(bins))]).double()])
+    width = NORMAL_95 * (parts * deviation**2 + (level * noise) ** 2 + spread * level * (1.0 - level)).sqrt()
+    possible = torch.nonzero((curve - level).abs() <= width).flatten()
+    reached = torch.nonzero(curve.cummax(0).values >= level).flatten()
+    middle = int(reached[0]) if len(reached) else len(curve) - 1
+    ends = (int(possible[0]), int(possible[-1])) if len(possible) else (middle, middle)
+
+    def value(at: int) -> float:
+        return math.pow(10.0, _SMALLEST + at / fine * (_DECADES / _MAGNITUDES))
+
+    return {
+        f"clients_{name}": value(middle),
+        f"clients_{name}_low": value(min(ends[0], middle)),
+        f"clients_{name}_high": value(max(ends[1], middle)),
+    }

@@ -1,0 +1,153 @@
+"""What clients measure: bounded whatever they hold, right without noise, and intervals that cover with it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from dpfedexp.core.client_metrics import WIDTH, ClientMetrics
+from dpfedexp.core.losses import LOSSES, resolve
+from dpfedexp.errors import InputError
+from dpfedexp.evaluation import auc
+
+KINDS = {
+    "10 classes": ("cross-entropy", (6, 10), "labels"),
+    "3 classes": ("cross-entropy", (6, 4, 3), "labels"),
+    "binary": ("binary-cross-entropy", (6, 1), "zero-one"),
+    "numbers": ("mse", (6, 2), "numbers"),
+    "loss": (lambda o, t: (o.flatten(1).mean(1) - t).abs(), (6, 2), "row"),
+}
+
+
+def batch(name, scale=1.0, seed=0):
+    loss, shape, targets = KINDS[name]
+    draw = torch.Generator().manual_seed(seed)
+    outputs = scale * torch.randn(shape, generator=draw)
+    if targets == "labels":
+        return resolve(loss, None), outputs, torch.randint(0, shape[-1], shape[:-1], generator=draw)
+    if targets == "zero-one":
+        return resolve(loss, None), outputs, torch.randint(0, 2, (6,), generator=draw).float()
+    return resolve(loss, None), outputs, torch.randn(6 if targets == "row" else shape, generator=draw)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kind_follows_from_loss_and_shapes_and_reads_back_from_its_text(name):
+    loss, outputs, targets = batch(name)
+    metrics = ClientMetrics.of(loss, outputs, targets)
+    assert str(metrics) == name
+    assert ClientMetrics.parse(name) == metrics
+
+
+def test_other_texts_are_refused():
+    for text in ("classes", "1 classes", "ten classes", ""):
+        with pytest.raises(InputError, match=r'it must be such as "10 classes"'):
+            ClientMetrics.parse(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(list(KINDS)),
+    scale=st.sampled_from([0.0, 1e-30, 1.0, 1e4, 1e30, math.inf, math.nan]),
+    seed=st.integers(0, 1000),
+)
+def test_a_clients_vector_has_norm_at_most_a_half_whatever_the_model_says(name, scale, seed):
+    loss, outputs, targets = batch(name, scale, seed)
+    rows = ClientMetrics.parse(name).vectors(loss, outputs, targets)
+    assert rows.shape == (6, WIDTH)
+    assert bool(rows.isfinite().all())
+    assert float(rows.mean(0).norm()) <= 0.5 + 1e-6
+
+
+def test_without_noise_loss_and_accuracy_are_the_means_over_clients():
+    loss, outputs, targets = batch("10 classes")
+    metrics = ClientMetrics("classes", 10)
+    # Two clients of two and four rows have the same weight; one without rows is not counted.
+    clients = [metrics.vectors(loss, outputs[a:b], targets[a:b]).mean(0) for a, b in ((0, 2), (2, 6))]
+    found = metrics.read(torch.stack([*clients, torch.zeros(WIDTH)]).sum(0) / 3, 0.0)
+    parts = [(outputs[a:b], targets[a:b]) for a, b in ((0, 2), (2, 6))]
+    accuracy = sum(float((o.argmax(1) == t).float().mean()) for o, t in parts) / 2
+    bounded = [F.cross_entropy(o, t, reduction="none").clamp_max(2 * math.log(10)) for o, t in parts]
+    assert found["clients_accuracy"] == pytest.approx(accuracy, abs=1e-5)
+    assert found["clients_loss"] == pytest.approx(sum(float(one.mean()) for one in bounded) / 2, abs=1e-4)
+    assert found["clients_loss_low"] == pytest.approx(found["clients_loss_high"])
+
+
+def test_without_noise_auc_is_that_of_scores_in_bins():
+    draw = torch.Generator().manual_seed(1)
+    positive = torch.rand(4000, generator=draw) < 0.3
+    scores = torch.randn(4000, generator=draw) + 1.2 * positive - 0.5
+    metrics = ClientMetrics("binary")
+    row = metrics.vectors(LOSSES["binary-cross-entropy"], scores, positive.float()).mean(0)
+    found = metrics.read(row, 0.0)
+    assert found["clients_auc"] == pytest.approx(auc(scores, positive), abs=0.01)
+    assert found["clients_accuracy"] == pytest.approx(float(((scores > 0) == positive).float().mean()), abs=1e-5)
+
+
+def test_without_noise_quantiles_are_those_of_the_errors():
+    draw = torch.Generator().manual_seed(2)
+    error = torch.randn(4000, generator=draw)
+    row = ClientMetrics("numbers").vectors(LOSSES["mse"], error, torch.zeros(4000)).mean(0)
+    found = ClientMetrics("numbers").read(row, 0.0)
+    assert found["clients_error_median"] == pytest.approx(float(error.abs().median()), rel=0.1)
+    assert found["clients_error_p90"] == pytest.approx(float(error.abs().quantile(0.9)), rel=0.1)
+
+
+def clients_of(name, count, seed=0):
+    """The vectors of so many clients with rows of their own, [count, WIDTH]."""
+    rows = []
+    for client in range(count):
+        loss, outputs, targets = batch(name, 1.0, seed * 10_000 + client)
+        outputs = outputs + (2.0 * targets[:, None] - 1.0 if name == "binary" else 0.0)
+        rows.append(ClientMetrics.parse(name).vectors(loss, outputs, targets).mean(0))
+    return torch.stack(rows).double()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_intervals_cover_what_there_is_without_noise(name):
+    """95% of 2000 draws: 92 to 98% is more than six standard errors on either side. Quantiles may cover more."""
+    rows, metrics = clients_of(name, 300), ClientMetrics.parse(name)
+    mean, deviation = rows.mean(0), 2.0 / 300
+    truth = metrics.read(mean, 0.0)
+    draw = torch.Generator().manual_seed(3)
+    found = [
+        metrics.read(mean + deviation * torch.randn(WIDTH, generator=draw).double(), deviation) for _ in range(2000)
+    ]
+    values = [key for key in truth if not key.endswith(("_low", "_high"))]
+    assert values
+    for key in values:
+        seen = [one for one in found if key in one]
+        assert len(seen) > 1800
+        share = sum(
+            one[f"{key}_low"] <= truth[key] * (1 + 1e-9) <= one[f"{key}_high"] * (1 + 2e-9) for one in seen
+        ) / len(seen)
+        assert 0.92 <= share <= (0.995 if key.endswith(("median", "p90")) else 0.98), key
+
+
+@pytest.mark.parametrize("name", ["10 classes", "binary"])
+def test_a_hostile_client_moves_a_metric_by_no_more_than_its_bound(name):
+    """A vector of norm ½ in place of another: each mean moves by at most its range over √share and the number of clients."""
+    rows, metrics = clients_of(name, 200), ClientMetrics.parse(name)
+    before = metrics.read(rows.mean(0), 0.0)
+    bounds = {"clients_loss": metrics.largest_loss / math.sqrt(0.2), "clients_accuracy": 1 / math.sqrt(0.2)}
+    for seed in range(50):
+        hostile = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed)).double()
+        after = metrics.read(torch.cat([rows[1:], 0.5 * hostile[None] / hostile.norm()]).mean(0), 0.0)
+        for key, bound in bounds.items():
+            # A little more than the range: the count moves too.
+            assert abs(after[key] - before[key]) <= 1.6 * bound / 200
+
+
+def test_nothing_is_said_where_noise_hides_how_many_clients_answered():
+    rows = clients_of("10 classes", 20)
+    assert ClientMetrics("classes", 10).read(rows.mean(0), 0.2) == {}
+    assert ClientMetrics("classes", 10).read(torch.zeros(WIDTH), 0.0) == {}
+
+
+def test_sampled_clients_have_wider_intervals():
+    mean = clients_of("10 classes", 100).mean(0)
+    metrics = ClientMetrics("classes", 10)
+    alone, sampled = metrics.read(mean, 0.001), metrics.read(mean, 0.001, spread=0.9 / 100)
+    assert sampled["clients_accuracy_high"] > alone["clients_accuracy_high"]
