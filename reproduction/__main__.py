@@ -1,4 +1,4 @@
-"""`python -m reproduction paper | suite | explore | bench`, from the root of the repository."""
+"""`python -m reproduction paper | suite | explore | overview | bench`, from the root of the repository."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("paper")(paper.paper)
 app.command("suite")(suite.suite)
 app.command("explore")(suite.explore)
+app.command("overview")(suite.overview)
 app.command("bench")(bench.bench)
 
 if __name__ == "__main__":

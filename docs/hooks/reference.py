@@ -22,9 +22,9 @@ from dpfedexp.config.schema import docstrings
 ROOT = Path(__file__).parents[2]
 FILES_INTRODUCTION = """# Files
 
-The files of a run's folder, whoever wrote it: a simulation, `dpfedexp train`, or the server of a deployment.
-[Runs](../runs.md) says who reads them, and [security](../security.md#where-a-run-keeps-what) what lies in the private folder
-beside it, and why. All of what is here is released, public, or the server's own.
+The files of a run's folder, the same for a simulation, `dpfedexp train` and the server of a deployment. All of them are
+released, public, or the server's own. [Runs](../runs.md) says how to use them, and
+[security](../security.md#ledger-anchor-and-private-folder) what is kept in the private folder.
 
 """
 
@@ -85,16 +85,16 @@ def identifier(room: ModuleType, name: str) -> list[str]:
 
 
 def equations_of() -> dict[str, list[str]]:
-    """The equations of the page of equations, by the public names that it says compute them."""
-    text = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+    """The equations of the page on the paper, by the public names that it says compute them."""
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
-    for section in text.split("\n## ")[1:]:
+    for section in re.split(r"\n###? ", text)[1:]:
         title, _, body = section.partition("\n")
         formula = re.search(r"\$\$.*?\$\$", body, re.S)
         if formula:
             for name in re.findall(r"`(dpfedexp(?:\.\w+)+)`", body):
                 found.setdefault(name, []).extend(
-                    ["", f"[{title.strip('`')}](../../equations.md#{anchor(title)}):", "", formula[0], ""]
+                    ["", f"[{title.strip('`')}](../../paper.md#{anchor(title)}):", "", formula[0], ""]
                 )
     return found
 

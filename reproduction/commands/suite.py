@@ -1,4 +1,4 @@
-"""`python -m reproduction suite | explore`: algorithms compared on real federations, and a page that shows the results."""
+"""`python -m reproduction suite | explore | overview`: algorithms compared on real federations, and what shows the results."""
 
 from __future__ import annotations
 
@@ -79,3 +79,17 @@ def explore(
     from reproduction.suite import command
 
     typer.echo(f"Written: {command.explore(out, results)}")
+
+
+def overview(
+    out: Annotated[Path, typer.Option(help="The picture, .svg or .png.")] = Path("overview.svg"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--suite", help="Folder of `suite` results; by default the recorded ones.", show_default=False),
+    ] = None,
+) -> None:
+    """Draw the picture of the README from the suite's results."""
+    from reproduction.suite.overview import overview as draw
+
+    recorded = Path(__file__).parents[1] / "experiments" / "suite"
+    typer.echo(f"Written: {draw(results or recorded, out)}")

@@ -47,7 +47,7 @@ TwoPartyGaussian.noise_units = dies
 """
 SERVER = """
 
-from dpfedexp.flower import strategy as rounds
+from dpfedexp.engine import engine as rounds
 from federation.client_app import once
 move = rounds.advance
 

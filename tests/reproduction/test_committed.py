@@ -18,6 +18,7 @@ from reproduction.paper.results.collected import file_of, images_of, key_of
 from reproduction.paper.results.record import MNIST, Record
 from reproduction.paper.results.size import Size
 from reproduction.suite import command, page
+from reproduction.suite.overview import overview
 from reproduction.suite.problems import PROBLEMS
 from reproduction.suite.run import Lines
 
@@ -134,7 +135,7 @@ def test_no_line_is_left_over_and_none_is_there_twice(name):
 
 
 def test_the_page_on_two_aggregators_shows_what_was_recorded():
-    page = (COMMITTED.parents[2] / "docs" / "two-party.md").read_text()
+    page = (COMMITTED.parents[2] / "docs" / "trust.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     reached = defaultdict(list)
     for record in recording.read(file_of(COMMITTED, TWO_PARTY)):
@@ -164,6 +165,15 @@ def test_tables_charts_and_numbers_are_rebuilt_from_the_records_alone(rebuilt, t
     assert page.write_markdown(rebuilt, tmp_path).read_text(encoding="utf-8") == (SUITE / "suite.md").read_text(
         encoding="utf-8"
     ), AGAIN
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_committed_results(tmp_path):
+    """The same texts and, to a pixel, the same places."""
+    number = re.compile(r"-?\d+\.\d+")
+    drawn, committed = (path.read_text() for path in (overview(SUITE, tmp_path / "new.svg"), SUITE / "overview.svg"))
+    assert number.sub("", drawn) == number.sub("", committed), "python -m reproduction overview"
+    places = [[float(found) for found in number.findall(text)] for text in (drawn, committed)]
+    assert places[0] == pytest.approx(places[1], abs=1.0), "python -m reproduction overview"
 
 
 def test_the_explorers_numbers_are_those_of_the_tables(rebuilt):

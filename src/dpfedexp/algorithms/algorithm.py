@@ -26,7 +26,7 @@ PAPER_EPSILONS: Epsilons = (2.0, 2.0, 2.0)
 """PrivUnit's ε₀, ε₁, ε₂ of the paper's experiments."""
 Aggregation = Literal["plain", "two-party", "two-party-one-sided"]
 """Who adds the updates: one server that is trusted with them, or a server and a helper of which neither can read one
-(docs/two-party.md), with the noise of both or of the helper alone."""
+(docs/trust.md), with the noise of both or of the helper alone."""
 INSTEAD = {
     "epsilon": "target_epsilon=8.0 for the whole run, or noise_multiplier",
     "eps": "target_epsilon=8.0 for the whole run, or noise_multiplier",

@@ -53,7 +53,7 @@ delta = 1e-5
 # step = "safe"             # the step size only as far as the releases show progress; or paper: what its rule says
 # adjacency = "replace-one" # or add-remove, which needs participation.population
 # mechanism = "privunit"    # for ldp_fedexp, dp_fedavg, dp_scaffold: central-gaussian | local-gaussian | privunit
-# aggregation = "two-party" # a server and a helper add the updates, and neither can read one: docs/two-party.md
+# aggregation = "two-party" # a server and a helper add the updates, and neither can read one: docs/trust.md
 
 [local]
 lr = "auto"                 # the clients' votes choose it; or a number, which local privacy needs

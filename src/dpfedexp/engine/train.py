@@ -126,7 +126,7 @@ def train(
         resume: go on from the checkpoint in `out` or `checkpoint`. The run ends like one that was never interrupted, bit for bit
             on the same device.
         aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
-            can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/two-party.md).
+            can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/trust.md).
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         progress: show a progress bar.

@@ -1,7 +1,7 @@
 """Gaussian noise on a sum that two aggregators make together, so that none of them has to be trusted with an update.
 
 A client's row lies on the lattice of secure noise and is split in two (`noise/lattice.py`): the server adds up the differences, the
-helper the masks, each with noise of full size. The wire protocol and its threat model are in docs/two-party.md.
+helper the masks, each with noise of full size. The wire protocol is in docs/security.md, who is trusted with what in docs/trust.md.
 """
 
 from __future__ import annotations
