@@ -8,7 +8,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from dpfedexp.accounting import PrivUnitEvent, compose
+from dpfedexp.accounting import PrivUnitEvent, PureEvent, compose
 from dpfedexp.accounting import privunit as accountant
 from dpfedexp.accounting.calibrate import calibrate_privunit
 from dpfedexp.accounting.charges import privunit as exact_event
@@ -107,6 +107,13 @@ def test_beyond_the_exact_limit_a_named_sound_bound_stands_in(rounds):
     assert (total.accountant, total.exact) == (accountant.RENYI, False)
     expected = rounds * sum(probability * loss for loss, probability in atoms(PAPER))
     assert expected < total.epsilon < 6.0 * rounds
+
+
+def test_many_releases_of_randomised_response_cost_about_half_the_square_of_their_epsilons():
+    """No loss of theirs is 0. RDP: Tε²/2 = 50, and √(2·T·ε²·log(1/δ)) = 48."""
+    total = compose([(PureEvent(0.02, "local"), 250_000)], 1e-5)
+    assert (total.accountant, total.exact) == (accountant.RENYI_BOUND, False)
+    assert 80.0 < total.epsilon < 50.0 + 48.0
 
 
 def test_many_different_mechanisms_fall_back_and_stay_below_the_pure_sum():

@@ -278,6 +278,19 @@ def test_a_model_that_nobody_could_train_is_refused_before_anything_is_charged()
     assert len(ledger) == 0
 
 
+def test_a_loss_that_looks_at_values_once_in_a_while_is_refused():
+    calls = []
+
+    def looks(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) % 8 == 0 and outputs.mean().item() > 100:
+            outputs = -outputs
+        return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    with pytest.raises(InputError, match="looks at values while it runs"):
+        secured(net(), federation(4, 1), LOCALS["full batch"], loss=looks)
+
+
 @pytest.mark.parametrize("words", [1, 2, 50])
 def test_synthetic_clients_hold_words_that_the_model_knows(words):
     """Two different ones where it knows two, so that a probe sees more than one value."""
