@@ -1,16 +1,23 @@
-"""The suite: fifteen federations by name."""
+"""The suite: its federations by name, and the half that each is in (`split.toml`)."""
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from collections.abc import Callable
 from functools import partial
+from importlib.resources import files
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from dpfedexp import models
 from dpfedexp.data import Federation, Standardise
 from dpfedexp.data.data_sets import DATA_SETS
+from dpfedexp.data.partition import generator
+from dpfedexp.errors import InputError
 from reproduction.suite import made_up, roles, stored
 from reproduction.suite.problem import Folders, Kind, Loaded, Metric, Problem
 
@@ -28,6 +35,69 @@ def _images(kind: str, network: str, standardise: bool, folders: Folders, seed: 
     return Loaded(models.build(network, seed), clients, examples.test)
 
 
+ROWS = 20
+"""Rows of a client of the smaller image problems."""
+
+
+def _few_images(
+    network: Callable[[], nn.Module], clients: int, alpha: float, uneven: bool, folders: Folders, seed: int
+) -> Loaded:
+    """MNIST with 20 rows a client, class mix ~ Dirichlet(alpha); uneven, with sizes from a power law.
+
+    Sizes n from 1 to 1000 have density ~ n^(−3/2). A client's rows are drawn from its classes, and no row is drawn twice.
+    """
+    entry = DATA_SETS["mnist"]
+    examples = entry.load(None if folders.data is None else str(folders.data))
+    rng, labels = generator(seed), np.asarray(examples.targets)
+    smallest = 1000.0**-0.5
+    sizes = np.full(clients, ROWS)
+    if uneven:
+        sizes = np.floor((1.0 - rng.random(clients) * (1.0 - smallest)) ** -2.0).astype(np.int64)
+    pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(10)]
+    held = []
+    for size in sizes:
+        mix = rng.dirichlet(np.full(10, alpha))
+        wanted = rng.multinomial(size, mix)
+        held.append([pools[label].pop() for label in range(10) for _ in range(min(wanted[label], len(pools[label])))])
+    owners = np.repeat(np.arange(clients), [len(rows) for rows in held])
+    rows = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in held])
+    federation = Federation.from_arrays(examples.inputs[rows], examples.targets[rows], owners)
+    if examples.test is None:
+        raise RuntimeError("MNIST came without a test set")
+    return Loaded(_started(network, seed), federation, examples.test)
+
+
+def _digits(network: Callable[[], nn.Module], scale: float, folders: Folders, seed: int) -> Loaded:
+    """The 8×8 digits of scikit-learn, pixels 0 to 16 over `scale`: 300 clients of 4 rows, class mix ~ Dirichlet(1)."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError(f"the digits come with scikit-learn, which can't be imported ({error}).") from None
+    found: Any = load_digits()
+    inputs, targets = (found.data / scale).astype(np.float32), found.target.astype(np.uint8)
+    order = generator(0).permutation(len(inputs))
+    train, test = order[:1300], order[1300:]
+    clients = Federation.dirichlet(
+        inputs[train], targets[train], clients=300, alpha=1.0, seed=seed, samples_per_client=4
+    )
+    return Loaded(_started(network, seed), clients, (inputs[test], targets[test]))
+
+
+def _started(network: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return network()
+
+
+def _small_images(*hidden: int) -> nn.Module:
+    """Images pooled to 14×14, then linear layers with ReLU between them."""
+    return nn.Sequential(nn.AvgPool2d(2), models.mlp(196, hidden, 10))
+
+
+def _seeded(problem: Callable[[int], Loaded], folders: Folders, seed: int) -> Loaded:
+    return problem(seed)
+
+
 def _made_up(problem: Callable[[float, int], Loaded], spread: float, folders: Folders, seed: int) -> Loaded:
     return problem(spread, seed)
 
@@ -36,9 +106,7 @@ def _natural(name: str, network: Callable[[int], nn.Module], folders: Folders, s
     arrays = stored.read(name, folders.suite)
     dtype = torch.int64 if arrays["inputs"].dtype.kind == "u" else None
     clients = Federation.from_arrays(arrays["inputs"], arrays["targets"], arrays["client"], dtype=dtype)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = network(arrays["inputs"].shape[1])
+    model = _started(partial(network, arrays["inputs"].shape[1]), seed)
     return Loaded(model, clients, (arrays["test_inputs"], arrays["test_targets"]))
 
 
@@ -64,6 +132,18 @@ def _of_clients(
     name: str, summary: str, kind: Kind, centre: float, metric: Metric, network: Callable[[int], nn.Module]
 ) -> Problem:
     return Problem(name, summary, kind, True, partial(_natural, name, network), centre, metric, stored=name)
+
+
+def _dealt(
+    name: str,
+    summary: str,
+    make: Callable[[Folders, int], Loaded],
+    *,
+    kind: Kind = "classification",
+    made_up: bool = False,
+) -> Problem:
+    """A problem of classes whose clients are dealt out or made up."""
+    return Problem(name, summary, kind, False, make, 0.1, "accuracy", made_up=made_up)
 
 
 _ALL = (
@@ -168,6 +248,83 @@ _ALL = (
         )
         for spread in (0.0, 0.5, 2.0)
     ),
+    _dealt(
+        "mnist-relu",
+        "MNIST, 1000 clients of 20 rows, Dirichlet(0.3), two convolutions with ReLU (d = 5046)",
+        partial(_few_images, models.mnist_relu_net, 1000, 0.3, False),
+    ),
+    _dealt(
+        "mnist-deep",
+        "MNIST at 14×14, 1000 clients of 20 rows, Dirichlet(0.3), five hidden layers of 32 with ReLU (d = 10,858)",
+        partial(_few_images, partial(_small_images, 32, 32, 32, 32, 32), 1000, 0.3, False),
+    ),
+    _dealt(
+        "mnist-skew",
+        "MNIST at 14×14, 1000 clients of 20 rows, Dirichlet(0.1), 32 hidden units (d = 6634)",
+        partial(_few_images, partial(_small_images, 32), 1000, 0.1, False),
+    ),
+    _dealt(
+        "mnist-uneven",
+        "MNIST at 14×14, 1000 clients of 1 to 1000 rows by a power law, Dirichlet(0.3), 32 hidden units (d = 6634)",
+        partial(_few_images, partial(_small_images, 32), 1000, 0.3, True),
+    ),
+    _dealt(
+        "mnist-300",
+        "MNIST at 14×14, 300 clients of 20 rows, Dirichlet(0.3), 16 hidden units (d = 3322)",
+        partial(_few_images, partial(_small_images, 16), 300, 0.3, False),
+    ),
+    _dealt(
+        "digits-300",
+        "digits of scikit-learn, 300 clients of 4 rows, Dirichlet(1), linear (d = 650)",
+        partial(_digits, partial(models.linear, 64, 10), 16.0),
+    ),
+    _dealt(
+        "digits-unscaled",
+        "the same digits with pixels from 0 to 16, 32 hidden units (d = 2410)",
+        partial(_digits, partial(models.mlp, 64, 32, 10), 1.0),
+    ),
+    _dealt(
+        "classes-300",
+        "made up: ten Gaussian classes, 300 clients whose class means spread by 0.5; 32 hidden units",
+        partial(_seeded, partial(made_up.classification, 0.5, clients=300)),
+        made_up=True,
+    ),
+    _dealt(
+        "classes-20000",
+        "made up: ten Gaussian classes, 20,000 clients of 5 rows whose class means spread by 0.5; 32 hidden units",
+        partial(_seeded, partial(made_up.classification, 0.5, clients=20_000, rows=5)),
+        made_up=True,
+    ),
+    _dealt(
+        "text",
+        "made up: 1000 writers; the next of 27 symbols from the eight before it; a transformer block (d = 3243)",
+        partial(_seeded, made_up.text),
+        kind="text",
+        made_up=True,
+    ),
+    Problem(
+        "regression-heavy",
+        "made up: linear regression, d = 50, 1000 clients of unequal scale, noise of Student's t with 2 degrees of freedom",
+        "regression",
+        False,
+        partial(_seeded, made_up.heavy_regression),
+        0.03,
+        "loss",
+        made_up=True,
+    ),
 )
 
 PROBLEMS: dict[str, Problem] = {problem.name: problem for problem in _ALL}
+
+Half = Literal["tuning", "held-out"]
+HALVES: dict[str, Half] = {
+    name: half
+    for half, names in tomllib.loads(files(__package__).joinpath("split.toml").read_text("utf-8")).items()
+    for name in names
+}
+"""Problem → its half."""
+
+
+def coin(name: str) -> Half:
+    """The half of a problem by its name alone. It was tossed once, before anything was measured; `split.toml` has the result."""
+    return "tuning" if hashlib.sha256(f"dpfedexp suite, {name}".encode()).digest()[0] % 2 == 0 else "held-out"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from reproduction.paper.results.planned import Result
 from reproduction.suite import command, made_up, page, plan, run, stored, table, tables
 from reproduction.suite.contenders import CONTENDERS, DELTA
 from reproduction.suite.plan import LEADING, Size, SuiteRun
-from reproduction.suite.problems import PROBLEMS
+from reproduction.suite.problems import HALVES, PROBLEMS, coin
 from reproduction.suite.run import Place, run_suite
 from reproduction.suite.stored import Rows, split
 
+from dpfedexp import Sgd, dp_fedavg, train
+from dpfedexp.data.data_sets import DATA_SETS
 from dpfedexp.errors import InputError
 
 ADVANTAGE = {
@@ -173,3 +176,41 @@ def test_the_page_leads_with_epsilon_8_says_what_was_selected_and_counts_its_cla
     assert made.claims[0].seen == "10 of 10"  # two problems at five ε
     written = page.write_markdown(made, tmp_path).read_text(encoding="utf-8")
     assert written.count("\n## ") == len(made.tables) + len(made.charts)
+
+
+def test_every_problem_is_in_the_half_that_its_coin_says():
+    assert {name: coin(name) for name in PROBLEMS} == HALVES
+    assert set(HALVES.values()) == {"tuning", "held-out"}
+
+
+@pytest.mark.parametrize("make", [made_up.text, made_up.heavy_regression])
+def test_made_up_problems_train_vectorised_and_follow_from_the_seed(make):
+    first, again, other = (make(seed, clients=30) for seed in (0, 0, 1))
+    assert np.array_equal(first.clients.targets, again.clients.targets)
+    assert not np.array_equal(first.clients.targets, other.clients.targets)
+    ended = train(
+        first.model,
+        first.clients,
+        dp_fedavg(clip="adaptive", target_epsilon=8.0, delta=DELTA),
+        local=Sgd(lr=0.1, steps=2),
+        rounds=2,
+        test=first.test,
+        progress=False,
+    )
+    assert ended.trainer != "loop"
+    assert math.isfinite(ended.history[-1]["test_loss"])
+
+
+def test_sizes_of_the_uneven_problem_follow_a_power_law(monkeypatch):
+    labels = np.random.default_rng(0).integers(0, 10, 60_000).astype(np.uint8)
+    images = np.zeros((60_000, 1, 1), dtype=np.uint8)
+    monkeypatch.setitem(
+        DATA_SETS,
+        "mnist",
+        SimpleNamespace(load=lambda folder: SimpleNamespace(inputs=images, targets=labels, test=(images, labels))),
+    )
+    sizes = np.sort(PROBLEMS["mnist-uneven"].load(seed=0).clients.sizes)
+    assert (sizes[0], len(sizes)) == (1, 1000)
+    # Half of the clients have at most 1/(1 − (1 − 1000^(−1/2))/2)² = 3.7 rows, the largest hundreds.
+    assert sizes[500] in (3, 4)
+    assert 400 < sizes[-1] <= 1000
