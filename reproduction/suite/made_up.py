@@ -81,7 +81,8 @@ class Transformer(nn.Module):
         weights = torch.softmax(query @ key.transpose(-1, -2) / WIDTH**0.5, dim=-1)
         x = x + self.mixed(weights @ value)
         x = x + self.out(torch.relu(self.hidden(self.after(x))))
-        return self.next(x[..., -1, :])
+        made: Tensor = self.next(x[..., -1, :])
+        return made
 
 
 def text(seed: int, clients: int = CLIENTS) -> Loaded:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -316,8 +316,7 @@ _ALL = (
 
 PROBLEMS: dict[str, Problem] = {problem.name: problem for problem in _ALL}
 
-Half = Literal["tuning", "held-out"]
-HALVES: dict[str, Half] = {
+HALVES: dict[str, str] = {
     name: half
     for half, names in tomllib.loads(files(__package__).joinpath("split.toml").read_text("utf-8")).items()
     for name in names
@@ -325,6 +324,6 @@ HALVES: dict[str, Half] = {
 """Problem → its half."""
 
 
-def coin(name: str) -> Half:
+def coin(name: str) -> str:
     """The half of a problem by its name alone. It was tossed once, before anything was measured; `split.toml` has the result."""
     return "tuning" if hashlib.sha256(f"dpfedexp suite, {name}".encode()).digest()[0] % 2 == 0 else "held-out"

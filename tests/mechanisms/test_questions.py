@@ -79,7 +79,7 @@ def test_a_question_travels_as_text_and_an_update_has_none():
 
 
 def test_what_has_no_gaussian_noise_on_a_sum_asks_no_question():
-    assert NoPrivacy(1.0).asking("rate", 0.0) == NoPrivacy(0.5)
+    assert NoPrivacy(1.0).asking("rate", 0.0) == NoPrivacy(0.5, question="rate")
     with pytest.raises(InputError, match="its noise is not Gaussian"):
         LocalGaussian(1.0, 1.0).asking("rate", 1.0)
     assert replace(PLAIN, question="").event(Sampling()).queries[0].name == "update"

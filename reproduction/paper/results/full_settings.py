@@ -26,6 +26,8 @@ ADDED_SINCE: Tree = {
     "local.optimiser": "sgd",
     "participation.population": None,
     "participation.noise_cohort": None,
+    "run.evaluate": None,
+    "run.held_out": None,
 }
 """Fields that are younger than the oldest records, with the value that every run had before there was a choice.
 

@@ -93,7 +93,7 @@ def fit(
         "run": {"seed": seed, "device": device, "secure": secure} | ({} if rounds is None else {"rounds": rounds}),
     }
     if held_out is not None:
-        tree["run"] |= {"evaluate": "clients", "held_out": held_out}
+        tree["run"] |= {"evaluate": "clients", "held_out": held_out or None}
     for text in set_ or ():
         section = text.partition(".")[0]
         require(

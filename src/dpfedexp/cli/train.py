@@ -161,13 +161,12 @@ def execute(
         population=settings.participation.population,
         noise_cohort=settings.participation.noise_cohort,
         test=built.test,
-        evaluate=built.evaluate,
         out=folder,
         resume=resume,
         on_advice=on_advice or show_advice,
         progress=progress,
         execution=settings.build_execution(),
-        **settings.run_options(),
+        **{"evaluate": built.evaluate, **settings.run_options()},
     )
     if chosen is not None:
         run = replace(run, privacy=replace(run.privacy, chosen=chosen(run)))

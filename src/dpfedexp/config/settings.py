@@ -19,7 +19,7 @@ from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms import participation as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.probe import asked, evaluation_count
+from dpfedexp.algorithms.probe import asked, evaluation_count, evaluation_interval
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.core.losses import by_name
@@ -229,9 +229,9 @@ class RunSettings(Section):
     """By name, such as `mse`; by default the usual one for the targets."""
     evaluate: Literal["clients"] | None = None
     """`clients`: the clients measure the model on rows of their own too, with noise within the same ε."""
-    evaluate_every: int | None = Field(None, ge=1)
-    """After how many rounds the model is measured; by default after each, and by the clients ten times in a run."""
-    held_out: float = Field(0.0, ge=0, lt=1)
+    evaluate_every: int = Field(1, ge=1)
+    """After how many rounds the model is measured; the clients do it ten times in a run unless it is set."""
+    held_out: float | None = Field(None, gt=0, lt=1)
     """The share of every client's rows that it measures on and never trains on."""
     budget: float | None = Field(None, gt=0)
     """Stop before the round that would take ε above this."""
@@ -302,7 +302,12 @@ class Settings(Section):
         chosen: dict[str, Any] = {"step": self.build_algorithm().step} if "step" in takes else {}
         if self.algorithm.clip == "adaptive" and self.algorithm.adaptive is None:
             chosen["adaptive"] = AdaptiveSettings(quantile="auto")
-        return self.model_copy(update={"resolved": facts, "algorithm": self.algorithm.model_copy(update=chosen)})
+        run = self.run
+        if run.evaluate:
+            run = run.model_copy(update={"evaluate_every": evaluation_interval(run.rounds, self.interval)})
+        return self.model_copy(
+            update={"resolved": facts, "run": run, "algorithm": self.algorithm.model_copy(update=chosen)}
+        )
 
     def planned_events(self) -> list[Event]:
         """What one round charges, and after it what is charged once before the first.
@@ -317,10 +322,16 @@ class Settings(Section):
             participation = cohorts.LargerCohort(participation, noise_cohort, noise_cohort)
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
-        many = evaluation_count(rounds, self.run.evaluate_every) if self.run.evaluate else 0
+        many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
         votes, beside = asked(algorithm, self.build_local(), rounds, sampling, many)
         mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
         return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
+
+    @property
+    def interval(self) -> int | None:
+        """After how many rounds the model is measured; None where clients measure it and nobody chose."""
+        chosen = "evaluate_every" in self.run.model_fields_set or not self.run.evaluate
+        return self.run.evaluate_every if chosen else None
 
     def check(self) -> None:
         """Everything that can be wrong without looking at data, before any folder is made."""
@@ -377,8 +388,12 @@ class Settings(Section):
         return Execution(**self.run.model_dump(include=_EXECUTION))
 
     def run_options(self) -> dict[str, Any]:
-        """The rest of [run], by the names of `train`'s arguments."""
-        return self.run.model_dump(exclude=_EXECUTION)
+        """The rest of [run], by the names of `train`'s arguments; `evaluate` only where it is set."""
+        options = self.run.model_dump(exclude=_EXECUTION)
+        for name in ("evaluate", "held_out"):
+            if options[name] is None:
+                del options[name]
+        return {**options, "evaluate_every": self.interval}
 
     def build_participation(self) -> cohorts.Participation:
         part = self.participation

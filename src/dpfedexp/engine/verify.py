@@ -156,7 +156,9 @@ def _left(
         except (KeyError, TypeError, ValueError):
             raise InputError("the run does not say how its clients measure the model.") from None
         asked = sum(entry.run == own and entry.event.question == EVALUATION for entry in ledger.entries)
-        left.append((event, max(0, evaluation_count(planned, every) - asked)))
+        # `made` and `planned` may count other runs' rounds on the same ledger.
+        own_rounds = planned - made + sum(count for _, count in rounds)
+        left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
     return [(event, count) for event, count in left if count]
 
 
