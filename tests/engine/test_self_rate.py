@@ -98,10 +98,10 @@ def test_rate_clip_and_their_probe_together_cost_a_cohort_of_1000_at_most_one_pe
 def test_the_probe_leaves_the_model_as_it_is_and_happens_once(clients):
     simulation, _ = prepare(linear_regression(D), clients, ADAPTIVE, local=AUTO, rounds=2)
     ledger, start = Ledger.in_memory(), simulation.begin()
-    announced = simulation.answers_left(start, 2)
+    announced = simulation.answers_left(start, 2, Ledger.in_memory())
     state = simulation.choose_rate(start, ledger)
     assert announced == [entry.event for entry in ledger.entries]
-    assert simulation.answers_left(state, 2) == []
+    assert simulation.answers_left(state, 2, Ledger.in_memory()) == []
     assert torch.equal(state.w, start.w)
     assert RATES[0] <= float(state.memory[LOCAL_RATE]) <= RATES[-1]
     assert simulation.choose_rate(state, ledger) is state

@@ -23,11 +23,9 @@ from pathlib import Path
 import pytest
 
 from dpfedexp.accounting import Ledger, compose
-from dpfedexp.accounting.events import GaussianEvent
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine.verify import outcome, verify_run
 from dpfedexp.errors import LedgerError
-from dpfedexp.flower.guard import question_of
 from dpfedexp.flower.local import Deployment
 from dpfedexp.flower.monitor import read_status
 from tests.sizes import long
@@ -88,7 +86,7 @@ def charges(folder: Path) -> list:
 
 
 def purpose_of(entry) -> str:
-    question = question_of(entry.event) if isinstance(entry.event, GaussianEvent) else ""
+    question = entry.event.question
     return question or f"round {entry.round}"
 
 
@@ -98,13 +96,13 @@ def check(folder: Path, kills: list[str]) -> None:
         assert not checkpoint.exists(folder), kills
         return
     charged, progress = charges(folder), checkpoint.read_progress(folder)
-    rounds = [entry.round for entry in charged if not question_of(entry.event)]
+    rounds = [entry.round for entry in charged if not entry.event.question]
     done = progress.round if progress else 0
     assert set(range(1, done + 1)) <= set(rounds) <= set(range(1, done + 2)), (kills, done, rounds)
     lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
     assert {json.loads(line)["round"] for line in lines} <= set(rounds), kills
     if done:  # the rounds could not begin before both votes were answered
-        assert {"local rate", "first clip"} <= {question_of(entry.event) for entry in charged}, kills
+        assert {"local rate", "first clip"} <= {entry.event.question for entry in charged}, kills
     completed = read_status(folder)["status"] == "completed" if (folder / "status.json").exists() else False
     found = verify_run(folder)
     assert outcome(found) in (("holds",) if completed else ("holds", "incomplete")), (kills, found)
