@@ -144,6 +144,7 @@ def federation(place: Path) -> Iterator[Federation]:
 def test_whatever_is_killed_and_whenever_nothing_is_released_uncharged_and_every_resume_ends(tmp_path):
     chance, made, runs = random.Random(SEED), Counter(), 0
     settings = {"rounds": ROUNDS, "clients": NODES, "round_timeout": 120.0, "node_timeout": PATIENCE}
+    settings |= {"evaluate": "numbers", "evaluate_every": 1}
     with federation(tmp_path) as deployment:
         while sum(made.values()) < KILLS:
             folder, log = tmp_path / f"run{runs}", tmp_path / f"app{runs}"
