@@ -329,7 +329,7 @@ class Settings(Section):
 
     @property
     def interval(self) -> int | None:
-        """After how many rounds the model is measured; None where clients measure it and nobody chose."""
+        """After how many rounds the model is measured; None where the clients measure it and no interval is set."""
         chosen = "evaluate_every" in self.run.model_fields_set or not self.run.evaluate
         return self.run.evaluate_every if chosen else None
 

@@ -245,7 +245,7 @@ def _rounds(
             open_run.amend(recorded(METRICS, {**found, "epsilon_total": epsilon}, secure=engine.secure))
 
     try:
-        # A complete run asks nobody any more.
+        # A complete run asks its clients for nothing.
         begun = 0 < open_run.state.round < rounds and due(open_run.state.round)
         if begun and not any(key.startswith("clients_") for key in open_run.history[-1]):
             evaluate()
