@@ -54,7 +54,9 @@ def problem():
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.linspace(-0.5, 0.5, D).view_as(p))
-    return Federation.from_clients(list(zip(x, y, strict=True))), model
+    # Two clients have too few rows to hold some out: they train, and measure nothing.
+    sizes = [1, 2, *[8] * (M - 2)]
+    return Federation.from_clients([(a[:n], b[:n]) for a, b, n in zip(x, y, sizes, strict=True)]), model
 
 
 class Callables(Cohort):

@@ -159,7 +159,7 @@ def answer(
         simulation = _simulation(model, held, optimiser, loss, alone=not request.clients)
         if request.purpose == EVALUATION or (metrics is not None and request.round <= 1):
             # Before rounds are paid for, a configuration that does not fit the model is found.
-            simulation = _measuring(simulation, metrics, measured_on or used)
+            simulation = _measuring(simulation, metrics, used)
         rows, ballots = _answered(simulation, _question(message, request, layout, w, optimiser), asked)
     content = RecordDict({ROWS: ArrayRecord({"rows": as_array(rows.numpy())})})
     if ballots is not None:
