@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dpfedexp.engine.run import Run as Run
     from dpfedexp.engine.stopping import EarlyStopping as EarlyStopping
     from dpfedexp.engine.stopping import Stop as Stop
+    from dpfedexp.engine.tournament import Candidate as Candidate
     from dpfedexp.engine.train import train as train
     from dpfedexp.errors import BudgetExceeded as BudgetExceeded
     from dpfedexp.errors import InputError as InputError

@@ -60,7 +60,7 @@ def test_a_folder_of_fit_names_what_was_chosen_verifies_and_makes_a_page(place):
     assert "Nobody tuned this run" in call("privacy", "explain", "run").output
     assert call("report", "run").exit_code == 0
     ledger = [json.loads(line) for line in (place / "run" / "ledger.jsonl").read_text().splitlines()[1:]]
-    assert [entry["round"] for entry in ledger if "event" in entry] == [0, 0, 1, 2, 3]
+    assert [entry["round"] for entry in ledger if "event" in entry] == [0, 0, 1, 1, 2, 3]
 
 
 def test_a_changed_vote_or_choice_does_not_verify(place):

@@ -5,7 +5,25 @@ import math
 import pytest
 import torch
 
-from dpfedexp.core.local_rate import RADII, RATES, USUAL, chosen, located, nearest, on_grid, preferred, slowed, watched
+from dpfedexp.core.local_rate import (
+    RADII,
+    RATES,
+    SCALES,
+    SHAKE,
+    USUAL,
+    best_scale,
+    chosen,
+    located,
+    moves,
+    nearest,
+    on_grid,
+    preferred,
+    rescaled,
+    scale_rounds,
+    shake_of,
+    slowed,
+    watched,
+)
 
 CLEAN = 1e-6
 
@@ -90,8 +108,38 @@ def test_the_rate_stays_on_the_grid_whatever_the_votes_are():
     assert on_grid(RATES, 0.5) == pytest.approx(10**-3.75)
 
 
-def test_the_rate_is_lower_only_where_noise_is_longer_than_any_update():
-    assert [slowed(0.2, n) for n in (0.0, 0.5, 1.0, 2.0, 8.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
+def test_the_first_guess_is_lower_only_where_noise_is_longer_than_any_update():
+    assert [slowed(0.2, n) for n in (0.0, 0.5, 1.0, 4.0, 64.0)] == pytest.approx([0.2, 0.2, 0.2, 0.1, 0.025])
+
+
+def test_the_rate_is_rescaled_twice_and_never_after_the_last_round():
+    assert [scale_rounds(rounds) for rounds in (1, 2, 3, 10, 50, 100)] == [(), (1,), (1,), (1, 3), (3, 14), (6, 28)]
+
+
+def test_clients_look_both_ways_of_a_public_noise_that_grows_with_the_factor_and_the_rounds_that_are_left():
+    anchor, w = torch.zeros(1000), torch.ones(1000)
+    one, other = moves(anchor, w, 0.5, 4.0)
+    torch.testing.assert_close(one + other, 8.0 * w)
+    assert float((one - other).std()) == pytest.approx(2 * 4.0 * 0.5, rel=0.1)
+    assert torch.equal(moves(anchor, w, 0.5, 4.0)[0], one), "the same for every client"
+    assert shake_of(4.0, 9) == pytest.approx(SHAKE * 2.0 * 3.0)
+    assert shake_of(4.0, 0) == 0.0
+
+
+def test_a_client_votes_for_the_factor_with_its_lowest_loss_and_abstains_near_the_anchor():
+    losses = torch.ones(len(SCALES), 4)
+    losses[4, 0] = losses[11, 1] = losses[0, 2] = 0.0
+    losses[:, 3] = math.nan
+    assert best_scale(losses).tolist() == [5, 12, 0, 0]
+
+
+@pytest.mark.parametrize("at", range(1, len(SCALES) - 1))
+def test_a_clean_histogram_of_factors_chooses_the_one_at_which_the_clients_stand(at):
+    assert rescaled(heap(len(SCALES), at), CLEAN) == pytest.approx(SCALES[at], rel=0.3)
+
+
+def test_factors_that_are_all_noise_leave_the_rate_as_it_is():
+    assert rescaled(torch.full((len(SCALES),), 0.3, dtype=torch.float64), 1000.0) == pytest.approx(1.0, rel=0.05)
 
 
 def test_the_rate_falls_only_where_more_than_a_tenth_is_harmed():

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
-from dpfedexp import Federation, Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
+from dpfedexp import Candidate, Federation, Sgd, cdp_fedexp, dp_fedavg, fit, ldp_fedexp
 from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.algorithms.probe import UPDATE
@@ -33,6 +33,7 @@ from tests.sizes import long
 
 M, D, ROUNDS, EVERY = 24, 6, 3, 2
 HELD_OUT, EPSILON = 0.2, 400.0  # so few clients at a small epsilon measure nothing but noise
+CANDIDATES = [Candidate(), Candidate(rate=0.3)]
 AUTO = Sgd(lr="auto", steps=5, max_examples=64)
 MEASURING = {"evaluate": "numbers", "evaluate_every": EVERY}
 FILES = {
@@ -110,9 +111,9 @@ class Recording(Cohort):
 
 def steps(engine, ledger):
     """A whole run of an engine without files."""
-    state, measured = engine.choose_rate(engine.begin(), ledger), {}
+    state, measured = engine.begin(), {}
     for _ in range(ROUNDS):
-        state, _ = engine.step(state, ledger)
+        state, _ = engine.step(engine.choose(state, ledger), ledger)
         measured |= engine.evaluate(state, ledger) or {}
     return state, measured
 
@@ -265,6 +266,8 @@ def rank_main(number, world, port, folder):
         out=folder if number == 0 else None,
     )
     torch.save([p.detach() for p in run.model.parameters()], f"{folder}-{number}.pt")
+    run = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, candidates=CANDIDATES, progress=False)
+    torch.save([p.detach() for p in run.model.parameters()], f"{folder}-candidates-{number}.pt")
     dist.destroy_process_group()
 
 
@@ -280,8 +283,9 @@ def test_fit_on_two_ranks_chooses_and_ends_as_on_one(tmp_path):
         assert ours["local_rate"] == pytest.approx(theirs["local_rate"], rel=1e-5)
         assert ours["clip"] == pytest.approx(theirs["clip"], rel=1e-5)
         assert ours["clients_error_median"] == pytest.approx(theirs["clients_error_median"], rel=1e-4)
-    for number in (0, 1):
-        for p, q in zip(torch.load(tmp_path / f"run-{number}.pt"), alone.model.parameters(), strict=True):
+    chosen = fit(model, federation, epsilon=EPSILON, rounds=ROUNDS, candidates=CANDIDATES, progress=False)
+    for number, (name, run) in itertools.product((0, 1), {"run": alone, "run-candidates": chosen}.items()):
+        for p, q in zip(torch.load(tmp_path / f"{name}-{number}.pt"), run.model.parameters(), strict=True):
             torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)
 
 

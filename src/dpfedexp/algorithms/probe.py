@@ -14,21 +14,27 @@ from dpfedexp.algorithms.participation import Participation
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import LocalOptimiser
-from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES
+from dpfedexp.core.local_rate import CLIP_SHARE, HELPED, RADII, RATE_SHARE, RATES, SCALES, scale_rounds
 from dpfedexp.core.votes import HALF, Ask, Secure
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import Mechanism, mechanism_class
 from dpfedexp.mechanisms.base import Beside
 
-UPDATE, RATE, CLIP = "update", "local rate", "first clip"
-"""What clients are asked for: an update, one of the two votes, or `EVALUATION`; the ledger has these names."""
+UPDATE, RATE, CLIP, SCALE, CANDIDATE = "update", "local rate", "first clip", "rate scale", "best candidate"
+"""What clients are asked for: an update, one of the votes, or `EVALUATION`; the ledger has these names."""
+LATER = (SCALE, CANDIDATE, EVALUATION)
+"""Those that come after the first round."""
+MOST_CANDIDATES = 8
+"""Candidates of a tournament, at most."""
+CANDIDATE_SHARE = 0.01
+"""What a vote on the best candidate costs, as a share of μ² of the rounds: half a per cent more noise in the updates."""
 EVALUATION_SHARE = 0.019
 """What all measurements by clients cost together, as a share of μ² of the rounds: less than 1% more noise in the updates."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The mechanisms of the two votes.
+    """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
     Formal guarantee: a client is in one bin, whichever it likes, and what it sends is clipped to norm ½. So all the bins together
     move by at most ½ when the client is left out and by at most 1 when it is replaced, and each has noise that is fixed before.
@@ -37,13 +43,20 @@ class Probe:
 
     rate: Mechanism
     clip: Mechanism
+    scale: Mechanism
+    rounds: int
+
+    @property
+    def scale_rounds(self) -> tuple[int, ...]:
+        return scale_rounds(self.rounds)
 
     def mechanism(self, purpose: str) -> Mechanism:
-        return self.rate if purpose == RATE else self.clip
+        return {RATE: self.rate, CLIP: self.clip, SCALE: self.scale}[purpose]
 
     def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
         """What they cost: the clip is asked for only where it adapts."""
-        return [self.mechanism(purpose).event(sampling) for purpose in ((RATE, CLIP) if adaptive else (RATE,))]
+        purposes = [RATE, *([CLIP] if adaptive else []), *([SCALE] * len(self.scale_rounds))]
+        return [self.mechanism(purpose).event(sampling) for purpose in purposes]
 
 
 def in_bins(places: Tensor, bins: int) -> Tensor:
@@ -55,15 +68,38 @@ def in_bins(places: Tensor, bins: int) -> Tensor:
 
 def bins_of(purpose: str) -> int:
     """How many answers a question has; 0 where an update is asked for."""
-    return {RATE: len(RATES), CLIP: len(RADII), EVALUATION: WIDTH}.get(purpose, 0)
+    bins = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
+    return bins.get(purpose, 0)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a run asks of its clients beside updates, in numbers; its noise must pay for all of it.
+
+    Attributes:
+        evaluations: measurements of the model.
+        rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
+            that does not take another's.
+        candidate_votes: votes on the best candidate of a tournament.
+    """
+
+    evaluations: int = 0
+    rate_votes: int = 1
+    candidate_votes: int = 0
 
 
 def asked(
-    algorithm: Algorithm, local: LocalOptimiser | None, rounds: int, sampling: Sampling, evaluations: int = 0
+    algorithm: Algorithm, local: LocalOptimiser | None, rounds: int, sampling: Sampling, extras: Extras = Extras()
 ) -> tuple[tuple[Ask, ...], Beside | None]:
     """The votes of every round, and what else is released beside the rounds."""
     kind, automatic = mechanism_class(algorithm.mechanism), local is not None and local.automatic
     votes = (HELPED,) if automatic else ()
+    evaluations, polls = extras.evaluations, extras.candidate_votes
+    if polls and kind.is_local:
+        raise InputError(
+            "candidates are compared in a local setting: clients would have to vote, and one vote is lost in its own noise. Use a "
+            "central mechanism, or compare them on public data."
+        )
     if evaluations and kind.is_local:
         raise InputError(
             "evaluate is 'clients' in a local setting: what one client measures would need noise of its own that is larger than "
@@ -74,15 +110,15 @@ def asked(
             "local lr is 'auto' in a local setting: clients would have to vote, and one vote drowns in its own noise. Choose the "
             "rate on public data, or in a simulation without privacy, and give it: Sgd(lr=0.1, …)."
         )
-    if not kind.is_private or not (automatic or evaluations):
+    if not kind.is_private or not (automatic or evaluations or polls):
         return votes, None
     adaptive = isinstance(algorithm.clip, AdaptiveClip)
 
     def beside(mechanism: Mechanism) -> list[Event]:
         measured = [evaluation_of(mechanism, rounds, sampling, evaluations).event(sampling)] * evaluations
-        return measured + (
-            probe_of(mechanism, rounds, sampling).events(sampling, adaptive=adaptive) if automatic else []
-        )
+        probes = probe_of(mechanism, rounds, sampling).events(sampling, adaptive=adaptive) if automatic else []
+        compared = [candidate_vote(mechanism, rounds, sampling).event(sampling)] * polls
+        return measured + probes * extras.rate_votes + compared
 
     return votes, beside
 
@@ -102,6 +138,11 @@ def evaluation_of(mechanism: Mechanism, rounds: int, sampling: Sampling, evaluat
     return mechanism.asking(EVALUATION, _noise(mechanism, sampling, EVALUATION_SHARE * rounds / max(evaluations, 1)))
 
 
+def candidate_vote(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Mechanism:
+    """The mechanism of a vote on the best candidate; it costs `CANDIDATE_SHARE` of what the rounds cost."""
+    return mechanism.asking(CANDIDATE, _noise(mechanism, sampling, CANDIDATE_SHARE * rounds))
+
+
 def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
     """The noise of an answer that costs as much as so many rounds, and never more than one: a target may be for each of them."""
     mu = getattr(mechanism.event(sampling), "mu", math.inf)
@@ -109,9 +150,9 @@ def _noise(mechanism: Mechanism, sampling: Sampling, rounds: float) -> float:
 
 
 def probe_of(mechanism: Mechanism, rounds: int, sampling: Sampling) -> Probe:
-    """The probe of a run by its mechanism: its votes cost `RATE_SHARE` and `CLIP_SHARE` of what the rounds cost together."""
+    """The probe of a run by its mechanism: each vote costs `RATE_SHARE` or `CLIP_SHARE` of what the rounds cost together."""
     rate, clip = (_noise(mechanism, sampling, share * rounds) for share in (RATE_SHARE, CLIP_SHARE))
-    return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip))
+    return Probe(mechanism.asking(RATE, rate), mechanism.asking(CLIP, clip), mechanism.asking(SCALE, rate), rounds)
 
 
 def bind(
@@ -123,7 +164,7 @@ def bind(
     rounds: int,
     secure: Secure,
     votes: tuple[Ask, ...] = (),
-    evaluations: int = 0,
+    extras: Extras = Extras(),
 ) -> tuple[Mechanism, Probe | None, Mechanism | None]:
     """The mechanisms of a run's rounds, of the votes before them where the rate sets itself, and of a measurement by the clients.
 
@@ -131,7 +172,7 @@ def bind(
     settings announced get the same three.
     """
     sampling, cohort = participation.sampling(population), participation.expected(population)
-    asks, beside = asked(algorithm, local, rounds, sampling, evaluations)
+    asks, beside = asked(algorithm, local, rounds, sampling, extras)
     mechanism = algorithm.bind(dimension, cohort, sampling, rounds, secure, votes=(*asks, *votes), beside=beside)
-    measured = evaluation_of(mechanism, rounds, sampling, evaluations) if evaluations else None
+    measured = evaluation_of(mechanism, rounds, sampling, extras.evaluations) if extras.evaluations else None
     return mechanism, probe_of(mechanism, rounds, sampling) if asks else None, measured

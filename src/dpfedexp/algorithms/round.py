@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +38,8 @@ class State:
         control: SCAFFOLD's server control variate c; None without SCAFFOLD.
         client_controls: the clients' own c_i, one row each; None without SCAFFOLD.
         memory: what the step-size rule remembers, and whatever else looks back, by name.
+        candidate: which candidate of a tournament this is the state of; 0 without one.
+        rivals: the states of the other candidates that are still compared, by number; empty without a tournament and after it.
     """
 
     round: int
@@ -47,6 +50,14 @@ class State:
     control: Tensor | None = None
     client_controls: Tensor | None = None
     memory: Memory = field(default_factory=dict)
+    candidate: int = 0
+    rivals: Mapping[int, State] = field(default_factory=dict)
+
+    @property
+    def players(self) -> dict[int, State]:
+        """The states of all candidates that are still compared, in the order of their numbers."""
+        everyone = {self.candidate: replace(self, rivals={}), **self.rivals}
+        return dict(sorted(everyone.items()))
 
     @cached_property
     def reported(self) -> Tensor:
@@ -83,4 +94,5 @@ def advance(
             raise InputError("tau_eta_l is missing; SCAFFOLD's control variate is divided by it.")
         control = (1 - share) * control - share * release.c_bar / tau_eta_l
     recent = (*state.recent, w)[-algorithm.average_last :]
-    return State(state.round + 1, w, recent, radius, server, control, state.client_controls, memory), eta_g
+    known = (state.client_controls, memory, state.candidate)
+    return State(state.round + 1, w, recent, radius, server, control, *known), eta_g

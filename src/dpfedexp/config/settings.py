@@ -19,7 +19,7 @@ from dpfedexp.accounting import Event
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms import participation as cohorts
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
-from dpfedexp.algorithms.probe import asked, evaluation_count, evaluation_interval
+from dpfedexp.algorithms.probe import Extras, asked, evaluation_count, evaluation_interval
 from dpfedexp.core.clipping import AdaptiveClip
 from dpfedexp.core.local import OPTIMISERS, SCHEDULES, LocalOptimiser, RateSchedule
 from dpfedexp.core.losses import by_name
@@ -323,7 +323,7 @@ class Settings(Section):
         sampling = participation.sampling(facts.clients)
         rounds, secure = self.run.rounds, self.run.secure
         many = evaluation_count(rounds, self.interval) if self.run.evaluate else 0
-        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, many)
+        votes, beside = asked(algorithm, self.build_local(), rounds, sampling, Extras(many))
         mechanism = algorithm.bind(facts.parameters, facts.cohort, sampling, rounds, secure, votes=votes, beside=beside)
         return [mechanism.event(sampling), *(beside(mechanism) if beside is not None else ())]
 

@@ -1,8 +1,11 @@
-"""The local rate that sets itself: chosen by votes before the first round, watched by votes from then on.
+"""The local rate that sets itself: a first guess by votes before the first round, rescaled by votes after a few rounds.
 
-Before the first round every client looks for its own best rate on a public grid, on the first model: the right rate is the middle
-of the noisy histogram. Later clients say whether local training helped, and the rate falls where it did not. A client whose
-own loss rose in its local steps sends nothing, which costs no privacy.
+Before the first round every client looks for its own best rate on a public grid, on the first model; the guess is the middle of the
+noisy histogram. It can be far off: clients that hold few labels learn their own rows at rates at which the federation hardly moves,
+and noise is not in it. So after a few rounds clients look at what the federation did: where the model went, s times as far, for s
+on a grid, with public noise such as the rounds that are left would add at s times the rate. Each votes for the s with the lowest
+loss on its rows, and rate and clip become s times as large. In every round clients say whether local training helped, and the rate
+falls where it did not. A client whose own loss rose in its local steps sends nothing, which costs no privacy.
 """
 
 from __future__ import annotations
@@ -19,10 +22,18 @@ RATES = tuple(10.0 ** (step / 2) for step in range(-8, 5))
 """The public grid: half decades from 10⁻⁴ to 10²."""
 RADII = tuple(10.0 ** (step / 2) for step in range(-10, 7))
 """The grid on which the first clip is looked for: half decades from 10⁻⁵ to 10³."""
+SCALES = tuple(2.0**step for step in range(-4, 8))
+"""The factors that the rate may be rescaled by: from 1/16 to 128."""
+SCALE_TIMES = (0.06, 0.28)
+"""When it is rescaled, as shares of the rounds: after rounds 3 and 14 of 50. The first time most of the way is still to come; the
+second time the first, easy gains are over, and the direction is that of later rounds."""
+SHAKE = 0.6
+"""The public noise of such a vote, over that which all rounds that are left would add. The rounds take back some of their noise."""
 MOST_PROGRESS = 0.5
 """A round that takes away more than half of a client's loss overfits that client: the rate is too large."""
-USUAL, SPREAD = 0.1, 1.0
-"""What is believed before any vote: about 0.1, within a decade. It decides only where too few clients have voted."""
+USUAL, SPREAD, SCALE_SPREAD = 0.1, 2.0, 1.0
+"""What is believed before any vote: a rate of about 0.1, within two bins, and later one that is right within one. It decides only
+where too few clients have voted."""
 FLAT = 1e-6
 """A change of a loss by less than this share of it is none."""
 WIDTHS, PRESENT, MISFIT = (0.3, 0.5, 0.8, 1.2, 2.0), (0.25, 0.5, 0.75, 1.0), 0.05
@@ -77,48 +88,83 @@ def nearest(norms: Tensor) -> Tensor:
 
 def chosen(shares: Tensor, deviation: float) -> float:
     """The rate from the shares of the clients whose own best it is, [K], with noise of this deviation: the middle of them."""
-    return on_grid(RATES, _middle(RATES, shares, deviation, USUAL))
+    return on_grid(RATES, _middle(len(RATES), shares, deviation, 2.0 * math.log10(USUAL / RATES[0])))
 
 
 def slowed(rate: float, noise_share: float) -> float:
-    """The rate over max{1, n}, where n is the norm of the noise in a round's mean update over the clip, a public number.
+    """The first guess over √max{1, n}, where n is the norm of the noise in a round's mean update over the clip, a public number.
 
-    Of gradient descent with noise of norm n, the best fixed step falls like 1/n. The clip follows the rate, and the noise the clip:
-    where a round's noise is longer than any update, a shorter step leaves less of it in the model.
+    The clip follows the rate, and the noise the clip: where a round's noise is longer than any update, the first rounds should be
+    short enough for the votes after them to have a model worth looking at.
     """
-    return rate / max(1.0, noise_share)
+    return rate / math.sqrt(max(1.0, noise_share))
+
+
+def scale_rounds(rounds: int) -> tuple[int, ...]:
+    """After which rounds the rate is rescaled; never after the last."""
+    found = {max(1, round(share * rounds)) for share in SCALE_TIMES}
+    return tuple(sorted(number for number in found if number < rounds))
+
+
+def shake_of(variance: float, rounds_left: int) -> float:
+    """The standard deviation of the public noise, from the variance of a round's noise in a coordinate of the model."""
+    return SHAKE * math.sqrt(variance * max(0, rounds_left))
+
+
+def moves(anchor: Tensor, w: Tensor, shake: float, scale: float) -> tuple[Tensor, Tensor]:
+    """How far clients look from the anchor: s(w − a ± noise). Over the two signs no term is linear in the noise, [d] each.
+
+    The noise is a fixed draw, the same for all clients, and public.
+    """
+    noise = shake * torch.randn(len(w), generator=torch.Generator().manual_seed(0)).to(w)
+    return scale * (w - anchor + noise), scale * (w - anchor - noise)
+
+
+def best_scale(losses: Tensor) -> Tensor:
+    """Each client's own best factor as its number on `SCALES`, counted from 1; 0 for one that is best off near the anchor, [n].
+
+    Args:
+        losses: of each client with each factor, [K, n].
+    """
+    place = torch.nan_to_num(losses, nan=math.inf).argmin(0)
+    return torch.where(place > 0, place + 1, 0)
+
+
+def rescaled(shares: Tensor, deviation: float) -> float:
+    """The factor on the rate, from the shares of the clients whose own best it is, [K], with noise of this deviation."""
+    return on_grid(SCALES, _middle(len(SCALES), shares, deviation, SCALES.index(1.0), SCALE_SPREAD))
 
 
 def located(shares: Tensor, deviation: float) -> float:
     """The first clip from the shares of the clients with such updates, [K], with noise of this deviation: the middle of them."""
-    return on_grid(RADII, _middle(RADII, shares, deviation, 1.0))
+    return on_grid(RADII, _middle(len(RADII), shares, deviation, 2.0 * math.log10(1.0 / RADII[0])))
 
 
-def _middle(grid: tuple[float, ...], shares: Tensor, deviation: float, usual: float) -> float:
-    """The middle of a noisy histogram, as a fractional number on the grid: the mean of its posterior, the prior around the usual.
+def _middle(bins: int, shares: Tensor, deviation: float, usual: float, spread: float = SPREAD) -> float:
+    """The middle of a noisy histogram, as a fractional number of a bin: the mean of its posterior, the prior around the usual one.
 
     A bell in the middle θ, of width s, made by a share a of the clients, has a(F((k + ½ − θ)/s) − F((k − ½ − θ)/s)) in bin k, F
     logistic; the bins at the ends have its tails. A bin adds its squared distance from that in units of the noise, and
     of `MISFIT`: so a second, smaller heap, such as a third of the clients who are content with a model that says nothing, moves
     nothing.
     """
-    middles = torch.arange(-0.5, len(grid), 0.05, dtype=torch.float64)
-    walls = torch.arange(len(grid) - 1) + 0.5
+    middles = torch.arange(-0.5, bins, 0.05, dtype=torch.float64)
+    walls = torch.arange(bins - 1) + 0.5
     ends = torch.zeros(len(WIDTHS), len(middles), 1, dtype=torch.float64)
     widths = torch.tensor(WIDTHS, dtype=torch.float64)[:, None, None]
     below = torch.cat([ends, torch.sigmoid((walls - middles[:, None]) / widths), ends + 1.0], dim=2)
     bells = torch.tensor(PRESENT, dtype=torch.float64)[:, None, None, None] * below.diff(dim=2)
     seen = torch.nan_to_num(shares.double().cpu(), 0.0, 1.0, 0.0)
     distance = ((seen - bells).square() / (deviation**2 + MISFIT**2)).sum(-1)
-    prior = ((middles - 2.0 * math.log10(usual / grid[0])) / (2.0 * SPREAD)).square()
+    prior = ((middles - usual) / spread).square()
     weights = torch.softmax((-(distance + prior) / 2).flatten(), 0).reshape(distance.shape).sum((0, 1))
     return float(weights @ middles)
 
 
 def on_grid(grid: tuple[float, ...], index: float) -> float:
-    """The point of a half-decade grid at a fractional index, inside the grid."""
+    """The point of a geometric grid at a fractional index, inside the grid."""
     at = min(max(index, 0.0), len(grid) - 1.0) if math.isfinite(index) else 0.0
-    return grid[0] * math.pow(10.0, at / 2)
+    return grid[0] * math.pow(grid[1] / grid[0], at)
 
 
 def watched(rate: float, mean_helped: float, helped: float, deviation: float) -> tuple[float, float]:

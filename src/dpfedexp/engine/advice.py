@@ -11,8 +11,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor
-
+from dpfedexp.algorithms.round import State
 from dpfedexp.core.local_rate import HELPED
 from dpfedexp.core.server import Extrapolate
 from dpfedexp.engine.plan import (
@@ -434,6 +433,11 @@ def evaluation_precision(half_width: float, every: int) -> list[Advice]:
     ]
 
 
+def _of_everyone(record: Record) -> bool:
+    """Whether all clients trained one model in the round; what one group of a tournament shows has another noise."""
+    return bool(record.get("candidates", 1) == 1)
+
+
 @dataclass(frozen=True)
 class Commentary:
     """Tells whoever listens what there is to say, each thing once.
@@ -443,13 +447,13 @@ class Commentary:
     """
 
     plan: Plan
-    start: Tensor
+    start: State
     tell: Callable[[Advice], None] = field(repr=False)
     more: Sequence[Advice] = ()
 
     @cached_property
     def watch(self) -> Watch:
-        return Watch(self.plan, float(self.start.norm()))
+        return Watch(self.plan, float(self.start.w.norm()))
 
     @cached_property
     def before(self) -> list[Advice]:
@@ -463,21 +467,22 @@ class Commentary:
 
     def begin(self, history: Iterable[Record] = ()) -> None:
         """Before the first round, or before those that are left of a run with this history; tells the preflight."""
-        for record in history:
+        for record in filter(_of_everyone, history):
             # What was said in these rounds is not new, and the model of then is not looked at again.
             self.watch.seen(record)
         self._say(self.before)
 
-    def after(self, record: Record, w: Tensor) -> None:
-        """A round is complete, and the parameters are w."""
-        self._say(self.watch.seen(record, partial(self._norms, w)))
+    def after(self, record: Record, state: State) -> None:
+        """A round is complete."""
+        if _of_everyone(record):
+            self._say(self.watch.seen(record, partial(self._norms, state)))
 
-    def end(self, w: Tensor) -> None:
+    def end(self, state: State) -> None:
         """No round comes after this."""
-        self._say(self.watch.end(partial(self._norms, w)))
+        self._say(self.watch.end(partial(self._norms, state)))
 
-    def _norms(self, w: Tensor) -> tuple[float, float]:
-        return float((w - self.start).norm()), float(w.norm())
+    def _norms(self, state: State) -> tuple[float, float]:
+        return float((state.w - self.start.players[state.candidate].w).norm()), float(state.w.norm())
 
     def _say(self, advice: Iterable[Advice]) -> None:
         for one in advice:

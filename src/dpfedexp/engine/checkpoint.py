@@ -121,7 +121,7 @@ def read_progress(folder: Path) -> Progress | None:
 def check_same(checkpoint: Checkpoint, settings: NamedValues, folder: Path) -> None:
     """Refuses the checkpoint of another run and says what differs. Where it started from is the checkpoint's to say."""
     here, there = (
-        {name: value for name, value in one.items() if name != START}
+        {name: value for name, value in one.items() if not name.endswith(START)}
         for one in (settings, checkpoint.progress.settings)
     )
     require(
@@ -178,10 +178,11 @@ def resume(checkpoint: Checkpoint, start: State, folder: Path, controls: Tensor 
 
 def reported(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The model of the last completed round, by the names of its parameters."""
-    progress, prefix = checkpoint.progress, "model.parameters."
+    progress = checkpoint.progress
+    state = state_from(checkpoint.tensors, progress.round, progress.radius)
+    prefix = f"{candidate_prefix(state.candidate)}model.parameters."
     shapes = {name.removeprefix(prefix): s for name, s in progress.settings.items() if name.startswith(prefix)}
     layout = Layout(tuple(shapes), tuple(torch.Size(shape) for shape in shapes.values()))
-    state = state_from(checkpoint.tensors, progress.round, progress.radius)
     return {name: value.clone() for name, value in layout.unflatten(state.reported.float()).items()}
 
 
@@ -317,6 +318,11 @@ def _join(values: Mapping[str, Any], prefix: str) -> NamedValues:
     return {name: value for part in parts for name, value in part.items()}
 
 
+def candidate_prefix(number: int) -> str:
+    """What the names of a candidate's settings begin with; those of the first are the run's own."""
+    return f"candidate {number}." if number else ""
+
+
 def earlier(number: int) -> str:
     """The name of the earlier iterate with this number."""
     return f"recent.{number}"
@@ -326,7 +332,8 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     """The tensors of a state, on the CPU.
 
     `w` are the parameters; `recent.<number>` the earlier iterates that the reported model averages, oldest first; `server.<name>`
-    the server optimiser's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side.
+    the server optimiser's own state; `memory.<name>` what the step-size rule and others remember; `control` SCAFFOLD's server side;
+    `candidate` the number of a tournament's leader, and `rivals.<number>.<name>` the states of the others.
     """
     named = {"w": state.w}
     named |= {earlier(number): value for number, value in enumerate(state.recent[:-1])}
@@ -334,14 +341,29 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     named |= {f"memory.{name}": value for name, value in state.memory.items()}
     if state.control is not None:
         named["control"] = state.control
+    if state.candidate or state.rivals:
+        named["candidate"] = torch.tensor(state.candidate)
+    for number, rival in state.rivals.items():
+        own = {**state_tensors(rival), "radius": torch.tensor(rival.radius, dtype=torch.float64)}
+        # Copies, because a file of tensors holds none twice.
+        named |= {f"rivals.{number}.{name}": value.clone() for name, value in own.items()}
     return {name: value.detach().cpu().contiguous() for name, value in named.items()}
 
 
 def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> State:
     """The state that `state_tensors` wrote; `InputError` for other tensors. Whether they fit a model is `check_fits`' question."""
+    rivals: dict[int, State] = {}
+    for number in {name.split(".")[1] for name in tensors if name.startswith("rivals.")}:
+        own = _part(tensors, f"rivals.{number}.")
+        require(number.isdecimal() and "radius" in own, "it holds other tensors than a state")
+        rival = state_from(
+            {name: value for name, value in own.items() if name != "radius"}, round, float(own["radius"])
+        )
+        rivals[int(number)] = replace(rival, candidate=int(number))
+    tensors = {name: value for name, value in tensors.items() if not name.startswith("rivals.")}
     count = sum(name.startswith("recent.") for name in tensors)
     recent = [earlier(number) for number in range(count)]
-    known = {"w", "control", *recent}
+    known = {"w", "control", "candidate", *recent}
     foreign = [name for name in tensors if name not in known and not name.startswith(("server.", "memory."))]
     require("w" in tensors and not foreign, "it holds other tensors than a state")
     w = tensors["w"]
@@ -353,6 +375,8 @@ def state_from(tensors: Mapping[str, Tensor], round: int, radius: float) -> Stat
         server=_part(tensors, "server."),
         control=tensors.get("control"),
         memory=_part(tensors, "memory."),
+        candidate=int(tensors.get("candidate", 0)),
+        rivals=dict(sorted(rivals.items())),
     )
 
 
@@ -362,6 +386,11 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def check_fits(state: State, start: State) -> None:
     """Refuses a state whose tensors have other names, shapes or types than those that the run starts with."""
+    starts = start.players
+    require(state.players.keys() <= starts.keys(), "it holds a candidate that is not among those of the run")
+    for number, rival in state.rivals.items():
+        check_fits(rival, starts[number])
+    start = starts[state.candidate]
     require(state.server.keys() == start.server.keys(), "it lacks the server's own state, or holds another server's")
     require(
         state.memory.keys() == start.memory.keys(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedexp.accounting import Budget, GaussianEvent, Ledger, PrivacyStatement, compose
 from dpfedexp.accounting.statement import Source
@@ -65,7 +65,7 @@ def conduct(
     description: RunDescription,
     how: Conduct,
     facts_of: Callable[[OpenRun], RunFacts],
-    model_of: Callable[[Tensor], nn.Module],
+    model_of: Callable[[State], nn.Module],
     trainer: str = "",
 ) -> Run:
     """All rounds that are left, with everything written.
@@ -75,7 +75,7 @@ def conduct(
         description: what it is.
         how: files, budget and callbacks.
         facts_of: public facts for `run.json`.
-        model_of: from parameters to the module that the run returns.
+        model_of: from a state to the module that the run returns.
         trainer: how local updates are computed.
 
     Raises:
@@ -91,12 +91,12 @@ def conduct(
         plan = Plan.of(
             engine.algorithm, engine.participation, engine.population, dimension, rounds, mechanism=engine.mechanism
         )
-        commentary = Commentary(plan, description.start.w, how.on_advice or _warn, _about_evaluation(engine))
+        commentary = Commentary(plan, description.start, how.on_advice or _warn, _about_evaluation(engine))
         facts = facts_of(open_run)
 
         def made(end: End) -> Run:
             return Run(
-                model_of(open_run.state.reported.cpu()),
+                model_of(open_run.state),
                 open_run.history,
                 statement_of(open_run, end),
                 open_run.ledger,
@@ -115,7 +115,7 @@ def conduct(
                 files.write_status("running", open_run.state.round, rounds, epsilon)
 
         def voted(state: State) -> None:
-            open_run.before_rounds(state)
+            open_run.voted(state)
             running()
 
         def completed(record: dict[str, Any]) -> Stop | None:
@@ -128,7 +128,7 @@ def conduct(
             with _callers_code():
                 stop = heard(how.callbacks, record)
             show_progress(record)
-            commentary.after(record, open_run.state.w)
+            commentary.after(record, open_run.state)
             return stop
 
         def written(end: End, status: Status) -> Run:
@@ -157,7 +157,7 @@ def conduct(
             end = (
                 End(stop.reason, stop.source) if stop is not None else _rounds(engine, open_run, how, voted, completed)
             )
-            commentary.end(open_run.state.w)
+            commentary.end(open_run.state)
             run = written(end, "completed" if end.reason is None else "stopped")
         except (Exception, KeyboardInterrupt) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -249,8 +249,8 @@ def _rounds(
         begun = 0 < open_run.state.round < rounds and due(open_run.state.round)
         if begun and not any(key.startswith("clients_") for key in open_run.history[-1]):
             evaluate()
-        engine.choose_rate(open_run.state, open_run.ledger, budget, save=voted)
         for number in range(open_run.state.round + 1, rounds + 1):
+            engine.choose(open_run.state, open_run.ledger, budget, save=voted)
             # A copy of the run that another one has overtaken ends here, before its clients train.
             open_run.ledger.check_newest()
             state, result = engine.step(open_run.state, open_run.ledger, budget)

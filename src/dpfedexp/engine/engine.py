@@ -10,7 +10,8 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -22,12 +23,12 @@ from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
-from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, Probe
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, LATER, RATE, SCALE, UPDATE, Probe
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
 from dpfedexp.core.clipping import AdaptiveClip
-from dpfedexp.core.local_rate import HELPED, chosen, located, slowed, watched
+from dpfedexp.core.local_rate import HELPED, RATES, chosen, located, rescaled, shake_of, slowed, watched
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.step_size import initial_memory
 from dpfedexp.core.sums import Sums
@@ -36,7 +37,9 @@ from dpfedexp.errors import LedgerError, require
 from dpfedexp.mechanisms import Mechanism, Release
 
 LOCAL_RATE, HELPED_SO_FAR, PENDING = "rate.local", "rate.helped", "rate.pending"
-"""What a `State` remembers of a local rate that sets itself: the rate, who was helped so far, and how many votes are to come."""
+ANCHOR, RESCALED = "rate.anchor", "rate.rescaled"
+"""What a `State` remembers of a local rate that sets itself: the rate, who was helped so far, how many votes before the first round
+are to come; where the model was when the rate was last rescaled, and how often it was."""
 BEFORE = 0
 """The round of the votes that come before the first one."""
 
@@ -50,12 +53,16 @@ class Request:
         round: its number; `BEFORE` for votes before the first round.
         state: the model and whatever else was released so far.
         mechanism: at its radius: what clients do to their answer, and how it is added.
+        group: (g, K) where the round is one of a tournament: only the clients of the g-th of K disjoint groups answer.
+        shake: the standard deviation of the public noise of a vote on the rate's scale.
     """
 
     purpose: str
     round: int
     state: State
     mechanism: Mechanism
+    group: tuple[int, int] | None = None
+    shake: float = 0.0
 
     @property
     def local_rate(self) -> float | None:
@@ -136,6 +143,36 @@ class Evaluation:
         return {"every": self.every, "event": to_json(self.mechanism.event(sampling))}
 
 
+@dataclass(frozen=True)
+class Tournament:
+    """Candidates that train side by side on disjoint groups of clients until votes have chosen one of them.
+
+    Formal guarantee: in a round every client is in one group (`Cohort`), so it changes one candidate's sum. All sums have the same
+    noise multiplier. So a round costs what a round of one candidate costs; only the votes cost more.
+
+    Attributes:
+        engines: one for each candidate, with the same event and the same clients; the first is the run's own.
+        names: what the history and the statement call the candidates.
+        phases: (r, k): after round r the best k stay; at the end one.
+        vote: the mechanism of a vote on the best candidate.
+        follows: i → (j, factor): candidate i takes the rate and the first clip that j's votes chose, times a factor.
+    """
+
+    engines: tuple[Engine, ...]
+    names: tuple[str, ...]
+    phases: tuple[tuple[int, int], ...]
+    vote: Mechanism
+    follows: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+
+    def votes_left(self, players: int) -> int:
+        """How many votes there are still to come where so many candidates are left."""
+        return sum(stay < players for _, stay in self.phases)
+
+    def staying(self, round: int, players: int) -> int:
+        """How many of the candidates stay after this round."""
+        return min([players, *(stay for last, stay in self.phases if last <= round)])
+
+
 class Sources(Protocol):
     """Where noise comes from: the run's seed, or the operating system."""
 
@@ -183,6 +220,7 @@ class Engine:
         tau_eta_l: τη_l for SCAFFOLD.
         evaluation: how the clients measure the model; None where they do not.
         probe: the votes that choose the local rate and the first clip before the first round; None where the rate is given.
+        tournament: the candidates that the run chooses from; None where there is nothing to choose.
         diagnostics: whether to record values that are not private.
         on_charge: called after every charge.
         run: the name that the ledger knows the run by, new for every run.
@@ -199,6 +237,7 @@ class Engine:
     tau_eta_l: float | None = None
     probe: Probe | None = None
     evaluation: Evaluation | None = None
+    tournament: Tournament | None = None
     diagnostics: bool = False
     on_charge: Callable[[], None] = lambda: None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -232,16 +271,33 @@ class Engine:
     def event(self) -> Event:
         return self.mechanism.event(self.sampling)
 
+    def playing(self, candidate: int) -> Engine:
+        """The engine of a candidate, on the cohort of this one."""
+        if self.tournament is None:
+            return self
+        return replace(
+            self.tournament.engines[candidate],
+            cohort=self.cohort,
+            run=self.run,
+            on_charge=self.on_charge,
+            tournament=None,
+        )
+
     def mechanism_of(self, purpose: str, radius: float) -> Mechanism:
         """What a request for this purpose has, at the clip in force."""
+        if purpose == CANDIDATE and self.tournament is not None:
+            return self.tournament.vote
         if purpose == EVALUATION and self.evaluation is not None:
             return self.evaluation.mechanism
-        if purpose in (RATE, CLIP) and self.probe is not None:
+        if purpose in (RATE, CLIP, SCALE) and self.probe is not None:
             return self.probe.mechanism(purpose)
         return self.mechanism.at_radius(radius)
 
     def begin(self) -> State:
         """The state before the first round."""
+        if self.tournament is not None:
+            first, *others = (self.playing(number).begin() for number in range(len(self.tournament.engines)))
+            return replace(first, rivals={n: replace(state, candidate=n) for n, state in enumerate(others, start=1)})
         w = self.start
         require(
             bool(torch.isfinite(w).all()),
@@ -251,6 +307,7 @@ class Engine:
         if self.probe is not None:
             zero, one = w.new_zeros((), dtype=torch.float64), w.new_ones((), dtype=torch.float64)
             memory |= {LOCAL_RATE: zero, HELPED_SO_FAR: one, PENDING: zero + len(self._votes)}
+            memory |= {ANCHOR: w.clone(), RESCALED: zero.clone()}
         scaffold = self.algorithm.scaffold is not None
         return State(
             round=0,
@@ -264,23 +321,34 @@ class Engine:
         )
 
     def step(self, state: State, ledger: Ledger, budget: Budget | None = None) -> tuple[State, Round]:
-        """One round."""
+        """One round; of every candidate that is left, where there is a tournament."""
         began = time.perf_counter()
-        mechanism = self.mechanism.at_radius(state.radius)
-        request = Request(UPDATE, state.round + 1, state, mechanism)
-        release, answer = self.ask(request, ledger, budget)
-        new, eta_g = self._advance(state, release)
+        players, requests = state.players, []
+        for place, (number, one) in enumerate(players.items()):
+            mechanism = self.playing(number).mechanism.at_radius(one.radius)
+            group = (place, len(players)) if len(players) > 1 else None
+            requests.append(Request(UPDATE, state.round + 1, one, mechanism, group))
+        answered = self._ask(requests, ledger, budget)
+        moved = {
+            number: self.playing(number)._advance(one, release)
+            for (number, one), (release, _) in zip(players.items(), answered, strict=True)
+        }
+        place = list(players).index(state.candidate)
+        request, (release, answer), (new, eta_g) = requests[place], answered[place], moved.pop(state.candidate)
         if new.client_controls is not None:
             for clients, rows in answer.controls:
                 new.client_controls[clients] = rows
-        extra: dict[str, float] = {vote.field: release.votes[vote.name] for vote in mechanism.votes}
+        extra: dict[str, float] = {vote.field: release.votes[vote.name] for vote in request.mechanism.votes}
         if (rate := request.local_rate) is not None:
             extra["local_rate"] = rate
+        if self.tournament is not None:
+            extra |= {"candidate": state.candidate, "candidates": len(players)}
         if self.diagnostics:
             mean = answer.true_squares / max(answer.sums.count, 1)
             extra["nonprivate_eta_target"] = step_size.target(mean, release.c_bar)
         seconds = time.perf_counter() - began
-        return new, Round(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+        result = Round(request.round, eta_g, state.radius, release.norm, seconds, {**extra, **answer.counts})
+        return replace(new, rivals={number: rival for number, (rival, _) in moved.items()}), result
 
     def evaluate(self, state: State, ledger: Ledger, budget: Budget | None = None) -> dict[str, float] | None:
         """What the clients measure of the model that a run reports after a round: metrics with 95% intervals.
@@ -288,10 +356,10 @@ class Engine:
         It is charged once. Where a crash came between the charge and the record, system noise would be paid for again, so nothing
         is asked a second time, and there is no measurement: None. Seeded noise is the same, and is asked for again.
         """
-        evaluation = self.evaluation
+        evaluation = self.playing(state.candidate).evaluation
         if evaluation is None or (self.secure and evaluated(state.round, ledger, self.run)):
             return None
-        reported = replace(state, w=state.reported, control=None, client_controls=None)
+        reported = replace(state, w=state.reported, control=None, client_controls=None, rivals={})
         request = Request(EVALUATION, state.round, reported, evaluation.mechanism)
         release, _ = self.ask(request, ledger, budget)
         deviation = math.sqrt(evaluation.mechanism.noise_variance(self.expected, self.expected) or 0.0)
@@ -305,59 +373,141 @@ class Engine:
         Reports of local privacy that leave a client's machine are released when they are sent: those are charged before.
         Seeded noise is the same when a crash makes a round be computed again, so it is paid for once; system noise is not.
         """
-        mechanism, number, update = request.mechanism, request.round, request.purpose == UPDATE
-        charge = self._charge(request, ledger, budget)
-        vector, scalar = (
-            ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
+        (found,) = self._ask([request], ledger, budget)
+        return found
+
+    def _ask(
+        self, requests: Sequence[Request], ledger: Ledger, budget: Budget | None = None
+    ) -> list[tuple[Release, Answer]]:
+        """The releases of requests to disjoint groups of clients, for one charge: a client answers one of them (`Tournament`)."""
+        events = {request.mechanism.event(self.sampling) for request in requests}
+        places = [request.group and request.group[0] for request in requests]
+        require(
+            len(events) == 1 and len(set(places)) == len(requests) and (len(requests) == 1 or None not in places),
+            "requests of one round must cost the same and go to different groups of clients.",
         )
-        central = self._drawn_ahead(self.noise.at(vector, number), mechanism)
-        early = mechanism.is_local and self.cohort.is_remote
+        first = requests[0]
+        charge = self._charge(first, ledger, budget)
+        drawn = [self._noises(request) for request in requests]
+        early = first.mechanism.is_local and self.cohort.is_remote
         if early:
             charge()
-        answer = self.cohort.answer(request)
+        answers = [self.cohort.answer(request) for request in requests]
         if not early:
             charge()
+        return [
+            (self._released(request, answer, *noises), answer)
+            for request, answer, noises in zip(requests, answers, drawn, strict=True)
+        ]
+
+    def _noises(self, request: Request) -> tuple[Noise, Noise]:
+        """Where the noise of a release comes from: that of its vector, and that of its further numbers."""
+        update = request.purpose == UPDATE
+        names = ("central noise", "central scalar noise") if update else (f"probe noise, {request.purpose}",) * 2
+        whose = f", candidate {request.state.candidate}" if request.state.candidate else ""
+        vector, scalar = (self.noise.at(name + whose, request.round) for name in names)
+        return self._drawn_ahead(vector, request.mechanism), scalar
+
+    def _released(self, request: Request, answer: Answer, central: Noise, scalar: Noise) -> Release:
+        expected = self.expected / (request.group[1] if request.group is not None else 1)
         if answer.release is not None:
-            return answer.release(self.expected, central, self.noise.at(scalar, number)), answer
+            return answer.release(expected, central, scalar)
         sums = answer.sums.to(self.start.device)
         sums = sums if self.larger is None else sums.times(self.larger.factor)
-        return mechanism.release(sums, self.expected, central, self.noise.at(scalar, number)), answer
+        return request.mechanism.release(sums, expected, central, scalar)
 
-    def choose_rate(
+    def choose(
         self,
         state: State,
         ledger: Ledger,
         budget: Budget | None = None,
         save: Callable[[State], None] = lambda state: None,
     ) -> State:
-        """The state with the rate, and with an adaptive clip the first radius, that the clients' votes choose.
+        """The state after the votes that are due before the next round: on the local rate and the first clip, and on candidates.
 
         Each vote is charged before anything of it is released, and `save` is called after it: none is asked twice.
         """
-        if self.probe is None:
-            return state
-        noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
-        for purpose in self._pending(state):
-            found = self._vote(purpose, self.probe, state, ledger, budget)
-            memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
-            if purpose == RATE:
-                memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], slowed(chosen(*found), noise))
-            state = replace(state, memory=memory, radius=located(*found) if purpose == CLIP else state.radius)
+        tournament = self.tournament
+        for number, player in state.players.items():
+            engine = self.playing(number)
+            for purpose in engine._pending(player):
+                if tournament is not None and number in tournament.follows:
+                    leader, factor = tournament.follows[number]
+                    led = state.players[leader]
+                    rate = led.memory[LOCAL_RATE] * factor
+                    memory = {**player.memory, LOCAL_RATE: rate, PENDING: torch.zeros_like(player.memory[PENDING])}
+                    state = _with(state, replace(player, memory=memory, radius=led.radius * factor))
+                    save(state)
+                    break
+                player = engine._voted(purpose, engine.probe, player, ledger, budget)
+                state = _with(state, player)
+                save(state)
+        players = state.players
+        if tournament is not None and (stay := tournament.staying(state.round, len(players))) < len(players):
+            shares, _ = self._vote(CANDIDATE, tournament.vote, state, ledger, budget)
+            order = sorted(players, key=lambda number: float(shares[number]), reverse=True)[:stay]
+            best, *others = (self.playing(number).with_new_steps(players[number]) for number in order)
+            state = replace(best, rivals={one.candidate: one for one in sorted(others, key=lambda one: one.candidate)})
             save(state)
         return state
+
+    def with_new_steps(self, state: State) -> State:
+        """The state with a step-size rule that begins anew: what it remembers had another rate, or the noise of a smaller group."""
+        return replace(state, memory={**state.memory, **initial_memory(self.algorithm.rule, state.w)})
+
+    def _voted(self, purpose: str, probe: Probe | None, state: State, ledger: Ledger, budget: Budget | None) -> State:
+        """The state with what the clients chose: the local rate, its scale, or the first clip."""
+        if probe is None:
+            return state
+        shake = self._shake(state, probe.rounds) if purpose == SCALE else 0.0
+        found = self._vote(purpose, probe.mechanism(purpose), state, ledger, budget, shake)
+        if purpose == SCALE:
+            return self._scaled(state, rescaled(*found))
+        memory = {**state.memory, PENDING: state.memory[PENDING] - 1}
+        if purpose == RATE:
+            noise = self.mechanism.noise_share(len(state.w), self.expected) or 0.0
+            memory[LOCAL_RATE] = torch.full_like(memory[LOCAL_RATE], slowed(chosen(*found), noise))
+        return replace(state, memory=memory, radius=located(*found) if purpose == CLIP else state.radius)
+
+    def _scaled(self, state: State, factor: float) -> State:
+        """The state as if the rounds since the anchor had gone `factor` times as far, with that rate and clip from here on."""
+        anchor, memory = state.memory[ANCHOR], dict(state.memory)
+        w = anchor + factor * (state.w - anchor)
+        memory[LOCAL_RATE] = (memory[LOCAL_RATE] * factor).clamp(max=RATES[-1])
+        memory |= {ANCHOR: w.clone(), RESCALED: memory[RESCALED] + 1}
+        radius = state.radius * factor if isinstance(self.algorithm.clip, AdaptiveClip) else state.radius
+        return self.with_new_steps(replace(state, w=w, recent=(w,), radius=radius, memory=memory))
+
+    def _shake(self, state: State, rounds: int) -> float:
+        """The public noise of a vote on the rate's scale; 0 where the mechanism does not know its own."""
+        variance = self.mechanism.at_radius(state.radius).noise_variance(self.expected, self.expected) or 0.0
+        return shake_of(variance, rounds - state.round)
 
     @property
     def _votes(self) -> tuple[str, ...]:
         """The votes before the first round: on the first clip only where it adapts."""
         return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
 
+    @property
+    def _followers(self) -> Mapping[int, tuple[int, float]]:
+        return {} if self.tournament is None else self.tournament.follows
+
     def _pending(self, state: State) -> tuple[str, ...]:
-        return self._votes[len(self._votes) - int(state.memory[PENDING]) :] if PENDING in state.memory else ()
+        if self.probe is None:
+            return ()
+        due = sum(number <= state.round for number in self.probe.scale_rounds) - int(state.memory[RESCALED])
+        return (*self._votes[len(self._votes) - int(state.memory[PENDING]) :], *([SCALE] * due))
 
     def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
         """What the votes and the measurements that are still to come will cost, of `rounds` rounds of the ledger's `run`."""
-        pending = () if self.probe is None else self._pending(state)
-        left = [self.probe.mechanism(purpose).event(self.sampling) for purpose in pending if self.probe is not None]
+        left: list[Event] = []
+        for number, player in state.players.items():
+            if (probe := self.playing(number).probe) is not None and number not in self._followers:
+                before = [one for one in self.playing(number)._pending(player) if one != SCALE]
+                scales = len(probe.scale_rounds) - int(player.memory[RESCALED])
+                left += [probe.mechanism(purpose).event(self.sampling) for purpose in [*before, *([SCALE] * scales)]]
+        if self.tournament is not None:
+            left += [self.tournament.vote.event(self.sampling)] * self.tournament.votes_left(len(state.players))
         if (evaluation := self.evaluation) is not None:
             # A measurement comes after its round, and a run may end between the two.
             open_ones = range(max(1, state.round), rounds + 1)
@@ -365,12 +515,24 @@ class Engine:
             left += [evaluation.mechanism.event(self.sampling)] * due
         return left
 
+    def later_votes(self) -> list[dict[str, Any]]:
+        """The votes that come after the first round, as the ledger's header announces them."""
+        left = Counter(
+            event for event in self.answers_left(self.begin(), 0, Ledger.in_memory()) if event.question in LATER
+        )
+        return [{"event": to_json(event), "times": times} for event, times in left.items()]
+
     def _vote(
-        self, purpose: str, probe: Probe, state: State, ledger: Ledger, budget: Budget | None
+        self,
+        purpose: str,
+        mechanism: Mechanism,
+        state: State,
+        ledger: Ledger,
+        budget: Budget | None,
+        shake: float = 0.0,
     ) -> tuple[Tensor, float]:
         """Which share of the clients stands in each bin, noisy, [K], and the standard deviation of that noise."""
-        mechanism = probe.mechanism(purpose)
-        release, _ = self.ask(Request(purpose, BEFORE, state, mechanism), ledger, budget)
+        release, _ = self.ask(Request(purpose, state.round, state, mechanism, shake=shake), ledger, budget)
         deviation = math.sqrt(mechanism.noise_variance(self.expected, self.expected) or 0.0)
         return release.c_bar.cpu() / HALF, deviation / HALF
 
@@ -380,6 +542,8 @@ class Engine:
         event = request.mechanism.event(self.sampling)
         what = f"round {number}" if update else f"{request.purpose!r}"
         noise = None if self.seed is None else f"seed {self.seed}" + ("" if update else f", {request.purpose}")
+        if noise is not None and not update and request.state.candidate:
+            noise += f", candidate {request.state.candidate}"
         if budget is not None:
             ledger.check(budget, event, round=number, run=self.run, noise=noise)
 
@@ -412,6 +576,13 @@ class Engine:
         known = {LOCAL_RATE: rate, HELPED_SO_FAR: helped}
         memory = {**new.memory, **{name: torch.full_like(new.memory[name], value) for name, value in known.items()}}
         return replace(new, memory=memory), eta_g
+
+
+def _with(state: State, player: State) -> State:
+    """The state with another one of its players."""
+    if player.candidate == state.candidate:
+        return replace(player, rivals=state.rivals)
+    return replace(state, rivals={**state.rivals, player.candidate: player})
 
 
 def evaluated(number: int, ledger: Ledger, run: str) -> bool:

@@ -21,6 +21,7 @@ from dpfedexp.engine.prepare import check_kinds
 from dpfedexp.engine.ranks import rank
 from dpfedexp.engine.run import Run, restate
 from dpfedexp.engine.stopping import OnRound
+from dpfedexp.engine.tournament import Candidate, candidates_of
 from dpfedexp.engine.train import train
 from dpfedexp.errors import checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric
@@ -56,6 +57,7 @@ def fit(
     device: str | torch.device | None = None,
     execution: Execution | None = None,
     secure: Secure = False,
+    candidates: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None = None,
     out: Path | str | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
@@ -118,6 +120,7 @@ def fit(
         held_out=held_out,
         metrics=metrics,
         secure=secure,
+        candidates=candidates,
         out=out,
         checkpoint=checkpoint,
         resume=resume,
@@ -125,7 +128,9 @@ def fit(
         on_round=on_round,
         on_advice=on_advice,
     )
-    facts = chosen(run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local})
+    facts = chosen(
+        run, algorithm, work, number, given={"delta": delta, "rounds": rounds, "local": local}, candidates=candidates
+    )
     privacy = replace(run.privacy, chosen=facts)
     if out is not None and rank() == 0:
         # The one date that all files of a secure run have.
@@ -159,11 +164,14 @@ def rounds_for(algorithm: Algorithm, dimension: int, population: int, participat
 
 
 def chosen(
-    run: Run, algorithm: Algorithm, local: LocalOptimiser, rounds: int, *, given: dict[str, Any]
+    run: Run, algorithm: Algorithm, local: LocalOptimiser, rounds: int, *, given: dict[str, Any], candidates: Any = None
 ) -> tuple[str, ...]:
     """What was chosen, in words; all of it is public or was released."""
     first, last = (run.history[0], run.history[-1]) if run.history else ({}, {})
     facts = ["the algorithm cdp_fedexp with the safe step"]
+    if "candidate" in last:
+        labels = [one.label for one in candidates_of(candidates)]
+        facts.append(f"of {len(labels)} candidates, by the clients' votes: {labels[int(last['candidate'])]}")
     if given["delta"] is None:
         facts.append(f"δ = {algorithm.delta:g}, a tenth of 1/M and at most 10⁻⁵")
     if given["rounds"] is None:

@@ -18,7 +18,7 @@ from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Layout
 from dpfedexp.engine import checkpoint, outlets
-from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
+from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, candidate_prefix, flatten, settings_hash
 from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.outlets import CHECKPOINT, LEDGER, LEDGER_HEAD, METRICS
 from dpfedexp.engine.private_folder import (
@@ -192,12 +192,10 @@ class OpenRun:
         if self.private is not None:
             self.private.forget_controls(but=None if last else state.round)
 
-    def before_rounds(self, state: State) -> None:
-        """The state that the first round starts from. Where votes made it, it is kept: asking again would cost again."""
-        if state is self.state:
-            return
+    def voted(self, state: State) -> None:
+        """Keeps the state that votes made: asking again would cost again."""
         self.state = state
-        self.save(controls=False)
+        self.save(controls=self._controls)
 
     def amend(self, more: dict[str, Any]) -> None:
         """Adds to the record of the last round what was measured after it."""
@@ -450,6 +448,7 @@ class RunDescription:
             "run": run.run,
             **run.stands_for,
             **({} if run.evaluation is None else {"evaluation": run.evaluation.announced(run.sampling)}),
+            **({} if not (votes := run.later_votes()) else {"votes": votes}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)
@@ -470,6 +469,14 @@ def described(engine: Engine, simulation: Simulation, rounds: int, **more: Any) 
         diagnostics=engine.diagnostics,
         **more,
     )
+    if engine.tournament is not None:
+        settings |= flatten(
+            {"tournament": {name: list(getattr(engine.tournament, name)) for name in ("names", "phases")}}
+        )
+        settings |= flatten({"tournament.follows": {str(k): v for k, v in engine.tournament.follows.items()}})
+        for number, (own, one) in enumerate(zip(engine.tournament.engines, simulation.candidates, strict=True)):
+            known = settings_of(own, one.task.layout, local=one.task.local)
+            settings |= {candidate_prefix(number) + name: value for name, value in known.items()} if number else {}
     return RunDescription(
         engine,
         rounds,
@@ -535,4 +542,5 @@ def facts_of(
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
         evaluation={} if engine.evaluation is None else engine.evaluation.announced(engine.sampling),
+        votes=engine.later_votes(),
     )

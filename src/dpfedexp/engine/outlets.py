@@ -64,7 +64,7 @@ ROUND = _fields(
     public="round asked valid refused missing",
     # A local rate that sets itself follows from votes; `update_norm` is ‖c̄‖ of the round's released mean.
     # What clients measured of the model has noise of its own.
-    released="eta_g clip vote_* local_rate update_norm clients_*",
+    released="eta_g clip vote_* local_rate update_norm clients_* candidate candidates",
     accounting="epsilon_total",
     nonprivate="seconds nonprivate_*",
     # Whatever else a record holds came from `test` or `evaluate`.
@@ -73,7 +73,7 @@ ROUND = _fields(
 OUTLETS: Mapping[str, Fields] = {
     LEDGER: _fields(
         public="format version config algorithm clients delta simulated noise_cohort stand_ins selection_runs selection_mu round "
-        "no_other_adjacency evaluation",
+        "no_other_adjacency evaluation votes",
         # What the mechanism is; under an adaptive clip its radius, which was released the round before.
         released="event seal",
         accounting="run seq noise previous hash",
@@ -82,7 +82,7 @@ OUTLETS: Mapping[str, Fields] = {
     CHECKPOINT: _fields(
         public="format version round settings controls cohort decided",
         # `history` holds the records of the rounds, each by the rights of `ROUND`.
-        released="w recent.* server.* memory.* control tensors radius history",
+        released="w recent.* server.* memory.* control candidate rivals.* tensors radius history",
         accounting="run ledger",
         nonprivate="chunk_size trainer",
     ),

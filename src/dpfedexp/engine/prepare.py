@@ -14,7 +14,7 @@ from torch import nn
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import Full, LargerCohort, Participation, larger_cohort, public_population
-from dpfedexp.algorithms.probe import bind, evaluation_count
+from dpfedexp.algorithms.probe import Extras, bind, evaluation_count
 from dpfedexp.algorithms.round import server_device
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.layout import Layout
@@ -71,6 +71,7 @@ def prepare(
     isolated: bool | None = None,
     evaluate_every: int = 0,
     held_out: float = 0.0,
+    extras: Extras = Extras(),
 ) -> tuple[Engine, str | None]:
     """The engine of a run over simulated clients; the arguments are those of `train`.
 
@@ -78,6 +79,7 @@ def prepare(
         isolated: keeps clients apart bit for bit (`trainers.isolation`); by default a secure run does.
         evaluate_every: after how many rounds the clients measure the model; 0 for never.
         held_out: the share of a client's rows that it measures on and never trains on.
+        extras: what a tournament asks of the clients beside updates.
 
     Returns:
         The engine, and a note for the user if it is slower than they might expect.
@@ -147,10 +149,8 @@ def prepare(
             f"the model can't be trained on a batch of synthetic rows: {first_line(error)} {WHY}"
         ) from error
     dimension = task.layout.dimension
-    many = evaluation_count(rounds, evaluate_every) if evaluate_every else 0
-    mechanism, probe, asking = bind(
-        algorithm, local, dimension, declared, everyone, int(rounds), secure, evaluations=many
-    )
+    extras = replace(extras, evaluations=evaluation_count(rounds, evaluate_every) if evaluate_every else 0)
+    mechanism, probe, asking = bind(algorithm, local, dimension, declared, everyone, int(rounds), secure, extras=extras)
     scores, evaluation = None, None
     if asking is not None:
         scores = scores_of(task, measured_on, trainer, streams, unit)

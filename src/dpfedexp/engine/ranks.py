@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -26,20 +26,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpfedexp.accounting import PrivacyStatement
-from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, MOST_CANDIDATES, RATE, SCALE, UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.sums import Sums
-from dpfedexp.engine.engine import LOCAL_RATE, Answer, Cohort, Engine, Request
+from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE, Answer, Cohort, Engine, Request
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, RoundFailed, require
 
-Outcome = tuple[Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
+Outcome = tuple[int, Tensor, list[dict[str, Any]], PrivacyStatement, str | None]
 """The reported parameters, the history, the privacy statement, and why the run stopped early."""
 LONGEST_ROUND = timedelta(hours=12)
 """How long a rank waits for the others' share of a round; one that is gone is noticed by its heartbeat or its closed connection."""
 _STOP = 0.0
-_PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION)
+_PURPOSES = ("", UPDATE, RATE, CLIP, EVALUATION, CANDIDATE, SCALE)
 """What rank 0 asks for, by the number that it sends; the first is `_STOP`."""
 _ROWS = 4096
 
@@ -121,11 +121,16 @@ class Team(Cohort):
     def answer(self, request: Request) -> Answer:
         """Rank 0's part: what `Simulation.answer` gives, with the work shared."""
         state, cohort = request.state, self.simulation.drawn(request)
+        players = state.players if request.purpose == CANDIDATE else {state.candidate: state}
         what = [_PURPOSES.index(request.purpose), request.round, state.radius, len(cohort), request.local_rate or 0.0]
+        what += [sum(2**number for number in players), request.shake]
         try:
             _broadcast(torch.tensor(what, dtype=torch.float64))
             _broadcast(cohort)
-            _broadcast(state.w)
+            for player in players.values():
+                _broadcast(player.reported if request.purpose == CANDIDATE else player.w)
+            if request.purpose == SCALE:
+                _broadcast(state.memory[ANCHOR])
             if state.control is not None and state.client_controls is not None:
                 _broadcast(state.control)
                 self._share(state.client_controls)
@@ -139,24 +144,36 @@ class Team(Cohort):
         number = 0
         try:
             while True:
-                kind, number, radius, count, rate = _broadcast(torch.zeros(5, dtype=torch.float64)).tolist()
+                kind, number, radius, count, rate, bits, shake = _broadcast(
+                    torch.zeros(7, dtype=torch.float64)
+                ).tolist()
                 if kind == _STOP:
                     self.over = True
                     if not number:
                         raise RoundFailed("rank 0 ended the run; its own message says why.")
-                    return self._outcome(state.w)
+                    return self._outcome(int(bits), engine.playing(int(bits)).start)
                 cohort = _broadcast(torch.zeros(int(count), dtype=torch.int64))
-                w = _broadcast(torch.zeros_like(state.w))
+                asked_of = [one for one in range(MOST_CANDIDATES) if int(bits) >> one & 1]
+                sent = {one: _broadcast(torch.zeros_like(engine.playing(one).start)) for one in asked_of}
+                candidate, w = next(iter(sent.items()))
+                rivals = {
+                    one: State(int(number), v, (v,), radius, {}, candidate=one)
+                    for one, v in sent.items()
+                    if one != candidate
+                }
                 purpose, control = _PURPOSES[int(kind)], None
                 if purpose == UPDATE and state.control is not None and state.client_controls is not None:
                     control = _broadcast(torch.zeros_like(state.control))
                     self._share(state.client_controls)
-                memory = {LOCAL_RATE: torch.tensor(rate)} if engine.probe is not None else {}
-                mechanism = engine.mechanism_of(purpose, radius)
+                playing = engine if purpose == CANDIDATE else engine.playing(candidate)
+                memory = {LOCAL_RATE: torch.tensor(rate)} if playing.probe is not None else {}
+                if purpose == SCALE:
+                    memory[ANCHOR] = _broadcast(torch.zeros_like(w))
+                mechanism = playing.mechanism_of(purpose, radius)
                 controls = None if control is None else state.client_controls
-                asked = State(int(number) - 1, w, (w,), radius, {}, control, controls, memory)
-                state = asked if purpose == UPDATE else replace(state, w=w)
-                answer = self._together(Request(purpose, int(number), asked, mechanism), cohort)
+                asked = State(int(number) - 1, w, (w,), radius, {}, control, controls, memory, candidate, rivals)
+                state = asked if purpose == UPDATE else state
+                answer = self._together(Request(purpose, int(number), asked, mechanism, shake=shake), cohort)
                 if state.client_controls is not None:
                     for clients, rows in answer.controls:
                         state.client_controls[clients] = rows
@@ -167,16 +184,17 @@ class Team(Cohort):
         """Rank 0 tells the others that the run is over, and what came of it; None where it failed."""
         if not self.over:
             self.over = True
-            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0, 0], dtype=torch.float64))
+            candidate = 0 if outcome is None else outcome[0]
+            _broadcast(torch.tensor([_STOP, outcome is not None, 0, 0, 0, candidate, 0], dtype=torch.float64))
             if outcome is not None:
-                w, history, statement, stopped = outcome
+                _, w, history, statement, stopped = outcome
                 send_text(json.dumps({"history": history, "statement": statement.to_json(), "stopped": stopped}))
                 _broadcast(w)
 
-    def _outcome(self, like: Tensor) -> Outcome:
+    def _outcome(self, candidate: int, like: Tensor) -> Outcome:
         message = json.loads(receive_text())
         w = _broadcast(torch.zeros_like(like, device="cpu"))
-        return w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
+        return candidate, w, message["history"], PrivacyStatement.from_json(message["statement"]), message["stopped"]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -204,7 +204,8 @@ def _filled(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> nn.Mo
 
 FORMAT, VERSION = "dpfedexp-run", 1
 Status = Literal["running", "completed", "stopped", "failed"]
-_READ_AS = {"dict[str, Any]": ("dict",), "str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
+_READ_AS = {"str": ("str",), "int": ("int",), "bool": ("bool",), "float": ("float", "int")}
+_READ_AS |= {"dict[str, Any]": ("dict",), "list[dict[str, Any]]": ("list",)}
 
 
 @dataclass(frozen=True)
@@ -228,10 +229,11 @@ class RunFacts:
     trainer: str = ""
     stopped: str = ""
     evaluation: dict[str, Any] = field(default_factory=dict)
+    votes: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Writes `run.json`; `OSError` where it can't be written."""
-        values = {name: value for name, value in asdict(self).items() if value not in ("", {})}
+        values = {name: value for name, value in asdict(self).items() if value not in ("", {}, [])}
         content = {"format": FORMAT, "version": VERSION, **recorded(FACTS, values, secure=self.secure)}
         replace_text(folder / FACTS, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dpfedexp.algorithms.participation import Participation
-from dpfedexp.algorithms.probe import CLIP, UPDATE, bins_of, in_bins
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, SCALE, UPDATE, bins_of, in_bins
 from dpfedexp.core.batches import Schedule, schedule
 from dpfedexp.core.client_metrics import EVALUATION, WIDTH
 from dpfedexp.core.clipping import clip, row_norms
-from dpfedexp.core.local_rate import nearest, preferred
+from dpfedexp.core.local_rate import SCALES, best_scale, moves, nearest, preferred
 from dpfedexp.core.noise.chacha import SystemStreams
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.core.votes import further
-from dpfedexp.engine.engine import BEFORE, Answer, Cohort, Request
+from dpfedexp.engine.engine import ANCHOR, BEFORE, Answer, Cohort, Request
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.machine import zero_rows
 from dpfedexp.trainers.client_losses import AllRows, ClientLosses, ClientScores
@@ -49,6 +49,7 @@ class Simulation(Cohort):
         unit: how many clients make a shape in an isolated run (`trainers.isolation`), None where clients may share what suits them.
         ballots: who answers the mechanism's votes other than "within clip"; None where there are none.
         scores: what clients measure of a released model; None where they do not.
+        candidates: the same clients with what each candidate of a tournament asks of them; empty without one.
     """
 
     task: Task
@@ -62,6 +63,8 @@ class Simulation(Cohort):
     unit: int | None = None
     ballots: Ballots | None = None
     scores: ClientScores | None = None
+    candidates: tuple[Simulation, ...] = ()
+    _groups: OneGroup = field(default_factory=lambda: OneGroup())
 
     @property
     def noise(self) -> Streams | SystemStreams:
@@ -86,10 +89,28 @@ class Simulation(Cohort):
     def drawn(self, request: Request) -> Tensor:
         """Who takes part. Each vote has a cohort of its own: sampling hides a client only if draws are independent."""
         name = "participation" if request.purpose == UPDATE else f"participation, {request.purpose}"
-        return self.participation.cohort(self.present, self.noise.at(name, request.round))
+        cohort = self.participation.cohort(self.present, self.noise.at(name, request.round))
+        if request.group is None:
+            return cohort
+        place, groups = request.group
+        cohort = cohort[self.groups(request, groups)[cohort] == place]
+        self._groups.take(request.round, place, cohort, self.present)
+        return cohort
+
+    def groups(self, request: Request, groups: int) -> Tensor:
+        """Which group of a tournament each client is in, in this round, [present]; no client's depends on what another one holds.
+
+        Where the number of clients is public, groups are equally large. Else each client draws its own.
+        """
+        draws = self.streams.at("groups", request.round).uniform(torch.arange(self.present), 1).flatten()
+        if request.mechanism.counts_are_public(self.participation.sampling(self.present)):
+            draws = draws.argsort().argsort().double() / self.present
+        return (draws * groups).long().clamp(max=groups - 1)
 
     def collect(self, request: Request, cohort: Tensor) -> Answer:
         """The sums of these clients."""
+        if self.candidates and request.purpose != CANDIDATE:
+            return self.candidates[request.state.candidate].collect(request, cohort)
         mechanism, state = request.mechanism, request.state
         noise = self.noise.at("local noise", request.round)
         w = state.w.float().to(self.task.device)
@@ -172,7 +193,26 @@ class Simulation(Cohort):
         """What a chunk of clients answers, before clipping: a row for each of them."""
         if request.purpose == EVALUATION:
             return self.measurements(request, w, clients)
+        if request.purpose == CANDIDATE:
+            return self.best_candidates(request, clients)
         return self.updates(request, w, clients) if request.purpose == UPDATE else self.places(request, w, clients)
+
+    def best_candidates(self, request: Request, clients: Tensor) -> Tensor:
+        """What clients answer to a vote on candidates: ½ in the bin of the released model with the lowest loss on their rows."""
+        players = request.state.players
+        losses = torch.full((len(clients), bins_of(CANDIDATE)), math.inf, device=self.task.device)
+        for number, player in players.items():
+            of = self.candidates[number]
+            w = player.reported.float().to(self.task.device)
+
+            def own(who: Tensor, of: Simulation = of, w: Tensor = w) -> Tensor:
+                return of.loss_after(w, w.new_zeros(len(who), len(w)), who, request.round)[:, None]
+
+            found = of._of_holders(own, clients, 1, w.device)[: len(clients), 0]
+            losses[:, number] = torch.nan_to_num(found, nan=math.inf)
+        holds = (self.task.clients.sizes[clients] > 0).to(losses.device) & losses.isfinite().any(1)
+        rows = in_bins(torch.where(holds, losses.argmin(1) + 1, 0), bins_of(CANDIDATE))
+        return pad(rows, (0, 0, 0, -len(rows) % self.unit)) if self.unit else rows
 
     def measurements(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
         """The vectors of metrics that clients measure, [n, WIDTH]; zeros for a client without rows, or on whose rows it fails."""
@@ -205,7 +245,7 @@ class Simulation(Cohort):
         return self._of_holders(learn, clients, len(w), w.device)
 
     def places(self, request: Request, w: Tensor, clients: Tensor) -> Tensor:
-        """What clients answer to a vote: ½ in the bin of their own best rate, or of their update's norm, [n, bins].
+        """What clients answer to a vote: ½ in the bin of their own best rate, its scale, or of their update's norm, [n, bins].
 
         In an isolated run a client on whose data the model or the loss fails abstains, and stops no other.
         """
@@ -214,8 +254,15 @@ class Simulation(Cohort):
         def trained(who: Tensor, rates: Tensor) -> Tensor:
             return self.trainer(w, who, self.plan(who, BEFORE), BEFORE, None, rates)
 
+        def looked(who: Tensor, scale: float) -> Tensor:
+            anchor = request.state.memory[ANCHOR].float().to(w.device)
+            ways = (way.expand(len(who), -1).contiguous() for way in moves(anchor, w, request.shake, scale))
+            return sum((self.loss_after(anchor, way, who, request.round) for way in ways), w.new_zeros(len(who)))
+
         def answers(who: Tensor) -> Tensor:
-            if request.purpose == CLIP:
+            if request.purpose == SCALE:
+                found = best_scale(torch.stack([looked(who, scale) for scale in SCALES]))
+            elif request.purpose == CLIP:
                 found = nearest(row_norms(trained(who, w.new_full((len(who),), rate))))
             else:
                 still = self.loss_after(w, w.new_zeros(len(who), len(w)), who, BEFORE)
@@ -271,6 +318,25 @@ class Simulation(Cohort):
         tau_eta_l = self.task.local.tau_eta_l(steps.to(delta.device).float())[:, None]
         old = client_controls[clients].to(delta.device)
         return clients, (old - control.float().to(delta.device) - delta / tau_eta_l).cpu()
+
+
+@dataclass
+class OneGroup:
+    """Holds that in a round of a tournament no client answers for two candidates, which the round's price rests on."""
+
+    round: int = 0
+    taken: Tensor | None = None
+
+    def take(self, number: int, place: int, cohort: Tensor, present: int) -> None:
+        """Raises `RoundFailed` for a client that has answered for another candidate. A round that is asked again begins anew."""
+        if self.taken is None or self.round != number or place == 0:
+            self.round, self.taken = number, torch.zeros(present, dtype=torch.bool)
+        if bool(self.taken[cohort].any()):
+            raise RoundFailed(
+                f"a client answered for two candidates in round {number}, which would cost twice what is charged; nothing "
+                "of this round was charged or released."
+            )
+        self.taken[cohort] = True
 
 
 def _unchanged(w: Tensor) -> Callable[..., None]:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,13 +17,14 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import Aggregation, aggregated
 from dpfedexp.algorithms.participation import Participation
-from dpfedexp.algorithms.probe import evaluation_interval
+from dpfedexp.algorithms.probe import Extras, evaluation_interval
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.local import LocalOptimiser
 from dpfedexp.core.losses import Loss, check_labels, check_loss
 from dpfedexp.engine.checkpoint import Checkpoint, digest
 from dpfedexp.engine.conduct import Conduct, conduct
+from dpfedexp.engine.engine import Engine
 from dpfedexp.engine.open_run import OpenRun, described, facts_of, find
 from dpfedexp.engine.plan import Advice
 from dpfedexp.engine.prepare import prepare
@@ -32,6 +32,7 @@ from dpfedexp.engine.ranks import Team
 from dpfedexp.engine.run import Run, RunFacts, RunFolder
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.engine.stopping import OnRound, callbacks_of
+from dpfedexp.engine.tournament import Candidate, candidates_of, compared
 from dpfedexp.errors import InputError, checked, is_count, is_number, require
 from dpfedexp.evaluation import Evaluate, Metric, check_metrics, on_test_set
 from dpfedexp.inputs import each, shape_of
@@ -83,6 +84,7 @@ def train(
     resume: bool = False,
     aggregation: Aggregation = "plain",
     secure: Secure = False,
+    candidates: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None = None,
     diagnostics: bool = False,
     progress: bool = True,
     on_round: OnRound | Sequence[OnRound] | None = None,
@@ -128,6 +130,9 @@ def train(
         aggregation: "plain" for one server that is trusted with the updates; "two-party" for a server and a helper of which neither
             can read one, each with all of the noise; "two-party-one-sided" for the helper's noise alone (docs/trust.md).
         secure: True: noise on a grid, from the operating system; "strict": exact discrete Gaussian noise (docs/security.md).
+        candidates: what the run chooses from while it trains: networks, local optimizers, algorithms, or `Candidate`s of several.
+            Each trains on a group of the clients of its own, and after a few rounds the clients vote for the model with the lowest
+            loss; one is left after a fifth of the rounds (docs/tuning.md).
         diagnostics: also record values that are not private (their names start with `nonprivate_`), for studying the algorithm.
         progress: show a progress bar.
         on_round: called with every round's record once the round is complete; or a list of such functions. One that raises or
@@ -181,40 +186,57 @@ def train(
         folder = None if checkpoint is None or follows else Path(checkpoint)
         folder = folder if run_folder is None else run_folder.path
         last = None if follows else find(folder, resume)
-        engine, note = prepare(
-            model,
-            clients,
-            algorithm,
-            local=local,
-            rounds=rounds,
-            seed=seed,
-            execution=_as_before(execution, last),
-            participation=participation,
-            population=population,
-            noise_cohort=noise_cohort,
-            loss=loss,
-            diagnostics=diagnostics,
-            secure=secure,
-            evaluate_every=evaluation_interval(rounds, evaluate_every) if by_clients else 0,
-            held_out=float(held_out),
-        )
+
+        def prepared(one: Candidate, extras: Extras) -> tuple[Engine, str | None]:
+            return prepare(
+                one.model or model,
+                clients,
+                aggregated(one.algorithm, aggregation) if one.algorithm is not None else algorithm,
+                local=one.local or local,
+                rounds=rounds,
+                seed=seed,
+                execution=_as_before(execution, last),
+                participation=participation,
+                population=population,
+                noise_cohort=noise_cohort,
+                loss=loss,
+                diagnostics=diagnostics,
+                secure=secure,
+                evaluate_every=evaluation_interval(rounds, evaluate_every) if by_clients else 0,
+                held_out=float(held_out),
+                extras=extras,
+            )
+
+        named = candidates_of(candidates)
+        engine, note = compared(named, local, rounds, prepared) if named else prepared(Candidate(), Extras())
         simulation = cast(Simulation, engine.cohort)
-        layout, trainer = simulation.task.layout, simulation.trainer.name
+        simulations = simulation.candidates or (simulation,)
+        models = [one.model or model for one in named or [Candidate()]]
+        trainer = simulation.trainer.name
+
+        def filled(candidate: int, w: torch.Tensor) -> nn.Module:
+            return _filled(models[candidate], simulations[candidate].task.layout, w)
+
         if team is not None:
             team.simulation = simulation
             engine = replace(engine, cohort=team)
         if team is not None and follows:
-            w, history, statement, stopped = team.follow(engine)
-            return Run(_filled(model, layout, w), history, statement, Ledger.in_memory(), trainer, stopped)
+            candidate, w, history, statement, stopped = team.follow(engine)
+            return Run(filled(candidate, w), history, statement, Ledger.in_memory(), trainer, stopped)
         if note:
             warnings.warn(note, stacklevel=3)
+        measured = None if by_clients else cast(Any, evaluate)
+        measures = [
+            evaluation_of(test, measured, clients, one, own, metrics)
+            for one, own in zip(simulations, models, strict=True)
+        ]
         how = Conduct(
             run_folder,
             folder,
             ledger,
             last,
             resume,
-            evaluation_of(test, None if by_clients else cast(Any, evaluate), clients, simulation, model, metrics),
+            None if measures[0] is None else lambda state: cast(Measuring, measures[state.candidate])(state),
             evaluate_every or 1,
             budget,
             callbacks,
@@ -228,7 +250,7 @@ def train(
             evaluate_every=evaluate_every or 1,
             secure=secure,
             precision=execution.precision,
-            frozen=frozen_tag(model, layout),
+            frozen=[frozen_tag(one, own.task.layout) for one, own in zip(models, simulations, strict=True)],
         )
         options: dict[str, Any] = {"local": local, "seed": seed, "secure": secure, "budget": budget}
         options |= {} if aggregation == "plain" else {"aggregation": aggregation}
@@ -237,9 +259,14 @@ def train(
             names = {"model": type(simulation.task.model).__name__, "data": type(clients).__name__}
             return facts_of(engine, open_run, run_folder, **names, options=options, trainer=trainer)
 
-        run = conduct(engine, description, how, facts, partial(_filled, model, layout), trainer)
+        def model_of(state: State) -> nn.Module:
+            return filled(state.candidate, state.reported.cpu())
+
+        run = conduct(engine, description, how, facts, model_of, trainer)
         if team is not None:
-            team.dismiss((layout.read(run.model).cpu(), run.history, run.privacy, run.stopped))
+            candidate = int(run.history[-1].get("candidate", 0)) if run.history else 0
+            w = simulations[candidate].task.layout.read(run.model).cpu()
+            team.dismiss((candidate, w, run.history, run.privacy, run.stopped))
         return run
 
 

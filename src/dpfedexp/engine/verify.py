@@ -22,7 +22,7 @@ from dpfedexp.accounting.events import Event, from_json
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.accounting.statement import PrivacyStatement
 from dpfedexp.accounting.views import View
-from dpfedexp.algorithms.probe import evaluation_count
+from dpfedexp.algorithms.probe import LATER, evaluation_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
@@ -145,11 +145,7 @@ def _left(
 ) -> list[tuple[Event, int]]:
     """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
     left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
-    announced: Any = ledger.header.get("evaluation") if ledger.header.get("run") == own else None
-    if ledger.header.get("run") != own:
-        # A ledger that another run began says nothing of this one; what it charged for measurements does.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            announced = json.loads((run / FACTS).read_text(encoding="utf-8"))["evaluation"]
+    announced = _announced(run, ledger, own, "evaluation")
     if isinstance(announced, dict) and announced:
         try:
             event, every = from_json(announced["event"]), int(announced["every"])
@@ -159,7 +155,23 @@ def _left(
         # `made` and `planned` may count other runs' rounds on the same ledger.
         own_rounds = planned - made + sum(count for _, count in rounds)
         left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
+    for vote in _announced(run, ledger, own, "votes") or ():
+        try:
+            event, times = from_json(vote["event"]), int(vote["times"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the run does not say which votes it takes.") from None
+        asked = sum(entry.run == own and entry.event.question == event.question for entry in ledger.entries)
+        left.append((event, max(0, times - asked)))
     return [(event, count) for event, count in left if count]
+
+
+def _announced(run: Path, ledger: Ledger, own: str | None, name: str) -> Any:
+    """What a run said before its first round: in its ledger's header, or in its own facts where another run began the ledger."""
+    if ledger.header.get("run") == own:
+        return ledger.header.get(name)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return json.loads((run / FACTS).read_text(encoding="utf-8"))[name]
+    return None
 
 
 def _context(header: dict[str, Any]) -> dict[str, Any]:
@@ -370,13 +382,13 @@ def _check_planned(ledger: Ledger, planned: Event, before: Sequence[Event], delt
                 f"{_show(have.epsilon)} ({have.setting}, {have.adjacency})",
             )
     before = list(dict.fromkeys(before))
-    votes_before = [one for one in before if one.question != EVALUATION]
+    votes_before = [one for one in before if one.question not in LATER]
     unpaid = [one for one in votes_before if not any(_alike(event, one) for event, _ in ledger.charges())]
     if unpaid and any(entry.round > 0 for entry in ledger.entries):
         names = ", ".join(one.question for one in unpaid)
         return Check("configuration", False, f"plans votes before the first round that were never charged: {names}")
     votes = f", {len(votes_before)} votes before the first" if votes_before else ""
-    votes += ", and measurements by the clients" if len(before) > len(votes_before) else ""
+    votes += ", and others after some of them" if len(before) > len(votes_before) else ""
     return Check("configuration", True, f"plans epsilon {_show(want.epsilon)} a round{votes}, as charged")
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from flwr.app import Context, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpfedexp.algorithms.probe import Probe, bind, evaluation_count
+from dpfedexp.algorithms.probe import Extras, Probe, bind, evaluation_count
 from dpfedexp.config import Settings, parse
 from dpfedexp.config.settings import sentence
 from dpfedexp.core.client_metrics import ClientMetrics
@@ -100,7 +100,7 @@ def announced(run_config: tuple[tuple[str, Any], ...], dimension: int) -> Announ
         rounds = rounds_for(algorithm, dimension, federation.clients, participation)
     local, secure = settings.build_local(), algorithm.private
     many = evaluation_count(rounds, federation.evaluate_every) if federation.evaluate else 0
-    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, evaluations=many)
+    bound = bind(algorithm, local, dimension, federation.clients, participation, rounds, secure, extras=Extras(many))
     return Announced(*bound, rounds, many, federation.clients_per_node)
 
 

@@ -29,7 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from dpfedexp.algorithms.probe import CLIP, UPDATE, Probe
+from dpfedexp.algorithms.probe import CLIP, SCALE, UPDATE, Probe
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import clip
 from dpfedexp.core.layout import Layout
@@ -272,6 +272,12 @@ class Announcement:
             )
         return Announcement(request.mechanism, request.rounds, request.clients_per_node)
 
+    def answers(self, purpose: str) -> int:
+        """How often a node answers a request for this purpose."""
+        if purpose == SCALE:
+            return 0 if self.probe is None else len(self.probe.scale_rounds)
+        return {UPDATE: self.rounds, EVALUATION: self.evaluations}.get(purpose, 1)
+
     def check(self, request: Request) -> None:
         """Raises `Refused` if the request asks for more than this."""
         promised = self.mechanism
@@ -316,7 +322,7 @@ def admit_announced(request: Request, context: Context, dimension: int) -> None:
         announcement = Announcement(deployed(decode(kept["mechanism"])), kept["rounds"], kept["clients_per_node"])
     announcement = announcement or Announcement.of_request(request)
     update = request.purpose == UPDATE
-    allowed = announcement.rounds if update else announcement.evaluations if request.purpose == EVALUATION else 1
+    allowed = announcement.answers(request.purpose)
     counter = "answers" if update else request.purpose
     answers = kept.get(counter, 0)
     announcement.check(request)

@@ -21,17 +21,18 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedexp.accounting import Sampling
-from dpfedexp.algorithms.probe import UPDATE, bins_of
+from dpfedexp.algorithms.probe import SCALE, UPDATE, bins_of
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.layout import Layout
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import Words
 from dpfedexp.core.sums import Sums
-from dpfedexp.engine.engine import Answer, Cohort
+from dpfedexp.engine.engine import ANCHOR, Answer, Cohort
 from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, RoundFailed, require
 from dpfedexp.flower.helper import HELPER, round_of
 from dpfedexp.flower.messages import (
+    ANCHOR_MODEL,
     CONTROL,
     MODEL,
     REFUSAL,
@@ -181,6 +182,7 @@ class FlowerCohort(Cohort):
                 self.clients_per_node,
                 request.purpose,
                 request.local_rate,
+                request.shake,
             )
             for node, clients in asked.items()
         }
@@ -190,6 +192,8 @@ class FlowerCohort(Cohort):
         records: dict[str, Any] = {MODEL: to_arrays(state.w, self.layout), "config": self.config}
         if state.control is not None:
             records[CONTROL] = to_arrays(state.control, self.layout)
+        if request.purpose == SCALE:
+            records[ANCHOR_MODEL] = to_arrays(state.memory[ANCHOR], self.layout)
         contents = {node: RecordDict({**records, REQUEST: one.to_record()}) for node, one in sent.items()}
         group = str(request.round)
         return [Message(one, node, "train", group_id=group, ttl=self.timeout) for node, one in contents.items()]

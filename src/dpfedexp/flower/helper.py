@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dpfedexp.algorithms.probe import CLIP, RATE
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.noise import Noise
 from dpfedexp.core.noise.lattice import to_words
@@ -181,7 +181,7 @@ class HelperFile(Limits):
         """Returns when the answer is the first to its round and nonce, within every limit, and charged on disk."""
         self.check_mechanism(mechanism)
         question = mechanism.question
-        if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION)):
+        if question not in ((RATE, CLIP) if round_.number == 0 else ("", EVALUATION, SCALE)):
             raise Refused("only a vote on the local rate or on the first clip comes before the first round.")
         if round_.columns > self.max_columns:
             raise Refused(f"a row has {round_.columns} numbers, above this helper's max_columns of {self.max_columns}.")

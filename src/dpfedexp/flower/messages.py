@@ -21,7 +21,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from torch import Tensor
 
 from dpfedexp.accounting.events import Sampling
-from dpfedexp.algorithms.probe import CLIP, RATE, UPDATE, bins_of
+from dpfedexp.algorithms.probe import CLIP, RATE, SCALE, UPDATE, bins_of
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.core.clipping import row_norms
 from dpfedexp.core.layout import Layout
@@ -35,7 +35,7 @@ from dpfedexp.mechanisms import Mechanism, Report
 from dpfedexp.mechanisms.base import deployed as deployed
 from dpfedexp.mechanisms.text import decode, encode
 
-MODEL, CONTROL = "arrays", "dpfedexp.control"
+MODEL, CONTROL, ANCHOR_MODEL = "arrays", "dpfedexp.control", "dpfedexp.anchor"
 REQUEST = "dpfedexp"
 REPORT = "dpfedexp.report"
 ROWS = "updates"
@@ -142,6 +142,7 @@ class Request:
         clients_per_node: how many clients a node answers for.
         purpose: an update, or the name of a vote.
         local_rate: the rate to train with, where it sets itself.
+        shake: the public noise of a vote on the rate's scale, whose message has the anchor beside the model.
     """
 
     round: int
@@ -154,6 +155,7 @@ class Request:
     clients_per_node: int = 1
     purpose: str = UPDATE
     local_rate: float | None = None
+    shake: float = 0.0
 
     @property
     def size(self) -> int:
@@ -178,6 +180,7 @@ class Request:
                 "clients_per_node": self.clients_per_node,
                 "purpose": self.purpose,
                 "local_rate": float(self.local_rate or 0.0),
+                "shake": float(self.shake),
             }
         )
 
@@ -196,17 +199,20 @@ class Request:
             TAU_ETA_L: float,
             "purpose": str,
             "local_rate": float,
+            "shake": float,
         }
         for name, kind in kinds.items():
             require(isinstance(values.get(name), kind), f"the request's {name} is {values.get(name)!r}.")
-        purpose, rate = values["purpose"], values["local_rate"]
+        purpose, rate, shake = values["purpose"], values["local_rate"], values["shake"]
         require(
-            purpose == UPDATE or bins_of(purpose) > 0, f"the request's purpose is {purpose!r}, which does not exist."
+            purpose in (UPDATE, RATE, CLIP, SCALE, EVALUATION),
+            f"the request's purpose is {purpose!r}, which does not exist.",
         )
         require(0 <= rate < math.inf, f"the request's local_rate is {rate!r}; it must be finite and zero or more.")
+        require(0 <= shake < math.inf, f"the request's shake is {shake!r}; it must be finite and zero or more.")
         for name in ("round", "rounds", "clients_per_node"):
             number = values.get(name)
-            least = int(name != "round" or purpose in (UPDATE, EVALUATION))
+            least = int(name != "round" or purpose not in (RATE, CLIP))
             whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
             require(whole, f"the request's {name} is {number!r}; it must be a positive whole number.")
         tau_eta_l, clients = values[TAU_ETA_L], values.get("clients")
@@ -240,6 +246,7 @@ class Request:
             values["clients_per_node"],
             purpose,
             rate or None,
+            shake,
         )
 
 

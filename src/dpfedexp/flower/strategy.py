@@ -19,7 +19,7 @@ from dpfedexp.accounting import Ledger, PrivacyStatement, compose
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.algorithm import settled
 from dpfedexp.algorithms.participation import FixedSize, Full, Poisson
-from dpfedexp.algorithms.probe import bind, evaluation_count, evaluation_interval
+from dpfedexp.algorithms.probe import Extras, bind, evaluation_count, evaluation_interval
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.client_metrics import ClientMetrics
 from dpfedexp.core.local import LocalOptimiser
@@ -207,9 +207,9 @@ class DpFedExp(Strategy):
             self.rounds = rounds_for(self.algorithm, len(w), self.clients, self.participation)
         secure, rounds, sampling = self.algorithm.private, self.rounds, self.participation.sampling(self.clients)
         every = evaluation_interval(rounds, self.evaluate_every)
-        many = evaluation_count(rounds, every) if self.metrics is not None else 0
+        extras = Extras(evaluation_count(rounds, every) if self.metrics is not None else 0)
         mechanism, probe, asking = bind(
-            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, many
+            self.algorithm, self.local, len(w), self.clients, self.participation, rounds, secure, self.votes, extras
         )
         evaluation = None
         if asking is not None and self.metrics is not None:
@@ -325,10 +325,11 @@ class DpFedExp(Strategy):
             self._announce(engine, open_run)
             return facts_of(engine, open_run, files, model="a Flower app's", data="", options={})
 
+        def stored(state: State) -> StoredParameters:
+            return StoredParameters(dict(layout.unflatten(state.reported.cpu().float())))
+
         try:
-            self.run = conduct(
-                engine, description, how, facts, lambda w: StoredParameters(dict(layout.unflatten(w.float())))
-            )
+            self.run = conduct(engine, description, how, facts, stored)
         except RoundFailed as reason:
             _log.error("Stopped: %s", reason)
             raise

@@ -17,7 +17,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from dpfedexp.algorithms.probe import RATE, UPDATE
+from dpfedexp.algorithms.probe import RATE, SCALE, UPDATE
 from dpfedexp.algorithms.round import State
 from dpfedexp.core.batches import schedule
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
@@ -27,11 +27,11 @@ from dpfedexp.core.local_rate import HELPED, USUAL
 from dpfedexp.core.losses import Loss, resolve
 from dpfedexp.core.noise.streams import Streams
 from dpfedexp.data import Federation
-from dpfedexp.engine.engine import LOCAL_RATE
+from dpfedexp.engine.engine import ANCHOR, LOCAL_RATE
 from dpfedexp.engine.engine import Request as Question
 from dpfedexp.errors import InputError, checked, require
 from dpfedexp.flower.app_settings import evaluation_from, local_from
-from dpfedexp.flower.messages import BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
+from dpfedexp.flower.messages import ANCHOR_MODEL, BALLOTS, CORRECTION, MODEL, ROWS, Request, as_array, to_flat
 from dpfedexp.trainers.steps import Loop
 from dpfedexp.trainers.task import Clients, Task, check_task, one_row
 
@@ -119,7 +119,7 @@ def answer(
     local: LocalOptimiser | None = None,
     loss: str | Loss | None = None,
 ) -> Message:
-    """A client's whole answer to a server's message: an update, a vote on the rate or the clip, or an evaluation of the model.
+    """A client's whole answer to a server's message: an update, a vote, or an evaluation of the model.
 
     Return it from the app's train function; `private_training` clips it, adds what the mechanism asks for, and sends it. In a
     round with a rate that sets itself, a client whose own loss rose in its local steps sends nothing.
@@ -217,8 +217,13 @@ def _question(message: Message, request: Request, layout: Layout, w: Tensor, loc
             "local lr is 'auto', and the server's request names no rate; set lr = \"auto\" in the run's configuration too.",
         )
         memory = {LOCAL_RATE: torch.tensor(request.local_rate or 0.0, dtype=torch.float64)}
+        if request.purpose == SCALE:
+            anchor = message.content.array_records.get(ANCHOR_MODEL)
+            if anchor is None:
+                raise InputError("the server asks for a vote on the rate's scale, and sends no anchor.")
+            memory[ANCHOR] = to_flat(anchor, layout, torch.float32)
     state = State(max(0, request.round - 1), w, (w,), request.mechanism.clip, {}, pull, controls, memory)
-    return Question(request.purpose, request.round, state, request.mechanism)
+    return Question(request.purpose, request.round, state, request.mechanism, shake=request.shake)
 
 
 def _answered(simulation: Simulation, question: Question, asked: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,154 @@
+"""Candidates that a run chooses from while it trains: `fit(…, candidates=[…])`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import nn
+
+from dpfedexp.algorithms import Algorithm
+from dpfedexp.algorithms.probe import MOST_CANDIDATES, Extras, candidate_vote
+from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.engine.engine import Engine, Tournament
+from dpfedexp.engine.simulated import Simulation
+from dpfedexp.errors import InputError, checked, is_number, require
+
+LENGTHS = (5, 3, 2)
+"""Rounds of the last phase, of the one before it, and of all others, in a run of 50 rounds."""
+USUAL_ROUNDS = 50
+
+
+@checked
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run that is compared with others; what is None is as the run has it.
+
+    Args:
+        model: another network, with its own starting point, frozen layers or augmentation.
+        local: what a client does: another optimizer, rate, number of steps or batch size.
+        algorithm: another algorithm, server rule or clip quantile; a round must cost the same.
+        rate: a factor on the local rate and the first clip that the clients' votes choose, where the rate sets itself.
+        name: what the history and the statement call it; by default what differs.
+    """
+
+    model: nn.Module | None = None
+    local: LocalOptimiser | None = None
+    algorithm: Algorithm | None = None
+    rate: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require(is_number(self.rate) and 0 < self.rate < 1e6, f"rate is {self.rate!r}; it must be a positive factor.")
+        require(isinstance(self.name, str), f"name is {self.name!r}; it must be text.")
+
+    @property
+    def label(self) -> str:
+        parts = [
+            "" if self.model is None else type(self.model).__name__,
+            "" if self.local is None else repr(self.local),
+            "" if self.algorithm is None else self.algorithm.name,
+            "" if self.rate == 1.0 else f"{self.rate:g} times the voted rate",
+        ]
+        return self.name or ", ".join(filter(None, parts)) or "as given"
+
+
+def candidates_of(given: Sequence[Candidate | nn.Module | LocalOptimiser | Algorithm] | None) -> tuple[Candidate, ...]:
+    """The candidates that a user names; a network, a local optimizer or an algorithm alone is one too."""
+    if given is None:
+        return ()
+    kinds = {nn.Module: "model", LocalOptimiser: "local", Algorithm: "algorithm"}
+    found = []
+    require(
+        isinstance(given, Sequence) and 2 <= len(given) <= MOST_CANDIDATES,
+        f"candidates is {given!r}; it must be a list of 2 to {MOST_CANDIDATES} candidates.",
+    )
+    for one in given:
+        fields = [name for kind, name in kinds.items() if isinstance(one, kind)]
+        if not isinstance(one, Candidate) and not fields:
+            raise InputError(
+                f"candidates has a {type(one).__name__}; give models, local optimizers, algorithms, or Candidate(model=…, local=…)."
+            )
+        found.append(one if isinstance(one, Candidate) else Candidate(**cast(Any, {fields[0]: one})))
+    labels = [one.label for one in found]
+    return tuple(
+        replace(one, name=one.label if labels.count(one.label) == 1 else f"{one.label} ({number})")
+        for number, one in enumerate(found, start=1)
+    )
+
+
+def phases_of(candidates: int, rounds: int) -> tuple[tuple[int, int], ...]:
+    """(r, k): after round r the best k stay. Half of them go after each phase; all phases together take a fifth of the rounds."""
+    stays = []
+    while candidates > 1:
+        candidates = (candidates + 1) // 2
+        stays.append(candidates)
+    lengths = [LENGTHS[min(len(stays) - 1 - at, len(LENGTHS) - 1)] for at in range(len(stays))]
+    ends = [max(at + 1, round(sum(lengths[: at + 1]) * rounds / USUAL_ROUNDS)) for at in range(len(stays))]
+    require(
+        not ends or ends[-1] < rounds,
+        f"rounds is {rounds}, too few to compare so many candidates; take more rounds or fewer.",
+    )
+    return tuple(zip(ends, stays, strict=True))
+
+
+def compared(
+    candidates: Sequence[Candidate],
+    local: LocalOptimiser,
+    rounds: int,
+    prepared: Callable[[Candidate, Extras], tuple[Engine, str | None]],
+) -> tuple[Engine, str | None]:
+    """The engine of a run that chooses one of the candidates.
+
+    Args:
+        candidates: what is compared.
+        local: what a client does where a candidate does not say.
+        rounds: of the whole run.
+        prepared: from a candidate, and what the run asks beside updates, to its engine and a note.
+    """
+    phases = phases_of(len(candidates), rounds)
+    follows: dict[int, tuple[int, float]] = {}
+    leaders: dict[Any, int] = {}
+    for number, one in enumerate(candidates):
+        key = (id(one.model), one.local, one.algorithm)
+        leader = leaders.setdefault(key, number)
+        automatic = (one.local or local).automatic
+        require(
+            one.rate == 1.0 or automatic,
+            f"candidate {one.label!r} has a factor on the rate, which is not voted on; give local.",
+        )
+        if leader != number or one.rate != 1.0:
+            require(automatic, f"candidates {candidates[leader].label!r} and {one.label!r} are the same.")
+            follows[number] = (leader, one.rate)
+    require(
+        all(leader not in follows for leader, _ in follows.values()),
+        "candidates with a factor on the rate need one with the voted rate itself, Candidate(), before them.",
+    )
+    votes = sum((one.local or local).automatic for n, one in enumerate(candidates) if n not in follows)
+    extras = Extras(rate_votes=votes, candidate_votes=len(phases))
+    engines: list[Engine] = []
+    notes: list[str] = []
+    for number, one in enumerate(candidates):
+        if number in follows:
+            engines.append(engines[follows[number][0]])
+            continue
+        engine, note = prepared(one, extras)
+        engines.append(engine)
+        notes += [note] if note else []
+    first = engines[0]
+    for one, engine in zip(candidates, engines, strict=True):
+        require(
+            not engine.algorithm.scaffold and engine.larger is None,
+            f"candidate {one.label!r} can't be compared: DP-SCAFFOLD and noise_cohort need the same clients in every round.",
+        )
+        require(
+            engine.event == first.event,
+            f"a round of candidate {one.label!r} does not cost what one of {candidates[0].label!r} costs; compare candidates with "
+            "the same mechanism and target.",
+        )
+    simulations = tuple(cast(Simulation, engine.cohort) for engine in engines)
+    vote = candidate_vote(first.mechanism, rounds, first.sampling)
+    tournament = Tournament(tuple(engines), tuple(one.label for one in candidates), phases, vote, follows)
+    cohort = replace(simulations[0], candidates=simulations)
+    return replace(first, cohort=cohort, tournament=tournament), " ".join(dict.fromkeys(notes)) or None

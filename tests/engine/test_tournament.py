@@ -1,0 +1,217 @@
+"""Candidates on disjoint groups: a client moves one of their sums, a round costs what a round costs, and the votes choose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedexp import (
+    Candidate,
+    Federation,
+    Poisson,
+    Run,
+    Sgd,
+    cdp_fedexp,
+    dp_fedavg,
+    dp_scaffold,
+    fit,
+    ldp_fedexp,
+    train,
+)
+from dpfedexp.accounting import Ledger, compose
+from dpfedexp.algorithms.probe import CANDIDATE, UPDATE, Extras
+from dpfedexp.engine import verify
+from dpfedexp.engine.engine import Engine, Request
+from dpfedexp.engine.prepare import prepare
+from dpfedexp.engine.simulated import Simulation
+from dpfedexp.engine.tournament import candidates_of, compared, phases_of
+from dpfedexp.errors import InputError, RoundFailed
+
+from .small import Crash, crash_in
+
+M, D, ROUNDS = 60, 5, 8
+ALGORITHM = cdp_fedexp(clip="adaptive", target_epsilon=50.0)
+GOOD, BAD = Sgd(lr=0.2, steps=3), Sgd(lr=1e-6, steps=3)
+
+
+def net(width):
+    return nn.Sequential(nn.Linear(D, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def problem(clients=M, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients, 12, D, generator=draw)
+    return Federation.from_clients([(one, (one[:, 0] > 0).long()) for one in x])
+
+
+def engine_of(federation, candidates, algorithm=ALGORITHM, local=GOOD, rounds=ROUNDS, **options):
+    torch.manual_seed(0)
+    model = net(3)
+
+    def prepared(one: Candidate, extras: Extras):
+        given = {"local": one.local or local, "rounds": rounds, "extras": extras, **options}
+        return prepare(one.model or model, federation, one.algorithm or algorithm, **given)
+
+    return compared(candidates_of(candidates), local, rounds, prepared)[0]
+
+
+def run(candidates, federation=None, algorithm=ALGORITHM, *, local=GOOD, rounds=ROUNDS, **options):
+    torch.manual_seed(0)
+    given = {"local": local, "rounds": rounds, "progress": False, "candidates": candidates, **options}
+    return train(net(3), federation or problem(), algorithm, **given)
+
+
+def requests(engine, number=1):
+    state = engine.begin()
+    players = state.players
+    return [
+        Request(UPDATE, number, one, engine.playing(k).mechanism.at_radius(1.0), (place, len(players)))
+        for place, (k, one) in enumerate(players.items())
+    ]
+
+
+def test_half_of_the_candidates_go_after_each_phase_and_all_phases_take_a_fifth_of_the_rounds():
+    assert phases_of(2, 50) == ((5, 1),)
+    assert phases_of(3, 50) == ((3, 2), (8, 1))
+    assert phases_of(5, 50) == ((2, 3), (5, 2), (10, 1))
+    assert phases_of(5, 100) == ((4, 3), (10, 2), (20, 1))
+    assert phases_of(8, 5) == ((1, 4), (2, 2), (3, 1))
+    with pytest.raises(InputError, match="too few"):
+        phases_of(8, 3)
+
+
+@pytest.mark.parametrize("participation", [None, Poisson(0.5)])
+def test_every_client_is_in_one_group_and_groups_change_from_round_to_round(participation):
+    engine = engine_of(problem(), [GOOD, BAD, Sgd(lr=0.1, steps=3)], participation=participation)
+    drawn = [torch.cat([engine.cohort.drawn(one) for one in requests(engine, number)]) for number in (1, 2)]
+    for cohort in drawn:
+        assert len(cohort.unique()) == len(cohort)
+    if participation is None:
+        assert [len(engine.cohort.drawn(one)) for one in requests(engine)] == [M // 3] * 3
+        assert not torch.equal(*drawn)
+
+
+def test_a_clients_group_does_not_depend_on_how_many_others_there_are():
+    """Under add-remove adjacency nothing else of the others may move when one leaves."""
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=50.0, adjacency="add-remove")
+    groups = []
+    for clients in (M, M - 1):
+        engine = engine_of(problem(clients), [GOOD, BAD], algorithm, population=M)
+        groups.append(engine.cohort.groups(requests(engine)[0], 2))
+    assert torch.equal(groups[0][: M - 1], groups[1])
+
+
+def test_one_client_changes_one_candidates_sum():
+    federation = problem()
+    x, y = federation.client(7)
+    other = Federation.from_clients([(10 * x, 1 - y) if n == 7 else federation.client(n) for n in range(M)])
+    sums = []
+    for clients in (federation, other):
+        engine = engine_of(clients, [GOOD, Sgd(lr=0.1, steps=3), Sgd(lr=0.3, steps=3)])
+        sums.append([engine.cohort.answer(one).sums.vector for one in requests(engine)])
+    changed = [not torch.equal(a, b) for a, b in zip(*sums, strict=True)]
+    assert changed.count(True) == 1
+
+
+def test_groups_that_share_a_client_end_the_round_before_it_is_charged(monkeypatch):
+    engine, ledger = engine_of(problem(), [GOOD, BAD]), Ledger.in_memory()
+    monkeypatch.setattr(Simulation, "groups", lambda self, request, groups: torch.full((M,), request.group[0]))
+    with pytest.raises(RoundFailed, match="two candidates"):
+        engine.step(engine.begin(), ledger)
+    assert len(ledger) == 0
+
+
+def test_requests_of_one_round_must_cost_the_same_and_have_groups_of_their_own():
+    engine, ledger = engine_of(problem(), [GOOD, BAD]), Ledger.in_memory()
+    first, second = requests(engine)
+    dearer = replace(second, mechanism=replace(second.mechanism, noise_multiplier=0.01))
+    for pair in ([first, dearer], [first, replace(second, group=first.group)], [first, replace(second, group=None)]):
+        with pytest.raises(InputError, match="must cost the same"):
+            engine._ask(pair, ledger)
+    assert len(ledger) == 0
+
+
+def test_a_tournament_costs_its_rounds_and_its_votes():
+    made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)])
+    rounds = [entry for entry in made.ledger.entries if not entry.event.question]
+    votes = [entry for entry in made.ledger.entries if entry.event.question]
+    assert [entry.round for entry in rounds] == list(range(1, ROUNDS + 1))
+    assert [entry.event.question for entry in votes] == [CANDIDATE] * 2
+    assert len({entry.event for entry in rounds}) == 1
+    expected = compose([(rounds[0].event, ROUNDS), (votes[0].event, 2)], 1e-5).epsilon
+    assert made.privacy.epsilon_total == pytest.approx(expected, rel=1e-9)
+    assert 49.9 < made.privacy.epsilon_total <= 50.0
+    plain = engine_of(problem(), [GOOD, BAD]).mechanism.noise_multiplier
+    alone = prepare(net(3), problem(), ALGORITHM, local=GOOD, rounds=ROUNDS)[0].mechanism.noise_multiplier
+    assert 1.0 < plain / alone < 1.01
+
+
+def test_the_better_candidate_wins_and_its_network_comes_back(tmp_path):
+    wide, narrow = net(16), net(2)
+    made = run([Candidate(model=narrow, local=BAD), Candidate(model=wide, local=GOOD)], rounds=12, out=tmp_path / "r")
+    assert [line["candidates"] for line in made.history] == [2] + [1] * 11
+    assert made.history[-1]["candidate"] == 1
+    assert [p.shape for p in made.model.parameters()] == [p.shape for p in wide.parameters()]
+    loaded = Run.load(tmp_path / "r", net(16))
+    assert all(map(torch.equal, loaded.model.parameters(), made.model.parameters()))
+    assert verify.outcome(verify.verify_run(tmp_path / "r")) == "holds"
+
+
+def test_fit_compares_multiples_of_the_voted_rate_under_one_promise():
+    made = fit(net(3), problem(), epsilon=50, rounds=6, candidates=[Candidate(), Candidate(rate=4.0)], progress=False)
+    asked = [entry.event.question for entry in made.ledger.entries if entry.event.question]
+    assert asked[:2] == ["local rate", "first clip"]
+    assert asked.count("local rate") == 1
+    assert asked.count(CANDIDATE) == 1
+    assert made.privacy.epsilon_total <= 50.0
+    assert any("of 2 candidates" in fact for fact in made.privacy.chosen)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_that_is_interrupted_in_a_tournament_ends_as_if_it_had_not_been(tmp_path, monkeypatch, secure):
+    """A secure run draws anew, so that only its charges are compared: no vote is taken twice."""
+    candidates, few = [GOOD, BAD, net(4)], problem(18)
+    given = {"secure": secure, "rounds": 10}
+    whole = run(candidates, few, **given)
+    for number in (1, 2, 3):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            crash_in(patch, Engine, "step", number, before=True)
+            with pytest.raises(Crash):
+                run(candidates, few, checkpoint=folder, **given)
+        again = run(candidates, few, checkpoint=folder, resume=True, **given)
+        charges = [[(entry.round, entry.event.question) for entry in one.ledger.entries] for one in (again, whole)]
+        assert charges[0] == charges[1]
+        if not secure:
+            assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+
+
+def test_a_run_that_a_callback_stops_in_a_tournament_claims_what_it_had_planned(tmp_path):
+    def stop(record):
+        raise StopIteration
+
+    made = run([GOOD, BAD, Sgd(lr=0.1, steps=3)], on_round=stop, out=tmp_path / "r")
+    assert len(made.history) == 1
+    assert made.privacy.planned_epsilon_total == pytest.approx(50.0, rel=1e-3)
+    assert verify.outcome(verify.verify_run(tmp_path / "r")) == "holds"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "options", "sentence"),
+    [
+        ([GOOD], {}, "2 to 8"),
+        ([GOOD, 3], {}, "Candidate"),
+        ([GOOD, GOOD], {}, "the same"),
+        ([Candidate(), Candidate(rate=3.0)], {}, "not voted on"),
+        ([Candidate(rate=3.0), Candidate(rate=2.0)], {"local": Sgd(lr="auto", steps=3)}, "before them"),
+        ([GOOD, BAD], {"algorithm": ldp_fedexp(clip=0.5, noise_multiplier=1.0)}, "local setting"),
+        ([GOOD, BAD], {"algorithm": dp_scaffold(clip=0.5, noise_multiplier=1.0)}, "DP-SCAFFOLD"),
+        ([ALGORITHM, dp_fedavg(clip="adaptive", target_epsilon=20.0)], {}, "does not cost"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_sentence(candidates, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        run(candidates, **options)
