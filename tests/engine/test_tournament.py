@@ -151,8 +151,10 @@ def test_a_tournament_costs_its_rounds_and_its_votes():
 
 def test_the_better_candidate_wins_and_its_network_comes_back(tmp_path):
     wide, narrow = net(16), net(2)
-    made = run([Candidate(model=narrow, local=BAD), Candidate(model=wide, local=GOOD)], rounds=12, out=tmp_path / "r")
-    assert [line["candidates"] for line in made.history] == [2] + [1] * 11
+    algorithm = cdp_fedexp(clip="adaptive", target_epsilon=1000.0)
+    candidates = [Candidate(model=narrow, local=BAD), Candidate(model=wide, local=GOOD)]
+    made = run(candidates, algorithm=algorithm, rounds=40, out=tmp_path / "r")
+    assert [line["candidates"] for line in made.history] == [2] * 4 + [1] * 36
     assert made.history[-1]["candidate"] == 1
     assert [p.shape for p in made.model.parameters()] == [p.shape for p in wide.parameters()]
     loaded = Run.load(tmp_path / "r", net(16))

@@ -296,7 +296,8 @@ def test_epsilon_alone_is_enough_and_the_votes_are_masked_and_charged_by_the_hel
     strategy.start(federation.grid, ArrayRecord(federation.model.state_dict()), timeout=5)
     names = [[query.name for query in entry.event.queries] for entry in strategy.ledger.entries]
     assert names[:2] == [["local rate"], ["first clip"]]
-    assert charges(federation.file) == 4
+    assert names[2:] == [["update", "within clip", "helped"], ["rate scale"], ["update", "within clip", "helped"]]
+    assert charges(federation.file) == 5
     assert strategy.statement.epsilon_total <= 8.0
     assert 1e-4 <= strategy.history[0]["local_rate"] <= 100
 

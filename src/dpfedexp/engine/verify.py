@@ -145,6 +145,13 @@ def _left(
 ) -> list[tuple[Event, int]]:
     """What a run that stopped early had planned beyond what it charged: rounds, and measurements by its clients."""
     left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
+    for vote in _announced(run, ledger, own, "votes") or ():
+        try:
+            event, times = from_json(vote["event"]), int(vote["times"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the run does not say which votes it takes.") from None
+        asked = sum(entry.run == own and entry.event.question == event.question for entry in ledger.entries)
+        left.append((event, max(0, times - asked)))
     announced = _announced(run, ledger, own, "evaluation")
     if isinstance(announced, dict) and announced:
         try:
@@ -155,13 +162,6 @@ def _left(
         # `made` and `planned` may count other runs' rounds on the same ledger.
         own_rounds = planned - made + sum(count for _, count in rounds)
         left.append((event, max(0, evaluation_count(own_rounds, every) - asked)))
-    for vote in _announced(run, ledger, own, "votes") or ():
-        try:
-            event, times = from_json(vote["event"]), int(vote["times"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError("the run does not say which votes it takes.") from None
-        asked = sum(entry.run == own and entry.event.question == event.question for entry in ledger.entries)
-        left.append((event, max(0, times - asked)))
     return [(event, count) for event, count in left if count]
 
 
