@@ -33,6 +33,24 @@ EVALUATION_SHARE = 0.019
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What a run asks of its clients beside updates, in numbers; its noise must pay for all of it.
+
+    Attributes:
+        evaluations: measurements of the model.
+        rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
+            that does not take another's.
+        scale_votes: how often the rate is rescaled; None for once after each of `scale_rounds`.
+        candidate_votes: votes on the best candidate of a tournament.
+    """
+
+    evaluations: int = 0
+    rate_votes: int = 1
+    scale_votes: int | None = None
+    candidate_votes: int = 0
+
+
+@dataclass(frozen=True)
 class Probe:
     """The votes that choose the local rate: their mechanisms, and after which rounds the rate is rescaled.
 
@@ -53,9 +71,10 @@ class Probe:
     def mechanism(self, purpose: str) -> Mechanism:
         return {RATE: self.rate, CLIP: self.clip, SCALE: self.scale}[purpose]
 
-    def events(self, sampling: Sampling, *, adaptive: bool) -> list[Event]:
+    def events(self, sampling: Sampling, *, adaptive: bool, extras: Extras = Extras()) -> list[Event]:
         """What they cost: the clip is asked for only where it adapts."""
-        purposes = [RATE, *([CLIP] if adaptive else []), *([SCALE] * len(self.scale_rounds))]
+        scales = len(self.scale_rounds) if extras.scale_votes is None else extras.scale_votes
+        purposes = [RATE, *([CLIP] if adaptive else [])] * extras.rate_votes + [SCALE] * scales
         return [self.mechanism(purpose).event(sampling) for purpose in purposes]
 
 
@@ -70,22 +89,6 @@ def bins_of(purpose: str) -> int:
     """How many answers a question has; 0 where an update is asked for."""
     bins = {RATE: len(RATES), CLIP: len(RADII), SCALE: len(SCALES), CANDIDATE: MOST_CANDIDATES, EVALUATION: WIDTH}
     return bins.get(purpose, 0)
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What a run asks of its clients beside updates, in numbers; its noise must pay for all of it.
-
-    Attributes:
-        evaluations: measurements of the model.
-        rate_votes: how often the local rate and the first clip are voted on, where the rate sets itself: once for every candidate
-            that does not take another's.
-        candidate_votes: votes on the best candidate of a tournament.
-    """
-
-    evaluations: int = 0
-    rate_votes: int = 1
-    candidate_votes: int = 0
 
 
 def asked(
@@ -116,9 +119,9 @@ def asked(
 
     def beside(mechanism: Mechanism) -> list[Event]:
         measured = [evaluation_of(mechanism, rounds, sampling, evaluations).event(sampling)] * evaluations
-        probes = probe_of(mechanism, rounds, sampling).events(sampling, adaptive=adaptive) if automatic else []
-        compared = [candidate_vote(mechanism, rounds, sampling).event(sampling)] * polls
-        return measured + probes * extras.rate_votes + compared
+        probe = probe_of(mechanism, rounds, sampling) if automatic else None
+        probes = [] if probe is None else probe.events(sampling, adaptive=adaptive, extras=extras)
+        return measured + probes + [candidate_vote(mechanism, rounds, sampling).event(sampling)] * polls
 
     return votes, beside
 

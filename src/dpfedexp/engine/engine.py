@@ -23,7 +23,7 @@ from dpfedexp.accounting import Budget, Event, Ledger, Sampling
 from dpfedexp.accounting.events import to_json
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.participation import LargerCohort, Participation
-from dpfedexp.algorithms.probe import CANDIDATE, CLIP, LATER, RATE, SCALE, UPDATE, Probe
+from dpfedexp.algorithms.probe import CANDIDATE, CLIP, RATE, SCALE, UPDATE, Probe
 from dpfedexp.algorithms.round import State, advance
 from dpfedexp.core import step_size
 from dpfedexp.core.client_metrics import EVALUATION, ClientMetrics
@@ -163,10 +163,6 @@ class Tournament:
     phases: tuple[tuple[int, int], ...]
     vote: Mechanism
     follows: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-
-    def votes_left(self, players: int) -> int:
-        """How many votes there are still to come where so many candidates are left."""
-        return sum(stay < players for _, stay in self.phases)
 
     def staying(self, round: int, players: int) -> int:
         """How many of the candidates stay after this round."""
@@ -427,28 +423,23 @@ class Engine:
 
         Each vote is charged before anything of it is released, and `save` is called after it: none is asked twice.
         """
-        tournament = self.tournament
-        for number, player in state.players.items():
-            engine = self.playing(number)
-            for purpose in engine._pending(player):
-                if tournament is not None and number in tournament.follows:
-                    leader, factor = tournament.follows[number]
-                    led = state.players[leader]
-                    rate = led.memory[LOCAL_RATE] * factor
-                    memory = {**player.memory, LOCAL_RATE: rate, PENDING: torch.zeros_like(player.memory[PENDING])}
-                    state = _with(state, replace(player, memory=memory, radius=led.radius * factor))
-                    save(state)
-                    break
-                player = engine._voted(purpose, engine.probe, player, ledger, budget)
-                state = _with(state, player)
-                save(state)
-        players = state.players
+        tournament, players = self.tournament, state.players
         if tournament is not None and (stay := tournament.staying(state.round, len(players))) < len(players):
             shares, _ = self._vote(CANDIDATE, tournament.vote, state, ledger, budget)
             order = sorted(players, key=lambda number: float(shares[number]), reverse=True)[:stay]
             best, *others = (self.playing(number).with_new_steps(players[number]) for number in order)
             state = replace(best, rivals={one.candidate: one for one in sorted(others, key=lambda one: one.candidate)})
             save(state)
+        for number, player in state.players.items():
+            engine = self.playing(number)
+            for purpose in engine._pending(player):
+                if purpose != SCALE and tournament is not None and number in tournament.follows:
+                    leader, factor = tournament.follows[number]
+                    player = _following(player, state.players[leader], factor)
+                else:
+                    player = engine._voted(purpose, engine.probe, player, ledger, budget)
+                state = _with(state, player)
+                save(state)
         return state
 
     def with_new_steps(self, state: State) -> State:
@@ -488,10 +479,6 @@ class Engine:
         """The votes before the first round: on the first clip only where it adapts."""
         return (RATE, CLIP) if isinstance(self.algorithm.clip, AdaptiveClip) else (RATE,)
 
-    @property
-    def _followers(self) -> Mapping[int, tuple[int, float]]:
-        return {} if self.tournament is None else self.tournament.follows
-
     def _pending(self, state: State) -> tuple[str, ...]:
         if self.probe is None:
             return ()
@@ -501,13 +488,14 @@ class Engine:
     def answers_left(self, state: State, rounds: int, ledger: Ledger, run: str = "") -> list[Event]:
         """What the votes and the measurements that are still to come will cost, of `rounds` rounds of the ledger's `run`."""
         left: list[Event] = []
+        follows = {} if self.tournament is None else self.tournament.follows
         for number, player in state.players.items():
-            if (probe := self.playing(number).probe) is not None and number not in self._followers:
-                before = [one for one in self.playing(number)._pending(player) if one != SCALE]
-                scales = len(probe.scale_rounds) - int(player.memory[RESCALED])
-                left += [probe.mechanism(purpose).event(self.sampling) for purpose in [*before, *([SCALE] * scales)]]
-        if self.tournament is not None:
-            left += [self.tournament.vote.event(self.sampling)] * self.tournament.votes_left(len(state.players))
+            engine = self.playing(number)
+            if engine.probe is not None and number not in follows:
+                before = [purpose for purpose in engine._pending(player) if purpose != SCALE]
+                left += [engine.probe.mechanism(purpose).event(self.sampling) for purpose in before]
+        for event, numbers in self.later_votes():
+            left += [event] * votes_left(event, numbers, ledger, run or self.run)
         if (evaluation := self.evaluation) is not None:
             # A measurement comes after its round, and a run may end between the two.
             open_ones = range(max(1, state.round), rounds + 1)
@@ -515,12 +503,28 @@ class Engine:
             left += [evaluation.mechanism.event(self.sampling)] * due
         return left
 
-    def later_votes(self) -> list[dict[str, Any]]:
-        """The votes that come after the first round, as the ledger's header announces them."""
-        left = Counter(
-            event for event in self.answers_left(self.begin(), 0, Ledger.in_memory()) if event.question in LATER
-        )
-        return [{"event": to_json(event), "times": times} for event, times in left.items()]
+    def later_votes(self) -> list[tuple[Event, tuple[int, ...]]]:
+        """The votes that come after rounds: what each kind costs, and after which rounds it is taken, at most."""
+        tournament = self.tournament
+        engines = (self,) if tournament is None else tournament.engines
+        probes = [engine.probe for engine in engines if engine.probe is not None]
+        found: list[tuple[Event, tuple[int, ...]]] = []
+        if probes:
+            most = len(probes)
+            staying = {
+                n: most if tournament is None else min(most, tournament.staying(n, len(engines)))
+                for n in probes[0].scale_rounds
+            }
+            found.append(
+                (probes[0].scale.event(self.sampling), tuple(n for n, many in staying.items() for _ in range(many)))
+            )
+        if tournament is not None:
+            found.append((tournament.vote.event(self.sampling), tuple(number for number, _ in tournament.phases)))
+        return found
+
+    def announced_votes(self) -> list[dict[str, Any]]:
+        """The same as the ledger's header says it."""
+        return [{"event": to_json(event), "rounds": list(numbers)} for event, numbers in self.later_votes()]
 
     def _vote(
         self,
@@ -583,6 +587,19 @@ def _with(state: State, player: State) -> State:
     if player.candidate == state.candidate:
         return replace(player, rivals=state.rivals)
     return replace(state, rivals={**state.rivals, player.candidate: player})
+
+
+def _following(player: State, leader: State, factor: float) -> State:
+    """A candidate with the rate and the first clip of another one, times a factor."""
+    memory = {**player.memory, LOCAL_RATE: leader.memory[LOCAL_RATE] * factor}
+    memory[PENDING] = player.memory[PENDING] - 1
+    return replace(player, memory=memory, radius=leader.radius * factor)
+
+
+def votes_left(event: Event, numbers: Sequence[int], ledger: Ledger, run: str) -> int:
+    """How many of the votes after these rounds are not charged yet; one that was charged twice counts once."""
+    asked = [entry.round for entry in ledger.entries if (entry.run, entry.event.question) == (run, event.question)]
+    return (Counter(numbers) - Counter(asked)).total()
 
 
 def evaluated(number: int, ledger: Ledger, run: str) -> bool:

@@ -448,7 +448,7 @@ class RunDescription:
             "run": run.run,
             **run.stands_for,
             **({} if run.evaluation is None else {"evaluation": run.evaluation.announced(run.sampling)}),
-            **({} if not (votes := run.later_votes()) else {"votes": votes}),
+            **({} if not (votes := run.announced_votes()) else {"votes": votes}),
             **({"no_other_adjacency": self.no_other_adjacency} if self.no_other_adjacency else {}),
         }
         public = outlets.recorded(LEDGER, header, secure=self.secure)
@@ -542,5 +542,5 @@ def facts_of(
         command=command or f"train({', '.join([model, data, what, *named])})",
         trainer="" if run.secure else trainer,
         evaluation={} if engine.evaluation is None else engine.evaluation.announced(engine.sampling),
-        votes=engine.later_votes(),
+        votes=engine.announced_votes(),
     )

@@ -11,6 +11,7 @@ from torch import nn
 from dpfedexp.algorithms import Algorithm
 from dpfedexp.algorithms.probe import MOST_CANDIDATES, Extras, candidate_vote
 from dpfedexp.core.local import LocalOptimiser
+from dpfedexp.core.local_rate import scale_rounds
 from dpfedexp.engine.engine import Engine, Tournament
 from dpfedexp.engine.simulated import Simulation
 from dpfedexp.errors import InputError, checked, is_number, require
@@ -110,23 +111,24 @@ def compared(
     phases = phases_of(len(candidates), rounds)
     follows: dict[int, tuple[int, float]] = {}
     leaders: dict[Any, int] = {}
+    automatic = [(one.local or local).automatic for one in candidates]
     for number, one in enumerate(candidates):
         key = (id(one.model), one.local, one.algorithm)
         leader = leaders.setdefault(key, number)
-        automatic = (one.local or local).automatic
         require(
-            one.rate == 1.0 or automatic,
+            one.rate == 1.0 or automatic[number],
             f"candidate {one.label!r} has a factor on the rate, which is not voted on; give local.",
         )
         if leader != number or one.rate != 1.0:
-            require(automatic, f"candidates {candidates[leader].label!r} and {one.label!r} are the same.")
+            require(automatic[number], f"candidates {candidates[leader].label!r} and {one.label!r} are the same.")
             follows[number] = (leader, one.rate)
     require(
         all(leader not in follows for leader, _ in follows.values()),
         "candidates with a factor on the rate need one with the voted rate itself, Candidate(), before them.",
     )
-    votes = sum((one.local or local).automatic for n, one in enumerate(candidates) if n not in follows)
-    extras = Extras(rate_votes=votes, candidate_votes=len(phases))
+    votes = sum(automatic[number] for number in range(len(candidates)) if number not in follows)
+    staying = [min([sum(automatic), *(stay for last, stay in phases if last <= n)]) for n in scale_rounds(rounds)]
+    extras = Extras(rate_votes=votes, scale_votes=sum(staying), candidate_votes=len(phases))
     engines: list[Engine] = []
     notes: list[str] = []
     for number, one in enumerate(candidates):

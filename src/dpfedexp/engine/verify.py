@@ -25,6 +25,7 @@ from dpfedexp.accounting.views import View
 from dpfedexp.algorithms.probe import LATER, evaluation_count
 from dpfedexp.core.client_metrics import EVALUATION
 from dpfedexp.engine.checkpoint import digest
+from dpfedexp.engine.engine import votes_left
 from dpfedexp.engine.outlets import CHECKPOINT, FACTS, LEDGER, LEDGER_HEAD, METRICS, MODEL, STATEMENT, STATEMENT_TEXT
 from dpfedexp.engine.private_folder import marks_of
 from dpfedexp.errors import InputError, LedgerError
@@ -147,11 +148,10 @@ def _left(
     left, own = [(_usual(rounds), max(0, planned - made))], _run_of(run, ledger)
     for vote in _announced(run, ledger, own, "votes") or ():
         try:
-            event, times = from_json(vote["event"]), int(vote["times"])
+            event, numbers = from_json(vote["event"]), [int(number) for number in vote["rounds"]]
         except (KeyError, TypeError, ValueError):
             raise InputError("the run does not say which votes it takes.") from None
-        asked = sum(entry.run == own and entry.event.question == event.question for entry in ledger.entries)
-        left.append((event, max(0, times - asked)))
+        left.append((event, votes_left(event, numbers, ledger, own or "")))
     announced = _announced(run, ledger, own, "evaluation")
     if isinstance(announced, dict) and announced:
         try:
