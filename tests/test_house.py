@@ -10,7 +10,6 @@ ROOT = Path(dpfedexp.__file__).parent
 LAYERS = [
     {"errors"},
     {"files", "lazy", "machine"},
-    {"inputs"},
     {"accounting", "core", "models"},
     {"mechanisms"},
     {"algorithms", "data", "evaluation"},

@@ -11,8 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from dpfedexp.accounting import PrivUnitEvent, PureEvent, compose
 from dpfedexp.accounting import privunit as accountant
 from dpfedexp.accounting.calibrate import calibrate_privunit
-from dpfedexp.accounting.charges import privunit as exact_event
 from dpfedexp.accounting.events import Sampling
+from dpfedexp.accounting.events import privunit as exact_event
 from dpfedexp.accounting.privunit import PURE, epsilon
 from dpfedexp.errors import InputError
 from dpfedexp.mechanisms import PrivUnit

@@ -19,7 +19,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.algorithms.algorithm import aggregated
 from dpfedexp.algorithms.probe import UPDATE
 from dpfedexp.core.clipping import clip
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.noise import Streams
 from dpfedexp.core.sums import Sums
 from dpfedexp.engine.engine import Answer, Cohort
 from dpfedexp.engine.prepare import prepare
@@ -231,13 +231,13 @@ def test_flower_asks_charges_and_writes_what_the_simulator_does(name, tmp_path, 
 
 def silence(monkeypatch):
     """No noise anywhere, in the simulator and on the nodes."""
-    from dpfedexp.core.noise.streams import KeyedNoise
+    from dpfedexp.core.noise import KeyedNoise
     from dpfedexp.flower import client
 
     def at(self, purpose, round):
         return Silence() if "noise" in purpose else KeyedNoise(self.seed, purpose, round)
 
-    monkeypatch.setattr("dpfedexp.core.noise.streams.Streams.at", at)
+    monkeypatch.setattr("dpfedexp.core.noise.Streams.at", at)
     monkeypatch.setattr(client, "deployment_noise", Silence)
 
 

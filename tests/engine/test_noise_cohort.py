@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dpfedexp import FixedSize, Full, Poisson, Sgd, cdp_fedexp, dp_fedavg, dp_scaffold, ldp_fedexp, train
 from dpfedexp.accounting import Ledger, Sampling
-from dpfedexp.accounting.charges import central_gaussian
+from dpfedexp.accounting.events import central_gaussian
 from dpfedexp.cli import app
 from dpfedexp.data.federation import Federation
 from dpfedexp.engine.conduct import LARGER, show

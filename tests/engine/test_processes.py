@@ -37,7 +37,7 @@ from dpfedexp.accounting import Ledger
 from dpfedexp.cli import main
 from dpfedexp.cli.train import execute
 from dpfedexp.config import load, parse
-from dpfedexp.core.votes import Ask
+from dpfedexp.core.sums import Ask
 from dpfedexp.engine import checkpoint
 from dpfedexp.engine import ranks as distributed
 from dpfedexp.engine.engine import Engine

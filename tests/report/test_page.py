@@ -9,7 +9,7 @@ import pytest
 from reproduction.paper import sections
 
 from dpfedexp.accounting import Ledger
-from dpfedexp.core.votes import WITHIN, Ask
+from dpfedexp.core.sums import WITHIN, Ask
 from dpfedexp.engine.conduct import show
 from dpfedexp.engine.plot import Chart, Panel, Series, draw
 from dpfedexp.errors import InputError

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from dpfedexp import InputError, Sgd, fedavg
-from dpfedexp.core.batches import schedule
-from dpfedexp.core.noise.streams import Streams
+from dpfedexp.core.local import schedule
+from dpfedexp.core.noise import Streams
 from dpfedexp.engine.prepare import prepare
 from tests.engine.plain import cases, plain_update
 from tests.trainers.shared import PRIVATE, Made, sampled, simulated, updates

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfedexp.core.modules import each, leaves
 from dpfedexp.data import partition as dealing
 from dpfedexp.data.arrays import (
     Transform,
@@ -27,7 +28,6 @@ from dpfedexp.data.arrays import (
 from dpfedexp.data.partition import as_assignment, by_ids, in_order, is_text
 from dpfedexp.data.tables import Columns, Names, client_files, client_ids_of, listed, partitions, read_files
 from dpfedexp.errors import InputError, checked, require
-from dpfedexp.inputs import each, leaves
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dpfedexp.core.local_rate import HELPED
-from dpfedexp.core.server import Extrapolate
+from dpfedexp.core.step_size import Extrapolate
 from dpfedexp.engine.plan import (
     DEVIATIONS,
     LEVEL,

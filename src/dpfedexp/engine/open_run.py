@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpfedexp.accounting.ledger import Ledger, Mark
 from dpfedexp.algorithms.round import State
-from dpfedexp.core.layout import Layout
+from dpfedexp.core.modules import Layout
 from dpfedexp.engine import checkpoint, outlets
 from dpfedexp.engine.checkpoint import Checkpoint, NamedValues, Progress, flatten, settings_hash
 from dpfedexp.engine.engine import Engine
