@@ -14,7 +14,8 @@ EQUAL, UNEQUAL = [4, 4, 4, 4], [1, 7, 3, 4]
 
 
 VARIANTS = [
-    *((name, "sgd", trainer, UNEQUAL) for name in CASES for trainer in ("vectorised", "loop")),
+    *((name, "sgd", "vectorised", UNEQUAL) for name in CASES),
+    ("cnn", "sgd", "loop", UNEQUAL),
     *(("linear", "sgd", trainer, EQUAL) for trainer in ("vectorised", "loop", "fast")),
     *((("mlp", "groupnorm")[variant == "fedprox"], variant, trainer, UNEQUAL)
       for variant in ("fedprox", "scaffold") for trainer in ("vectorised", "loop", "fast")),
