@@ -67,8 +67,7 @@ def truth(run, kind, clients):
     return engine.evaluate(engine.begin(), Ledger.in_memory())
 
 
-@pytest.mark.parametrize("make", [dp_fedavg, cdp_fedexp])
-@pytest.mark.parametrize("participation", [None, Poisson(0.5)])
+@pytest.mark.parametrize(("make", "participation"), [(dp_fedavg, None), (cdp_fedexp, Poisson(0.5))])
 def test_all_measurements_cost_at_most_one_per_cent_of_noise_and_no_epsilon(make, participation):
     algorithm = make(clip=0.5, target_epsilon=8.0)
     given = {"local": LOCAL, "rounds": 50, "participation": participation}
