@@ -220,7 +220,7 @@ def test_planted_shell_of_zero_density_is_caught_by_its_law_and_by_the_ratio_tha
     monkeypatch.setattr(privunit, "sample_height", from_less)
     found = audit_density(PrivUnit(0.3, 50), SAMPLES, 11, CONFIDENCE)
     assert [r.unit for r in found if r.outcome == "BROKEN"] == ["law of the height inside the cap"]
-    found = audit_mechanism(CASES["PrivUnit, exact γ"], 100_000, 11, CONFIDENCE)
+    found = audit_mechanism(CASES["PrivUnit, exact γ"], 200_000, 11, CONFIDENCE)
     assert [r.name for r in found if r.outcome == "BROKEN"] == ["PrivUnit, exact γ, learnt"]
 
 
