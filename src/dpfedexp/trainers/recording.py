@@ -153,7 +153,8 @@ class _Recorder(TorchDispatchMode):
         self._check_reads(func, args, depends)
         written = self._check_writes(func, given)
         self._check_places(func, args, given)
-        read, named = (fx.node.map_aggregate(part, self._node) for part in (args, kwargs))
+        read: Any = fx.node.map_aggregate(args, self._node)
+        named: Any = fx.node.map_aggregate(kwargs, self._node)
         result = func(*args, **kwargs)
         outputs = {_memory(tensor) for tensor in _tensors(result)}
         if not outputs and not written:
